@@ -1,11 +1,11 @@
 """One round of conditional writes: append in a native transaction, commit if the conditions hold at that offset.
 
 1. Append at offset o, invisible. Appending before reading is what makes a condition hold against any other writer:
-whoever comes later gets a later offset.
+   whoever comes later gets a later offset.
 2. Wait until every offset below o is decided, reading only what was not read before. Earlier writers never wait for
-later ones, so there is no cycle of waiters.
+   later ones, so there is no cycle of waiters.
 3. Commit if the conditions hold for what is committed below o; otherwise abort. If what was read so far already refutes
-a condition, abort at once, so that those who wait for this round wait no longer than they must.
+   a condition, abort at once, so that those who wait for this round wait no longer than they must.
 
 Writes of the same connection that wait behind a round are refused together with it where what it read refutes them.
 They must have been queued before the end of the log was read, so that the SN reported as the last one is not older than

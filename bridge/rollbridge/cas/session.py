@@ -112,7 +112,6 @@ _REQUEST_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(slots=True)
-# Transactional sessions
 class Engine:
     """Transactional producer and reader under one transactional id; used by one thread at a time."""
 

@@ -1,5 +1,5 @@
-"""The client: from a record that the user writes to a frame in the buffer, and from the commit log back to its future.
+"""Client: from a record of the application to a frame in the buffer, and from the commit log back to its future.
 
-The way of a record: ``transaction`` (what the user calls) → ``frame_writer`` (which segment, which batch) → ``sender``
-(to the brokers); the way of an outcome: ``outcomes`` (tails the commit log) → ``futures`` (whoever waits).
+A record goes through ``transaction`` (what the application calls), ``frame_writer`` (segment and batch) and ``sender``
+(to the brokers); an outcome comes through ``outcomes`` (tails the commit log) and ``futures`` (whoever waits).
 """

@@ -1,7 +1,7 @@
-"""Admin requests: create, scale and delete streams, look at them, and find and abort open transactions.
+"""Admin requests: create, scale and delete streams, describe them, and find and abort open transactions.
 
-Changes are carried out by the leader of the stream's group and answered through ZooKeeper. Every one can be asked for
-again after an error: what was done already is refused as such.
+The leader of the stream's group carries out changes and answers through ZooKeeper. Every request may be repeated after
+an error: what was done already is refused as such.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ RangeLike = KeyRange | tuple[float, float]
 
 
 class Keep(Enum):
-    """The type of :data:`KEEP`."""
+    """Type of :data:`KEEP`."""
 
     KEEP = "keep"
 
 
 KEEP: Final = Keep.KEEP
-"""A setting stays as it is."""
+"""Marker for a setting that stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """A stream as it is now.
+    """Present description of a stream.
 
     Attributes:
-        config: What it was created with.
-        active: The newest epoch, with the segments that take plain writes.
-        reference_epoch: The epoch against which transactions begin.
-        epochs: How many epochs there have been.
-        first_epoch: The first of them that is kept.
+        config: Settings of the stream.
+        active: Newest epoch, with the segments that take plain writes.
+        reference_epoch: Epoch against which transactions begin.
+        epochs: Number of epochs so far.
+        first_epoch: First of them that is kept.
         leader: Name of the coordinator that leads its group; None if none does.
-        open_transactions: Those of its transactions that outlived a moment, oldest first.
-        fault: What keeps its transactions from being merged; None unless the stream is in an error state.
-        partitions: The partition number of each active segment, by which consumers and producers name it.
+        open_transactions: Its open transactions that outlived a moment, oldest first.
+        fault: Why its transactions are not merged; None unless the stream is in an error state.
+        partitions: Partition number of each active segment, by which consumers and producers name it.
     """
 
     config: StreamConfig
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 def _within_its_time(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[Admin, P], T]:
-    """A method whose ``timeout_s`` is also all the time that ZooKeeper gets."""
+    """Bound all ZooKeeper requests of a method by its ``timeout_s``."""
 
     @wraps(method)
     def bounded(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -94,7 +94,7 @@ def _within_its_time(method: Callable[Concatenate[Admin, P], T]) -> Callable[Con
 
 
 class Admin:
-    """The admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
+    """Admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Admin:
         client_name: str,
         timeout_s: float,
     ) -> None:
-        """``forget`` is told the name of a stream that was changed here; ``offsets`` connects to the brokers."""
+        """Use ``forget`` to report the name of a stream changed here, ``offsets`` to connect to the brokers."""
         self._metadata: Final = metadata
         self._offsets = offsets
         self._forget = forget
@@ -133,21 +133,21 @@ class Admin:
 
         Args:
             stream: ``scope/stream``.
-            segments: How many segments of the same size; 1 unless ``ranges`` are given.
-            ranges: The key ranges of the segments; they must cover [0, 1) without overlap or gap.
-            group: The transaction group inside the scope; a stream stays in it for good.
+            segments: Number of segments of equal size; 1 unless ``ranges`` are given.
+            ranges: Key ranges of the segments; they must cover [0, 1) without overlap or gap.
+            group: Transaction group inside the scope; a stream never leaves it.
             buffer_partitions: Partitions of the transaction buffer.
             replication_factor: Of all its topics; -1 is the broker's default.
             record_bytes_max: Largest record, key and headers included; 0 is the default, 1,000,000.
-            retention_time: How long records are kept at least; for ever by default. See :meth:`update_stream`.
-            retention_bytes: How many bytes of records are kept at least; all by default.
+            retention_time: Minimum time for which records are kept; for ever by default. See :meth:`update_stream`.
+            retention_bytes: Minimum size of records that is kept, in bytes; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
-            exist_ok: Leave a stream that exists as it is, whatever the other arguments say, and return its settings.
-            timeout_s: How long to wait for the answer; the connection's ``admin_timeout_s`` by default.
+            exist_ok: Leave an existing stream as it is, whatever the other arguments say, and return its settings.
+            timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
             InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
-            StreamExists: it exists, or is still being deleted; nothing was created.
+            StreamExists: the stream exists, or is still being deleted; nothing was created.
             CoordinatorUnavailable: nobody answered; nothing was created.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -159,7 +159,7 @@ class Admin:
         check_partition(wanted)
         retention = Retention(_ms(retention_time), _bytes(retention_bytes), tuple(retention_groups))
         retention.check()
-        # Asked here first, so that a program that is run again needs no coordinator for it.
+        # Looked up here first, so that a program that is run again needs no coordinator.
         if exist_ok and (found := self._in_use(name)) is not None:
             return found
         self._metadata.ensure_group(owner)
@@ -178,7 +178,7 @@ class Admin:
         try:
             self._ask(owner, request, timeout_s)
         except StreamExists:
-            # Another client has created it meanwhile; or it is being deleted, and then it cannot be given.
+            # Another client has created it meanwhile; or it is being deleted, and then its settings cannot be returned.
             if not exist_ok or (found := self._in_use(name)) is None:
                 raise
             return found
@@ -194,7 +194,7 @@ class Admin:
         abort_foreign: bool = False,
         timeout_s: float | None = None,
     ) -> EpochRecord:
-        """Replace active segments by new ones; open transactions go on undisturbed. Return the new epoch.
+        """Replace active segments by new ones, with open transactions going on undisturbed; return the new epoch.
 
         Native transactions of other Kafka clients are another matter: no segment can be sealed while one is open on it.
         The scale waits for those, for ``SCALE_WAIT_MS`` of the coordinators, and holds nobody up meanwhile.
@@ -202,10 +202,10 @@ class Admin:
         Args:
             stream: ``scope/stream``.
             seal: Numbers of the active segments to seal.
-            ranges: Key ranges of the new segments; together they must be what the sealed ones hold.
+            ranges: Key ranges of the new segments; together they must cover exactly what the sealed ones did.
             abort_foreign: Abort such native transactions instead. The coordinator needs Write on their transactional
-                ids, and for those that hang, which no transaction coordinator knows, ClusterAction on the cluster.
-            timeout_s: How long to wait for the answer.
+                ids, and for hanging ones, which no transaction coordinator knows, ClusterAction on the cluster.
+            timeout_s: Seconds to wait for the answer.
 
         Raises:
             StreamNotFound, InvalidRangesError: nothing was changed.
@@ -239,18 +239,18 @@ class Admin:
         retention_groups: Iterable[str] | Keep = KEEP,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Change how long the records of a stream are kept; what is not given stays as it is.
+        """Change how long the records of a stream are kept; settings not given stay as they are.
 
-        With both limits, what is beyond one of them is deleted. Age is counted from when a record was written, not by
-        the time that it carries, and begins with the first look after the limit was set.
+        With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
+        timestamp that it carries, and begins with the first retention check after the limit was set.
 
         Args:
             stream: ``scope/stream``.
-            retention_time: How long records are kept at least; None: for ever.
-            retention_bytes: How many bytes of records are kept at least, as they stand in Kafka; None: all.
+            retention_time: Minimum time for which records are kept; None: for ever.
+            retention_bytes: Minimum size of records that is kept, in bytes as they stand in Kafka; None: all.
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
                 has not read. A group that has committed nothing keeps everything.
-            timeout_s: How long to wait for the answer.
+            timeout_s: Seconds to wait for the answer.
 
         Raises:
             InvalidRequestError, StreamNotFound: nothing was changed.
@@ -278,19 +278,19 @@ class Admin:
 
     @_within_its_time
     def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
-        """Delete the records of a stream before a position or time; return where it begins now.
+        """Truncate a stream before a position or time; return where it begins now.
 
         The records of every key are deleted from the oldest on. Segments of which nothing is left are removed from
-        Kafka. Asking again, or for what has been deleted already, changes nothing.
+        Kafka. Repeating the request, or naming what has been deleted already, changes nothing.
 
         Args:
             stream: ``scope/stream``.
-            before: What a reader may begin at: a position that was saved, a DLSN or SN, a time (``datetime`` or ms
-                since 1970, by the times that records carry), or ``"latest"``, for all that can be read now.
-            timeout_s: How long to wait for the answer.
+            before: Any start position of a reader: a saved position, a DLSN or SN, a time (``datetime`` or ms since
+                1970, by the timestamps of the records), or ``"latest"``, for all that can be read now.
+            timeout_s: Seconds to wait for the answer.
 
         Raises:
-            InvalidRequestError: the position is none, belongs to another stream, or is beyond the end.
+            InvalidRequestError: not a position, one of another stream, or one beyond the end.
             ConflictError: a group that the stream waits for has not read what would be deleted.
             ScopeNotFound, StreamNotFound: there is no such stream.
             UnavailableError: not all could be deleted; ask again.
@@ -311,21 +311,21 @@ class Admin:
         return self.beginning(stream)
 
     def beginning(self, stream: str) -> ReadPosition:
-        """Where a stream begins: the offset of the first record that was not deleted, in the first segments left."""
+        """Return the beginning of a stream: the offset of the first record left in each of its first segments."""
         return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
 
     @_within_its_time
     def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
-        """Delete a stream with all its topics and records. A deletion that was begun is waited for.
+        """Delete a stream with all its topics and records; wait for a deletion that was begun before.
 
         Args:
             stream: ``scope/stream``.
-            missing_ok: Do nothing if it does not exist.
-            timeout_s: How long to wait for the answer.
+            missing_ok: Do nothing if the stream does not exist.
+            timeout_s: Seconds to wait for the answer.
 
         Raises:
-            ScopeNotFound, StreamNotFound: it does not exist.
-            StreamBusy: it has open transactions.
+            ScopeNotFound, StreamNotFound: the stream does not exist.
+            StreamBusy: the stream has open transactions.
             CoordinatorUnavailable: nobody answered; nothing was deleted.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -345,7 +345,11 @@ class Admin:
                 raise
 
     def describe(self, stream: str) -> StreamDescription:
-        """A stream as it is now; raises StreamNotFound."""
+        """Describe a stream as it is now.
+
+        Raises:
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
         name = StreamName.parse(stream)
         config = self._config(name)
         history = self.history(stream)
@@ -364,11 +368,15 @@ class Admin:
         )
 
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:
-        """All streams, or those of a scope."""
+        """Return the settings of all streams, or of those of a scope."""
         return self._metadata.streams(scope)
 
     def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
-        """The epochs of a stream; raises StreamNotFound. ``changed`` is called once when there may be more of them."""
+        """Return the epochs of a stream; call ``changed`` once when there may be more of them.
+
+        Raises:
+            ScopeNotFound, StreamNotFound: there is no such stream.
+        """
         name = StreamName.parse(stream)
         history = self._metadata.history(name, changed)
         if history is None:
@@ -376,14 +384,21 @@ class Admin:
         return history
 
     def transactions(self, group: str | GroupName | None = None) -> list[TransactionRecord]:
-        """The open transactions that outlived a moment (about half a second), of one group or of all, oldest first."""
+        """Return the open transactions of one group or of all, oldest first.
+
+        Transactions are listed once they have been open for a moment, about half a second.
+        """
         wanted = GroupName.parse(group) if isinstance(group, str) else group
         groups = self._metadata.groups() if wanted is None else [wanted]
         found = [record for item in groups for record in self._metadata.transactions(item)]
         return sorted(found, key=lambda record: (record.begun_ms, record.id))
 
     def find_transaction(self, transaction: TransactionId | str) -> TransactionRecord:
-        """The record of one open transaction; raises TransactionNotFound."""
+        """Return the record of one open transaction.
+
+        Raises:
+            TransactionNotFound: not recorded as open.
+        """
         identifier = TransactionId.of_any(transaction)
         record = self._metadata.find_transaction(identifier)
         if record is None:
@@ -399,12 +414,12 @@ class Admin:
         group: GroupName | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Abort an open transaction, whoever began it, and return once that is logged.
+        """Abort an open transaction, whoever began it, and return once the abort is logged.
 
-        Without its ``group`` it is found by its record, which it gets half a second after its begin.
+        Without its ``group`` the transaction is found by its record, which exists from half a second after its begin.
 
         Raises:
-            TransactionNotFound: it is not recorded as open.
+            TransactionNotFound: not recorded as open.
             InvalidRequestError: its commit is decided already.
             CoordinatorUnavailable: nobody answered; nothing was done.
             UnknownWriteError: being carried out, but not answered yet.
@@ -424,7 +439,7 @@ class Admin:
         """Delete the snapshots of a stream's buffer. The leader reads the buffer again, and takes new ones in time.
 
         Raises:
-            StreamNotFound: it does not exist.
+            StreamNotFound: the stream does not exist.
             CoordinatorUnavailable: nobody answered; nothing was deleted.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -432,10 +447,10 @@ class Admin:
 
     @_within_its_time
     def rebuild_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:
-        """Have the leader make the snapshots of a stream anew from its buffer and the commit log, and wait for that.
+        """Have the leader rebuild the snapshots of a stream from its buffer and the commit log, and wait for that.
 
         Raises:
-            StreamNotFound: it does not exist.
+            StreamNotFound: the stream does not exist.
             CoordinatorUnavailable: nobody answered; nothing was changed.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -474,7 +489,7 @@ class Admin:
 
 
 def refusal(answer: Answer, transaction: str = "") -> RollbridgeError:
-    """The error that an answer stands for; its class is found by its code."""
+    """Return the error that an answer stands for; its class is found by its code."""
     found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
     if found is None:
         return InvalidRequestError(f"{answer.message} ({answer.code})")
@@ -482,12 +497,12 @@ def refusal(answer: Answer, transaction: str = "") -> RollbridgeError:
         return found(answer.message, transaction=transaction)
     try:
         return found(answer.message)
-    except TypeError:  # it carries data that an answer does not have
+    except TypeError:  # the class carries data that an answer does not have
         return InvalidRequestError(answer.message)
 
 
 def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
-    """All error classes from ``base`` down, parents first."""
+    """Yield all error classes from ``base`` down, parents first."""
     yield base
     for error in base.__subclasses__():
         yield from _error_classes(error)

@@ -1,7 +1,7 @@
-"""A client name that several processes share: they agree on the transactions that they write together, and end them.
+"""Cooperative transactions: several processes share a client name, agree on a transaction, write it and end it.
 
-Which transaction that is stands in the record of the client's session, see :mod:`rollbridge.model.cooperative`. It is
-only changed if nobody else has changed it since it was read; whoever loses reads again, and joins.
+The record of the client's session in ZooKeeper names that transaction, see :mod:`rollbridge.model.cooperative`. It is
+changed by compare-and-set on its version; whoever loses reads again, and joins.
 
 Everybody who writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the
 leader takes the first ones, and drops those that come when the transaction has ended.
@@ -61,7 +61,7 @@ from rollbridge.zookeeper.metadata import Metadata
 
 @dataclass(frozen=True, slots=True)
 class JointTicket:
-    """Names a joint transaction for other processes of the session; it can be pickled."""
+    """Name of a cooperative transaction for other processes of the session; can be pickled."""
 
     group: GroupName
     series: str
@@ -70,13 +70,14 @@ class JointTicket:
 
 
 class JointTransaction:
-    """A transaction that several processes write; for several threads, too. Made by
-    :meth:`rollbridge.SharedClient.joint`.
+    """Transaction written by several processes; safe to use from several threads.
+
+    Made by :meth:`rollbridge.SharedClient.joint`.
 
     Attributes:
-        ticket: What another process needs to end it.
-        committed: Whether an earlier session has committed it: then there is nothing left to do.
-        content: What that has committed; None if it was not said, as by older versions.
+        ticket: Names the transaction for the process that ends it.
+        committed: True if an earlier session has committed it: then there is nothing left to do.
+        content: Content of that commit; None if it was not recorded, as by older versions.
     """
 
     def __init__(self, group: GroupName, work: JointWork, new_part: Callable[[], Part], *, committed: bool) -> None:
@@ -88,14 +89,14 @@ class JointTransaction:
 
     @property
     def id(self) -> TransactionId:
-        """The id of the transaction."""
+        """Id of the transaction."""
         return self.ticket.transaction
 
     def part(self) -> Part:
-        """Write a part of it; it counts if its handle is among those that the commit is given.
+        """Open a part of the transaction; it counts if its handle is among those passed to the commit.
 
         Raises:
-            TransactionClosed: an earlier session has committed it.
+            TransactionClosed: an earlier session has committed the transaction.
             ZooKeeperUnavailable: the part could not be given a number.
         """
         if self.committed:
@@ -108,7 +109,7 @@ class JointTransaction:
 
 
 class JointPart(Part):
-    """A part of a joint transaction: it sends the BEGIN frames itself, in front of what is written."""
+    """Part of a cooperative transaction; sends the BEGIN frames itself, ahead of its records."""
 
     __slots__ = ()
 
@@ -121,7 +122,7 @@ class JointPart(Part):
 
 
 class JointEnding(Transaction):
-    """The transaction as the process sees it that ends it: all of it was written by parts, and so was its begin."""
+    """Cooperative transaction in the process that ends it: parts have written all of it, its begin included."""
 
     __slots__ = ()
 
@@ -134,12 +135,12 @@ class JointEnding(Transaction):
 logger = logging.getLogger(__name__)
 
 _ANY_LEASE: Final = timedelta(milliseconds=1)
-"""Of what is not begun."""
+"""Lease of a plan from which nothing is begun."""
 _KEPT_DAYS: Final = SERIES_KEPT_MS // (24 * 3_600_000)
 
 
 class SharedClient:
-    """A client name as several processes use it at once, in one session. Made by :meth:`rollbridge.Bridge.share`.
+    """Client name as several processes use it at once, in one session. Made by :meth:`rollbridge.Bridge.share`.
 
     Safe to use from several threads.
     """
@@ -176,22 +177,22 @@ class SharedClient:
         timeout: Timeout = None,
         once: bool = False,
     ) -> JointTransaction:
-        """A transaction that processes of this session write together: whoever asks first begins it, the others join.
+        """Begin or join a transaction that processes of this session write together; whoever asks first begins it.
 
         All of them name the same streams, series and number. The numbers of a series never fall, and one that was
         committed is never written again: not by this session, and not by a later one, which is told that there is
-        nothing left to do. What an earlier session has left open is aborted first, and written anew; so is what is open
-        of another series, since a client works at one at a time.
+        nothing left to do. Open transactions of an earlier session are aborted first, and written anew; so are open
+        ones of another series, since a client works on one at a time.
 
         Raises what :meth:`rollbridge.Bridge.begin` raises, too.
 
         Args:
             streams: ``scope/stream``, one or more of one transaction group.
-            series: What the number counts in.
-            number: Which transaction of the series.
+            series: Name of what the number counts in.
+            number: Number of the transaction in the series.
             lease, retain: As ``timeout`` and ``retain`` of :meth:`rollbridge.Bridge.begin`.
             timeout: How long to wait for the leader, if an earlier session has left something behind.
-            once: Whether nobody will ask for this series again, so that it need not be remembered.
+            once: True if nobody will ask for this series again, so that it need not be remembered.
 
         Raises:
             Fenced: a newer session of this client name has begun; nothing was written.
@@ -209,9 +210,10 @@ class SharedClient:
         return found
 
     def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
-        """What :meth:`joint` would find to be committed by an earlier session, for who has nothing to write; else None.
+        """Return what :meth:`joint` would find to be committed by an earlier session, beginning nothing; None
+        otherwise.
 
-        What an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
+        A transaction that an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -219,14 +221,14 @@ class SharedClient:
             node = self._metadata.session.get(paths.session(group, self._client_name))
             work = None if node is None else ClientSession.from_json(node.value).work
             if work is None or (work.series == series and work.number < number):
-                return None  # the usual case costs one look
+                return None  # the usual case costs one read
             plan = self._planner.plan(streams, _ANY_LEASE, label_of(series, number), None)
             return self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=False, once=False)
 
     def _agreed(
         self, plan: Plan, series: str, number: int, deadline: float, *, begin: bool, once: bool
     ) -> JointTransaction | None:
-        """The transaction of a number; None if nobody has committed it, and none is to be begun."""
+        """Return the transaction of a number; None if nobody has committed it, and none is to be begun."""
         epoch = plan.begin.client_epoch
         while True:
             session, version = self._session(plan.group)
@@ -272,10 +274,10 @@ class SharedClient:
         *,
         once: bool,
     ) -> tuple[Step, JointWork]:
-        """What to do about a series that is not the one on record, and what is known of it.
+        """Decide about a series other than the one on record; return the step, and what is known of the series.
 
         Raises:
-            OutcomeExpired: it may have been written so long ago that nobody remembers.
+            OutcomeExpired: the series may have been written so long ago that nobody remembers.
         """
         shared = session.shared
         assert shared is not None
@@ -313,15 +315,15 @@ class SharedClient:
         *,
         content: JointContent | None = None,
     ) -> CommitResult:
-        """Commit a joint transaction, in whichever process of the session; as :meth:`rollbridge.Transaction.commit`.
+        """Commit a cooperative transaction, in any process of the session; as :meth:`rollbridge.Transaction.commit`.
 
-        Who has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
-        ``content`` says what the parts hold: it is on record before the commit is asked for, so that whoever comes
+        Whoever has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
+        ``content`` describes what the parts hold: it is on record before the commit is asked for, so that whoever comes
         with this number again can tell whether it is the same, wherever this process may die. Raises what
         :meth:`rollbridge.Transaction.commit` raises, too.
 
         Raises:
-            TransactionClosed: it is not the one on record for its number, or its end was asked for before.
+            TransactionClosed: not the transaction on record for its number, or its end was asked for before.
         """
         with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
             ending = self._ending(ticket, content)
@@ -335,16 +337,16 @@ class SharedClient:
                 raise
 
     def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
-        """Put on record that a joint transaction is committed.
+        """Record that a cooperative transaction is committed.
 
-        ``last`` says that nobody will come back to this client name: its session is forgotten then.
+        ``last`` means that nobody will come back to this client name: its session is forgotten then.
         """
         self._end(ticket, JointState.COMMITTED, last=last)
 
     def abort(
         self, ticket: JointTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
     ) -> bool:
-        """Abort a joint transaction, unless it is committed or may be: False then, and nothing was asked for.
+        """Abort a cooperative transaction; return False, asking for nothing, if it is committed or may be.
 
         Raises:
             As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommitted.
@@ -377,13 +379,13 @@ class SharedClient:
         return JointTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
 
     def _part(self, plan: Plan, transaction: TransactionId) -> Part:
-        """A part with a number of its own."""
+        """Open a part with a number of its own."""
         completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
         return JointPart(self._runtime, plan, completion, number)
 
     def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:
-        """Put on record what became of a transaction, or forget the session."""
+        """Record the outcome of a transaction, or forget the session."""
         if not last:
             self._note(ticket, state)
             return
@@ -393,9 +395,9 @@ class SharedClient:
             logger.warning("the session of client %s could not be forgotten: %s", self._client_name, fault)
 
     def _ending(self, ticket: JointTicket, content: JointContent | None = None) -> JointEnding:
-        """What ends the transaction of a ticket, if that is the one on record; its content is, too, if it is given."""
+        """Return the handle that ends a ticket's transaction, if that is on record; record its content if given."""
         self._sessions.epoch(ticket.group, self._connect_timeout_s)
-        self._metadata.session.sync()  # it may just have been put on record, by another process
+        self._metadata.session.sync()  # another process may just have put it on record
         while True:
             session, version = self._session(ticket.group)
             work = session.work
@@ -415,7 +417,11 @@ class SharedClient:
         return JointEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
 
     def _session(self, group: GroupName) -> tuple[ClientSession, int]:
-        """The record of the session and its version; raises Fenced if it is not ours any more."""
+        """Return the record of the session and its version.
+
+        Raises:
+            Fenced: the session is gone, or a newer one has replaced it.
+        """
         node = self._metadata.session.get(paths.session(group, self._client_name))
         if node is None:
             raise Fenced(
@@ -429,7 +435,7 @@ class SharedClient:
         return session, node.version
 
     def _record(self, group: GroupName, session: ClientSession, version: int, work: JointWork) -> bool:
-        """Put a transaction on record unless somebody has changed it meanwhile; False if it has to be read again."""
+        """Put a transaction on record; return False if the record was changed meanwhile and has to be read again."""
         fresh = session.with_work(work, int(time.time() * 1000))
         try:
             self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
@@ -438,7 +444,7 @@ class SharedClient:
         return True
 
     def _note(self, ticket: JointTicket, state: JointState) -> None:
-        """Put on record what became of a transaction; who needs to know and does not find it asks the leader."""
+        """Record the outcome of a transaction as far as possible; whoever does not find it asks the leader."""
         try:
             while True:
                 session, version = self._session(ticket.group)
@@ -448,11 +454,11 @@ class SharedClient:
                 if self._record(ticket.group, session, version, work.ended(state)):
                     return
         except RollbridgeError as fault:
-            # Denied, say, or what is on record can not be read: none of that undoes what has become of it.
+            # Access is denied, say, or the record cannot be read: none of that undoes the outcome.
             logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
 
     def _committed_before(self, group: GroupName, series: str, number: int, deadline: float) -> TransactionId | None:
-        """The committed transaction of a number that an older version has written, which the leader may remember."""
+        """Return the committed transaction of a number written by an older version, if the leader remembers it."""
         left = max(deadline - time.monotonic(), 0.0)
         try:
             outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, left)
@@ -463,7 +469,7 @@ class SharedClient:
         return outcome.transaction if outcome.committed else None
 
     def look(self) -> None:
-        """Let those go who wait for what a newer session keeps from being carried out; called now and then."""
+        """Let go of waiters whose requests a newer session has fenced; called on the housekeeping thread."""
         self._resumer.look_at_sessions()
 
     def _new_work(self, plan: Plan, series: str, number: int, *, once: bool) -> JointWork:
@@ -480,7 +486,7 @@ class SharedClient:
         )
 
     def _plan_of(self, group: GroupName, work: JointWork) -> Plan:
-        """The plan as whoever began it had it, also if the streams have been scaled meanwhile."""
+        """Return the plan as it was at the begin of the transaction, even if the streams have been scaled since."""
         return Plan(
             group=group,
             begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
@@ -489,7 +495,7 @@ class SharedClient:
         )
 
     def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: float) -> JointState:
-        """The outcome of what an earlier session has left behind; it is aborted if it is open.
+        """Return the outcome of what an earlier session has left behind; abort it if it is open.
 
         Raises:
             OutcomeExpired: it was left behind so long ago that nobody remembers.
@@ -503,7 +509,7 @@ class SharedClient:
                 outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left)
             except TransactionNotFound:
                 if fenced:
-                    return JointState.ABORTED  # it was never begun, and from now on it would be refused
+                    return JointState.ABORTED  # never begun, and refused from now on
                 self._sessions.fence(group, epoch, left)
                 fenced = True
                 continue
@@ -522,7 +528,7 @@ class SharedClient:
             except AlreadyCommitted:
                 return JointState.COMMITTED
             except (Fenced, TransactionNotFound) as fault:
-                self._sessions.check()  # unless it is that, another process of this session is at it, too
+                self._sessions.check()  # unless this session is fenced, another process of it does the same
                 logger.info("transaction %s is looked at again: %s", work.transaction, fault)
             else:
                 return JointState.ABORTED

@@ -1,9 +1,27 @@
 """From records to frames: one part of a transaction routes its records, batches them per segment and cuts frames.
 
 Nothing here knows Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only what
-can not be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked
-when a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest
-record is not smaller than a frame; elsewhere each record is checked.
+cannot be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked when
+a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest record
+is not smaller than a frame; elsewhere each record is checked.
+
+:class:`ManifestRoom` tracks the size that the manifest of an open transaction will have. A manifest is the value of a
+single message, the COMMIT frame, and names every segment to which a part has written, every offset and every condition.
+What would make it too large for the buffer's topic is refused at once: noticed only at the commit, everything written
+before would be lost.
+
+:class:`Outbox` holds small frames back for a moment and sends them as one message. A small transaction is then a single
+message, with its begin, its records and its commit: a third of the work for the producer, the broker and the leader,
+and one request where there would be two or three. The layout is that of :func:`rollbridge.model.frames.pack_bundle`::
+
+      key, 44 bytes                    value: the frames in order, each with a header of 29 bytes
+    +-------------------------------+  +-------+-------+------+--------------+-----+--------+----------+
+    | BUNDLE, transaction, 3 frames |  | BEGIN | begin | DATA | record batch | ... | COMMIT | manifest |
+    +-------------------------------+  +-------+-------+------+--------------+-----+--------+----------+
+                                         |               |                           |
+                                         kind 1, part 4, segment 4, first count 8, records 4, epoch 4, size of value 4
+
+No class here is thread-safe: :class:`~rollbridge.client.writing.Writing` holds its lock around every call.
 """
 
 from __future__ import annotations
@@ -38,21 +56,16 @@ from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import HEADER_VALUE, RECORD_HEADER
 
-# --------------------------------------------------------------------------------------------------------------------
-# The size that the manifest of an open transaction will have, so that what would make it too large is refused at
-# once.
-# A manifest is the value of a single message, the COMMIT frame, and it names every segment to which a part has
-# written, every offset and every condition. Were it noticed only at the commit that the message is too large for the
-# buffer's topic, all that was written before would be lost with it.
+# Size of the manifest
 
 
 _BLOCK_BYTES: Final = 6
-"""What the counts of an array take at most: one in front of its items, and a zero behind them."""
+"""Maximum bytes of an Avro array's counts: one in front of its items, and a zero behind them."""
 _ARRAYS: Final = 3
 
 
 def long_bytes(number: int) -> int:
-    """How many bytes a number of 0 or more takes in Avro."""
+    """Return the number of bytes that a number of 0 or more takes in Avro."""
     return max(((number << 1).bit_length() + 6) // 7, 1)
 
 
@@ -60,11 +73,11 @@ _RECORDS_BYTES: Final = long_bytes(COUNT_MAX)
 
 
 class ManifestRoom:
-    """Counts the bytes of one manifest. Not thread-safe: whoever owns it holds a lock.
+    """Byte counter of one manifest. Not thread-safe: its owner holds a lock.
 
     Attributes:
-        bytes: How large the manifest can get at most with what was taken so far.
-        limit: How large it may get.
+        bytes: Upper bound of the manifest's size with what was taken so far.
+        limit: Maximum size.
     """
 
     __slots__ = ("bytes", "limit")
@@ -80,14 +93,14 @@ class ManifestRoom:
         self.bytes = _ARRAYS * _BLOCK_BYTES
 
     def has(self, size: int) -> bool:
-        """Whether so many bytes more would fit."""
+        """Return True if this many more bytes fit."""
         return self.bytes + size <= self.limit
 
     def take(self, size: int, transaction: object, what: str) -> None:
-        """Count so many bytes more.
+        """Count this many more bytes.
 
         Raises:
-            TransactionTooLargeError: they would be too many; nothing was counted.
+            TransactionTooLargeError: they do not fit; nothing was counted.
         """
         if not self.has(size):
             raise TransactionTooLargeError(
@@ -99,18 +112,18 @@ class ManifestRoom:
 
 
 def piece_bytes(key: PieceKey) -> int:
-    """What a piece takes in a manifest at most, however many records it will have."""
+    """Return the maximum bytes of a piece in a manifest, however many records it will have."""
     return sum(map(long_bytes, key)) + _RECORDS_BYTES
 
 
 def check_parts(parts: int, segments: Sequence[tuple[int, int]], each: int | None, limit: int) -> None:
-    """Refuse so many parts if each of them writes to all segments and they can not be committed together.
+    """Refuse a number of parts that could not be committed together if each of them writes to all segments.
 
     Args:
-        parts: How many there are at least.
-        segments: Stream, by its place, and number of each segment.
-        each: To how many of these a part writes at most, if that is known.
-        limit: How large the manifest may get.
+        parts: Least number of parts.
+        segments: Place of the stream and number of each segment.
+        each: Maximum number of these segments that a part writes to, if known.
+        limit: Maximum size of the manifest in bytes.
 
     Raises:
         TransactionTooLargeError: their manifest, or the record of their commit, would be too large.
@@ -128,7 +141,7 @@ def check_parts(parts: int, segments: Sequence[tuple[int, int]], each: int | Non
 
 
 def fewest_bytes(parts: int, segments: Sequence[tuple[int, int]], each: int) -> int:
-    """What parts take in a manifest at least that write to so many of the segments each."""
+    """Return the minimum bytes in a manifest of parts that write to ``each`` of the segments."""
     of_part = sum(sorted(long_bytes(stream) + long_bytes(number) + 1 for stream, number in segments)[:each])
     # Of the numbers from 1 on, those from 64 on take another byte, those from 8,192 on one more, and so on.
     of_numbers = parts + sum(max(parts + 1 - (1 << 7 * more - 1), 0) for more in range(1, 5))
@@ -136,37 +149,37 @@ def fewest_bytes(parts: int, segments: Sequence[tuple[int, int]], each: int) -> 
 
 
 def condition_bytes(item: StreamCondition) -> int:
-    """What a condition takes in a manifest at most."""
+    """Return the maximum bytes of a condition in a manifest."""
     key = 2 * len(item.condition.key or b"")
     expected = len(str(item.condition.expected))
     return long_bytes(item.stream) + 1 + long_bytes(key) + key + 1 + long_bytes(expected) + expected
 
 
 def offsets_bytes(item: GroupOffsets) -> int:
-    """What the offsets of a consumer group take in a manifest at most."""
+    """Return the maximum bytes of a consumer group's offsets in a manifest."""
     names = (item.group_id, item.member_id, item.instance_id or "", *{topic for topic, _ in item.offsets})
     size = sum(long_bytes(length) + length + _BLOCK_BYTES for length in (len(name.encode()) for name in names))
     return size + sum(long_bytes(partition) + long_bytes(offset) for (_, partition), offset in item.offsets.items())
 
 
 Emit = Callable[[int, bytes, bytes], None]
-"""Takes the place of the stream, the key and the value of a frame. It may raise; then it is called again later."""
+"""Takes the place of the stream, and the key and value of a frame. If it raises, it is called again later."""
 
 _DATA: Final = int(FrameKind.DATA)
 
 
 def _nowhere(place: int, key: bytes, value: bytes) -> None:
-    """Takes frames that are cut after the end of the transaction: nobody needs them."""
+    """Drop a frame that is cut after the end of the transaction: nobody needs it."""
 
 
 class PartWriter:
-    """What one part writes. Not thread-safe: whoever owns it holds a lock.
+    """Writer of one part of a transaction. Not thread-safe: its owner holds a lock.
 
     Attributes:
         count: Records written so far; the next one's count.
         frames: Frames handed over so far.
-        opened_s: When the oldest open batch was started (monotonic seconds); None if there is none.
-        room: What is left of the manifest's size for segments that have not been written to.
+        opened_s: Start of the oldest open batch (monotonic seconds); None if there is none.
+        room: Room in the manifest for segments that have not been written to.
     """
 
     __slots__ = (
@@ -200,14 +213,14 @@ class PartWriter:
         """Start with nothing written.
 
         Args:
-            completion: The outcome that the futures share.
+            completion: Outcome that the futures share.
             part: Number of the part.
-            routes: The streams of the transaction, in the order of its BEGIN frame.
+            routes: Streams of the transaction, in the order of its BEGIN frame.
             limits: Bounds.
             emit: Takes finished frames.
-            sticky: Which segment gets records without a key first.
+            sticky: Place of the segment that gets records without a key first.
             client_epoch: Session epoch that frames carry.
-            room: How large the manifest may get; by default as the first stream's buffer allows.
+            room: Size limit of the manifest; by default as the first stream's buffer allows.
         """
         self.completion = completion
         self.part = part
@@ -232,7 +245,7 @@ class PartWriter:
         """Append one record to the open batch of its segment.
 
         Raises:
-            InvalidRequestError: not a stream of the transaction, or a header of ours among the user's.
+            InvalidRequestError: not a stream of the transaction, or one of rollbridge's headers among the user's.
             RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
         """
         lane = self.lanes.get(stream)
@@ -266,7 +279,7 @@ class PartWriter:
         return future
 
     def write_some(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Append records; return how many. The faster way for many; the timestamp is taken once for all of them.
+        """Append records; return their number. Faster than one by one: all get the same timestamp, read once.
 
         Raises:
             As :meth:`write`; the records before the one at fault were written.
@@ -305,7 +318,7 @@ class PartWriter:
             self.count = count
 
     def _write_to_one(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        """The same for a lane with one segment: nothing is looked up, and the slot is told once for all records."""
+        """Append records to a lane with one segment: no look-ups, and the slot is updated once for all records."""
         pack, txn, base, name = HEADER_VALUE.pack, self._key, self._base, RECORD_HEADER
         now_ms = int(time.time() * 1000)
         slot = lane.slots[0] or self._open_slot(lane, 0)
@@ -334,12 +347,12 @@ class PartWriter:
         Args:
             stream: The stream.
             at: Place of the segment among those of the stream's route.
-            batch: The batch; each of its records has our header.
+            batch: The batch; each of its records has rollbridge's header.
             first, last: Counts of its first and last record within the part, which rise from batch to batch.
-            records: How many records it holds.
+            records: Number of its records.
 
         Raises:
-            TransactionTooLargeError: it was not taken.
+            TransactionTooLargeError: the batch was not taken.
         """
         lane = self.lanes[stream]
         self._check_room(len(batch))
@@ -365,8 +378,8 @@ class PartWriter:
     def cut_older(self, than_s: float) -> None:
         """Hand over the open batches that were started before ``than_s`` (monotonic seconds).
 
-        When half of the frames that a transaction may have are used up, only full ones are handed over: one that is
-        written to drop by drop, for days, must not fail for that.
+        Once half of the frames that a transaction may have are used up, only full ones are handed over: a transaction
+        that is written to drop by drop, for days, must not fail for that.
         """
         if self.opened_s is None or self.opened_s > than_s or self.frames > FRAMES_HARMLESS // 2:
             return
@@ -382,7 +395,7 @@ class PartWriter:
         self.opened_s = oldest
 
     def pieces(self) -> list[Piece]:
-        """What has been written so far, cut or not."""
+        """Return the pieces written so far, cut or not."""
         return [
             Piece(self.part, slot.place, slot.number, slot.records, slot.first, slot.last)
             for lane in self.lanes.values()
@@ -391,7 +404,7 @@ class PartWriter:
         ]
 
     def release(self) -> None:
-        """Forget who takes frames; there will be none any more."""
+        """Drop the reference to whoever takes frames; there will be none any more."""
         self._emit = _nowhere
 
     def _open_slot(self, lane: Lane, at: int) -> Slot:
@@ -409,7 +422,7 @@ class PartWriter:
         return piece_bytes(PieceKey(self.part, lane.place, lane.route.numbers[at]))
 
     def _next_slot(self, lane: Lane, slot: Slot) -> Slot:
-        """The slot of the next segment in turn; the same if the manifest has no room for another segment."""
+        """Return the slot of the next segment in turn; the same one if the manifest has no room for another segment."""
         following = (lane.sticky + 1) % len(lane.slots)
         found = lane.slots[following]
         if found is None:
@@ -428,7 +441,7 @@ class PartWriter:
         value: bytes | None,
         headers: HeaderList,
     ) -> Slot:
-        """Cut the slot's batch, if there is one, and start another with this record; say in which slot.
+        """Cut the slot's batch, if any, and start another with this record; return the slot that took it.
 
         Raises before anything is changed, except that a cut batch may have been handed over.
         """
@@ -459,7 +472,7 @@ class PartWriter:
         slot.opened_s = time.monotonic()
         if self.opened_s is None:
             self.opened_s = slot.opened_s
-        # A stream whose records must be smaller than a frame has each of them checked, not only a batch's first.
+        # Where records must be smaller than a frame, each of them is checked, not only a batch's first.
         slot.append = builder.append if lane.frame_bytes <= lane.record_bytes_max else self._checked(lane, builder)
         return slot
 
@@ -472,7 +485,7 @@ class PartWriter:
             headers: HeaderList,
         ) -> object:
             if DefaultRecordBatchBuilder.size_of(key, value, headers) > lane.record_bytes_max:
-                return None  # as if it did not fit: what starts a batch says why it is refused
+                return None  # as if it did not fit: starting a batch reports why it is refused
             return builder.append(offset, timestamp, key, value, headers)
 
         return append
@@ -517,7 +530,7 @@ class PartWriter:
             self._check_frames()
 
     def _check_frames(self) -> None:
-        """Refuse another frame with which the commit record could get too large; open batches become frames, too."""
+        """Refuse a frame that could make the commit record too large; open batches count, since they become frames."""
         slots = [slot for lane in self.lanes.values() for slot in lane.slots if slot is not None]
         frames = self.frames + len(slots) + 1
         if is_too_scattered(frames, len(slots) + 1):
@@ -535,7 +548,11 @@ class PartWriter:
 
 
 def _with_user_headers(headers: Headers, own: HeaderList) -> HeaderList:
-    """The user's headers in their order, then ours."""
+    """Return the user's headers in their order, then rollbridge's.
+
+    Raises:
+        InvalidRequestError: one of the user's headers has the name of rollbridge's.
+    """
     whole = [*headers, *own]
     for name, _ in headers:
         if name == RECORD_HEADER:
@@ -545,27 +562,24 @@ def _with_user_headers(headers: Headers, own: HeaderList) -> HeaderList:
     return whole
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The outbox of a transaction: small frames wait there for a moment, and leave as one message.
-# A small transaction is then a single message, with its begin, its records and its commit: a third of the work for
-# the producer, the broker and the leader, and one request where there would be two or three.
+# The outbox of a transaction
 
 
 HOLD_S: Final = 0.1
-"""How long frames may wait in an outbox, to within the interval of housekeeping."""
+"""Maximum seconds that frames wait in an outbox, to within the interval of housekeeping."""
 
 Frame = tuple[bytes, bytes]
 """Packed header and value."""
 
 _KIND: Final = 3
-"""Where the kind stands in a packed header."""
+"""Offset of the kind in a packed header."""
 
 
 class Outbox:
-    """Frames for one buffer partition, in order. Not thread-safe: whoever owns it holds a lock.
+    """Frames waiting for one buffer partition, in order. Not thread-safe: its owner holds a lock.
 
     Attributes:
-        since_s: When the oldest frame came (monotonic seconds); 0 if there is none.
+        since_s: Arrival of the oldest frame (monotonic seconds); 0 if there is none.
     """
 
     __slots__ = ("_bytes", "_frames", "since_s")
@@ -579,20 +593,20 @@ class Outbox:
         return bool(self._frames)
 
     def has_room(self, value: bytes) -> bool:
-        """Whether a frame with this value can wait here together with the others."""
+        """Return True if a frame with this value fits in with those that wait."""
         return self._bytes + len(value) + BUNDLED_FRAME_BYTES <= BUNDLE_BYTES_MAX
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Let a frame wait."""
+        """Queue a frame."""
         if not self._frames:
             self.since_s = time.monotonic()
         self._frames.append((key, value))
         self._bytes += len(value) + BUNDLED_FRAME_BYTES
 
     def packed(self, *more: Frame, data: bool = True) -> Frame:
-        """One frame that means what all those here do, and then ``more``; the outbox stays as it is.
+        """Return one frame that stands for all those here, followed by ``more``; the outbox stays as it is.
 
-        ``data`` says whether DATA frames are among them; an abort has no use for them.
+        ``data`` is False to leave out DATA frames, which an abort has no use for.
         """
         frames = self._frames if data else [frame for frame in self._frames if frame[0][_KIND] != FrameKind.DATA]
         together = [*frames, *more]

@@ -1,9 +1,13 @@
-"""Futures that cost next to nothing: thousands of writes share the one outcome of their transaction.
+"""Cheap futures: thousands of writes share the one outcome of their transaction.
 
-A :class:`Completion` is what a transaction has one of: settled by the commit log, waited for by anybody. A
+Each transaction has one :class:`Completion`, settled by the commit log and waited for by anybody. A
 :class:`~rollbridge.client.futures.WriteFuture` is three references; its DLSN is computed from the commit record when
-somebody asks for it. So all futures of a transaction resolve, or fail, in the same instant, and there never are some of
-each.
+somebody asks for it. So all futures of a transaction resolve, or fail, at the same instant, and never some of each. A
+:class:`Slot` is one segment as one part writes to it; it finds the records again after the commit.
+
+Threads: ``settle`` runs on the thread that tails the commit logs, ``fail`` on the delivery thread or that of a caller.
+Done callbacks run there, too, so they must not block. One module lock, held for a few instructions, guards events and
+callback lists; callbacks run without it.
 
 Source: DistributedLog transactions, "all the write futures will be satisfied with their written DLSNs […] failed
 together. there is no partial failure state".
@@ -54,34 +58,34 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _NAME_AT = 2
-"""Where the client name stands in a control record that has no reason: behind the kind and an empty text."""
+"""Offset of the client name in a control record without a reason: behind the kind and an empty text."""
 _creation: Final = module_lock()
-"""Guards the creation of events and callback lists, which most transactions never need."""
+"""Lock for the creation of events and callback lists, which most transactions never need."""
 
 
 class Author(Protocol):
-    """Whoever writes a transaction in this process."""
+    """Writer of a transaction in this process."""
 
     def cut_older(self, than_s: float) -> None:
         """Send the batches that were started before ``than_s``, in monotonic seconds."""
 
     def leave(self) -> None:
-        """Let go, in a forked process."""
+        """Refuse all further use, in a forked process."""
 
     def release(self) -> None:
-        """Let go: the outcome is known."""
+        """Release what only an open transaction needs: the outcome is known."""
 
 
 class Completion:
-    """The outcome of one transaction, shared by all who write it or wait for it in this process.
+    """Outcome of one transaction, shared by all who write it or wait for it in this process.
 
     Attributes:
-        closed: Whether nothing may be written any more: its end was asked for here, or is known.
-        settled: Whether the outcome is known.
-        failure: The first send that failed, if one did.
-        writers: Who writes the transaction in this process, while its outcome is not known.
-        client_name: Who has begun it; None if that is not known here.
-        epoch: Of the session in which it is written here; 0 if it is none.
+        closed: True if nothing may be written any more: its end was asked for here, or is known.
+        settled: True if the outcome is known, or will not be learned here.
+        failure: First send that failed, if one did.
+        writers: Writers of the transaction in this process, until it is settled.
+        client_name: Client that has begun it; None if not known here.
+        epoch: Epoch of the session in which it is written here; 0 if it is none.
     """
 
     __slots__ = (
@@ -119,36 +123,36 @@ class Completion:
 
     @property
     def transaction(self) -> TransactionId:
-        """The id of the transaction."""
+        """Id of the transaction."""
         return TransactionId.from_bytes(self.key)
 
     def is_of_another(self, value: bytes) -> bool:
-        """Whether a control record with this id says of another client's transaction how it ended.
+        """Return True if a control record with this id ends a transaction of another client.
 
         Ids are given out again by a ZooKeeper that was set back and has not been repaired.
         """
         name = self.client_name
         if name is None or value.startswith(encode_text(name), _NAME_AT):
-            return False  # the usual case: it has no reason, and nothing is decoded
+            return False  # the usual case: no reason is given, and nothing is decoded
         try:
             return decode_control(self.key, value).client_name != name
         except CorruptDataError:
             return False
 
     def settle(self, value: bytes, offset: int) -> None:
-        """Take the control record from the commit log; it is decoded when somebody asks for it."""
+        """Settle with the control record from the commit log; the record is decoded when somebody asks for it."""
         self._value = value
         self.offset = offset
         self._finish()
 
     def give_up(self, why: str) -> None:
-        """Let everybody who waits go, with an unknown outcome: this process will not learn it."""
+        """Release all waiters with an unknown outcome: this process will not learn it."""
         if not self.settled:
             self._unknown = why
             self._finish()
 
     def leave(self, why: str) -> None:
-        """As :meth:`give_up`, in a forked process: there is nobody to wake, and no lock that can be trusted."""
+        """Give up in a forked process, where there is nobody to wake, and no lock that can be trusted."""
         for writer in self.writers:
             writer.leave()
         self._unknown = why
@@ -156,17 +160,17 @@ class Completion:
         self.closed = self.settled = True
 
     def fence(self) -> None:
-        """Somebody newer has the say; what became of the transaction is not for this process to wait for."""
+        """Stop waiting: a newer session or owner has taken the transaction over."""
         if not self.settled:
             self._fenced = True
             self._finish()
 
     def fail(self) -> None:
-        """The transaction can only be aborted, because a send failed before its commit was asked for."""
+        """Settle as incomplete: a send failed before the commit was asked for, so only an abort is possible."""
         self._finish()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the outcome; False if it is not known in time."""
+        """Wait for the outcome; return False if it is not known in time."""
         with _creation:
             if self.settled:
                 return True
@@ -187,15 +191,15 @@ class Completion:
 
     @property
     def record(self) -> ControlRecord | None:
-        """The control record; None while, or if for good, the outcome is not known here."""
+        """Control record of the transaction; None while the outcome is not known here, or if it never will be."""
         if self._record is None and self._value is not None:
             self._record = decode_control(self.key, self._value)
         return self._record
 
     def error(self) -> RollbridgeError | None:
-        """Why a settled transaction is not committed; None if it is. A new object each time: it will be raised."""
+        """Return why a settled transaction is not committed; None if it is. A new object each time, to be raised."""
         if peek_kind(self._value) is ControlKind.COMMIT:
-            return None  # the usual case, and nothing has to be decoded for it
+            return None  # the usual case, for which nothing has to be decoded
         record = self.record
         name = str(self.transaction)
         if self._fenced or (record is not None and record.reason == FENCED):
@@ -230,7 +234,7 @@ class Completion:
         )
 
     def refusal(self) -> RollbridgeError:
-        """Why nothing can be written any more."""
+        """Return the error of a write that comes after the end."""
         name = str(self.transaction)
         if not self.settled:
             return TransactionClosed(
@@ -239,14 +243,14 @@ class Completion:
         return self.error() or self.committed_error()
 
     def committed_error(self) -> TransactionCommitted:
-        """The refusal of a request that a committed transaction can not meet."""
+        """Return the refusal of a request that a committed transaction cannot meet."""
         name = str(self.transaction)
         return TransactionCommitted(
             f"transaction {name} is committed; this request changed nothing", transaction=name, reason="committed"
         )
 
     def fenced_error(self) -> Fenced:
-        """What an owner is told who has been replaced."""
+        """Return the error for an owner that has been replaced."""
         return Fenced(
             f"transaction {self.transaction} belongs to a newer session of its client, or to whoever resumed it; "
             "this request changed nothing: ask for the outcome by the id"
@@ -254,7 +258,7 @@ class Completion:
 
     @property
     def owner(self) -> int:
-        """The part of who asked for the commit of a committed transaction: 0 unless it was resumed."""
+        """Part number of the owner that asked for the commit of a committed transaction: 0 unless it was resumed."""
         record = self.record if self._value is not None and has_reason(self._value) else None
         return OWNER_PART if record is None else owner_of(record.reason)
 
@@ -281,18 +285,18 @@ class Completion:
 
 
 class OutcomeFuture(LightFuture[T]):
-    """The answer of something that ends with its transaction."""
+    """Future of something that ends with its transaction."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def _completion(self) -> Completion:
-        """Whose outcome decides."""
+        """Completion whose outcome decides."""
 
     @abstractmethod
     def _value(self) -> T:
-        """The result, computed after the outcome is known; raises the error."""
+        """Return the result, once the outcome is known, or raise the error."""
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the outcome of the transaction.
@@ -311,26 +315,27 @@ class OutcomeFuture(LightFuture[T]):
         return self._value()
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Return True if the outcome is known."""
         return self._completion.settled
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call ``callback`` with this future once the outcome is known.
 
-        It runs on the thread that tails the commit log and must not block; its exceptions are logged.
+        The callback runs on the thread that tails the commit log and must not block; its exceptions are logged.
         """
         self._completion.when_settled(lambda: callback(self))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Slots: one segment as one part writes to it, and how its records are found again after the commit.
+# Slots
 
 
 Headers = Sequence[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, bytes | None]]
 
 FRAME_BYTES_MIN: Final = 16 * 1024
-"""Below it a frame's own overhead outweighs what it carries. Segments take batches this much larger than a record."""
+"""Minimum bytes of a frame; below it the overhead outweighs the records. Segments take batches this much larger than a
+record.
+"""
 
 
 class FrameLimits:
@@ -353,11 +358,11 @@ class FrameLimits:
 
 
 def no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-    """Stands in for a batch's ``append`` while there is no open batch: nothing fits."""
+    """Take nothing: stands in for a batch's ``append`` while no batch is open."""
 
 
 class Slot:
-    """One segment as one part writes to it: the open batch, and what has been written so far."""
+    """Segment as one part writes to it: the open batch, and what has been written so far."""
 
     __slots__ = (
         "_ends",
@@ -400,15 +405,17 @@ class Slot:
 
     @property
     def records(self) -> int:
-        """How many records were written to the segment: in batches that were cut, and in the open one."""
+        """Number of records written to the segment: in batches that were cut, and in the open one."""
         return self.before + self.in_batch
 
     def local_sequence(self, count: int) -> int:
-        """The local sequence number of this part's ``count``-th record."""
+        """Return the local sequence number of this part's ``count``-th record."""
         return local_sequence(self.part, count)
 
     def locate(self, index: int, count: int) -> DLSN:
-        """The DLSN of the ``index``-th record that the part wrote to this segment; raises what the transaction met."""
+        """Return the DLSN of the ``index``-th record that the part wrote to this segment; raise the transaction's
+        error.
+        """
         error = self.completion.error()
         if error is not None:
             raise error
@@ -422,7 +429,7 @@ class Slot:
         return DLSN.of(self.segment, self._runs[run] + index - before, local_sequence(self.part, count))
 
     def _find_runs(self) -> None:
-        """Where the commit record says that this part's records stand in the segment."""
+        """Find in the commit record where this part's records stand in the segment."""
         record = self.completion.record
         ends, total = [], 0
         for segment, runs in (record.placement.get(self.stream, {}) if record else {}).items():
@@ -437,7 +444,7 @@ class Slot:
 
 
 class Lane:
-    """One stream as one part writes to it."""
+    """Stream as one part writes to it."""
 
     __slots__ = ("bounds", "frame_bytes", "open_slots", "place", "record_bytes_max", "route", "slots", "sticky")
 
@@ -452,13 +459,13 @@ class Lane:
 
 
 class WriteFuture(OutcomeFuture[DLSN]):
-    """Where one record will stand: its DLSN after the commit, an error after the abort."""
+    """Future DLSN of one record; resolves after the commit, fails after the abort."""
 
-    # Set by the frame writer, without an __init__: this object is made a million times a second.
+    # The frame writer sets the fields, without an __init__: this object is made a million times a second.
     __slots__ = ("count", "index", "slot")
 
     slot: Slot
-    """The segment that holds the record, as its part writes to it."""
+    """Slot of the segment that holds the record."""
     index: int
     """Number of the record among those of its part in the segment, from 0."""
     count: int
@@ -466,7 +473,7 @@ class WriteFuture(OutcomeFuture[DLSN]):
 
     @property
     def local_sequence(self) -> int:
-        """The record's local sequence number in its transaction, known at once."""
+        """Local sequence number of the record in its transaction, known at once."""
         return self.slot.local_sequence(self.count)
 
     @property

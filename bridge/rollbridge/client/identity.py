@@ -1,4 +1,19 @@
-"""What a client says and asks first: its own name, and which Kafka cluster it has reached."""
+"""Client identity: its name and sessions, transaction ids, and the order of its commits.
+
+Sessions: each session of a client name fences the one before, in each group in which it begins transactions. A session
+registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session before it,
+the group's leader is told, and answers once nothing that the older one asked for is in flight any more. So whoever has
+begun a transaction knows that an older process of the same name cannot change anything behind its back. Connections
+without a name of their own skip all this, since nobody else has their name; their epoch is 0. Several processes may
+share a session: those that name the same holder. The first one registers it; once another holder has registered, they
+are all fenced, also those that begin only then.
+
+Transaction ids come from counters, in blocks reserved in ZooKeeper: one write per thousands. Commits are numbered per
+group and session, so that the leader carries them out in the order in which they were asked for; a number waits for
+earlier commits whose outcome is not known here. :mod:`rollbridge.model.commit_order` is the other side.
+
+Source: Kafka's ``InitProducerId`` and producer epochs.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +41,17 @@ from rollbridge.zookeeper.metadata import Metadata
 
 
 def own_name() -> str:
-    """A client name for a process that has none: the host and the process id."""
+    """Return a client name for a process that has none: the host and the process id."""
     host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
     return f"{host[:100] or 'client'}-{os.getpid()}"
 
 
 def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
-    """Kafka's id of the cluster; KafkaUnavailable if no broker answers in time, which is a second at least."""
+    """Return Kafka's id of the cluster.
+
+    Raises:
+        KafkaUnavailable: no broker answered in time, which is a second at least.
+    """
     try:
         admin = TopicAdmin(
             settings.bootstrap_servers,
@@ -48,35 +67,26 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
         ) from fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Sessions of this client's name: each one fences the one before, in each group in which it begins transactions.
-# A session registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a
-# session before it, the group's leader is told, and answers once nothing that the older one asked for is under way
-# any more. So whoever has begun a transaction knows that an older process of the same name can not change anything
-# behind its back.
-# Connections without a name of their own do none of this: nobody else has their name. Their epoch is 0.
-# Several processes may share a session: those that name the same holder. The first one registers it; once another
-# holder has registered, they are all fenced, also those that begin only then.
-# Source: Kafka's ``InitProducerId`` and producer epochs.
+# Sessions
 
 
 logger = logging.getLogger(__name__)
 
 
 class ClientSessions:
-    """The sessions of one connection, one in each group. Safe to use from several threads."""
+    """Sessions of one connection, one in each group. Safe to use from several threads."""
 
     def __init__(
         self, metadata: Metadata, client_name: str, *, named: bool, changed: Callable[[], None], holder: str = ""
     ) -> None:
-        """Start without any.
+        """Start without any session.
 
         Args:
             metadata: Where they are registered.
-            client_name: Whose they are.
-            named: Whether others may use the same name; otherwise nothing is registered.
+            client_name: Client name that owns them.
+            named: True if others may use the same name; otherwise nothing is registered.
             changed: Called when :meth:`look` has something to do.
-            holder: What all processes that share the session call it; empty: it is this one's own.
+            holder: Name of the session in all processes that share it; empty if it belongs to this one alone.
         """
         self._holder = holder
         self._metadata = metadata
@@ -90,7 +100,7 @@ class ClientSessions:
         """Groups in which a newer session has begun, with its epoch."""
 
     def epoch(self, group: GroupName, timeout_s: float) -> int:
-        """The epoch of this session in a group; registers it at the first time.
+        """Return the epoch of this session in a group; register the session on first use.
 
         Raises:
             Fenced: a newer session has begun.
@@ -118,7 +128,7 @@ class ClientSessions:
                 self.epoch(group, timeout_s)
 
     def check(self) -> None:
-        """Raise Fenced if a newer session has begun in any group: this process is not the one to go on."""
+        """Raise Fenced if a newer session has begun in any group: this process must not go on."""
         for group, epoch in self.fenced.items():
             raise Fenced(
                 f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
@@ -126,7 +136,7 @@ class ClientSessions:
             )
 
     def look(self) -> None:
-        """Find out whether a newer session has begun, if something has changed; tried again after errors."""
+        """Find out whether a newer session has begun, if something has changed; retried after errors."""
         while self._suspect:
             group = self._suspect.pop()
             try:
@@ -155,7 +165,7 @@ class ClientSessions:
                 else:
                     session.set(path, fresh.to_json(), node.version)
             except (NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError):
-                continue  # somebody else was faster, or nobody knows: an epoch that nobody has does no harm
+                continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
             if before is not None:
                 self.fence(group, fresh.epoch, timeout_s)
             self._epochs[group] = fresh.epoch
@@ -164,7 +174,7 @@ class ClientSessions:
         return self._epochs[group]
 
     def fence(self, group: GroupName, epoch: int, timeout_s: float) -> None:
-        """Return once nothing that sessions below an epoch have asked for is under way. Raises as :meth:`epoch`."""
+        """Wait until nothing that sessions below an epoch have asked for is in flight. Raises as :meth:`epoch`."""
         request = Request(
             kind=RequestKind.FENCE,
             owner=self._client_name,
@@ -186,25 +196,23 @@ class ClientSessions:
         self._changed()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Transaction counters: numbers that nobody else has, from blocks reserved in ZooKeeper, one write per thousands.
-# Each group has its own, see :mod:`rollbridge.model.ids`.
+# Transaction id allocation
 
 
 BLOCK: Final = 50_000
-"""How many are reserved at once; the leader looks at the counter once for each block."""
+"""Counters reserved at once; the leader checks the counter once per block."""
 
 
 class CounterSupply:
-    """Gives out numbers. Safe to use from several threads, without a lock while a block lasts."""
+    """Allocator of numbers. Safe to use from several threads, without a lock while a block lasts."""
 
     def __init__(self, reserve: Callable[[int], range], poke: Callable[[], None], block: int = BLOCK) -> None:
         """Start without a block.
 
         Args:
-            reserve: Reserves so many numbers; a round trip.
+            reserve: Reserves that many numbers; costs a round trip.
             poke: Called when :meth:`refill` has something to do.
-            block: How many to reserve at once.
+            block: Numbers to reserve at once.
         """
         self._reserve = reserve
         self._poke = poke
@@ -216,7 +224,7 @@ class CounterSupply:
         self._lock = threading.Lock()
 
     def next(self) -> int:
-        """A number that was never given out; a round trip only if the block in reserve is not there in time."""
+        """Return a number that was never given out; costs a round trip only if no spare block is there in time."""
         while True:
             current = self._current
             # Advancing a range iterator is one step of the interpreter, so two threads never get the same number.
@@ -232,7 +240,7 @@ class CounterSupply:
                     self._begin(block if drops == self._drops else self._reserve(self._block))
 
     def refill(self) -> None:
-        """Reserve the next block, if it is not there."""
+        """Reserve the next block unless there is a spare one."""
         with self._lock:
             if self._spare is not None and self._spare[0] == self._drops:
                 return
@@ -243,10 +251,10 @@ class CounterSupply:
                 logger.info("no block of transaction counters could be reserved ahead: %s", fault)
 
     def drop(self) -> None:
-        """Give out no number any more that was reserved until now, as ZooKeeper may not be what it was.
+        """Drop all numbers reserved until now, as ZooKeeper may not be what it was.
 
-        One that was set back while it was away reserves the same numbers for others. Called on its connection's thread,
-        so nothing is waited for.
+        A ZooKeeper that was set back while it was away reserves the same numbers for others. Called on its connection's
+        thread, so nothing may be waited for, and no lock is taken.
         """
         self._drops += 1
         self._current = iter(())
@@ -257,12 +265,12 @@ class CounterSupply:
 
 
 class GroupCounters:
-    """Gives out numbers of each group, as :class:`CounterSupply` does."""
+    """Allocator of numbers of each group, as :class:`CounterSupply`."""
 
     def __init__(
         self, reserve: Callable[[GroupName, int], range], poke: Callable[[], None], block: int = BLOCK
     ) -> None:
-        """Start without blocks; ``reserve`` reserves so many numbers of a group."""
+        """Start without blocks; ``reserve`` reserves that many numbers of a group."""
         self._reserve = reserve
         self._poke = poke
         self._block = block
@@ -287,37 +295,33 @@ class GroupCounters:
             supply.drop()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The numbers of a connection's commits, so that they are carried out in the order in which they were asked for.
-# Each group has a count of its own, and so has each session, if the connection has several. What a number waits for
-# are the commits before it that may be under way: those whose outcome is not known here. See
-# :mod:`rollbridge.model.commit_order`, which is the other side.
+# Commit order
 
 
 TELL_AGAIN_S: Final = 1.0
-"""For how long the first of the commits under way has had no answer when its frame is sent once more."""
+"""Seconds for which the first commit in flight has had no answer before its frame is sent once more."""
 
 
 class Committing(Protocol):
-    """A transaction whose commit was asked for, as far as the order of commits needs to know it."""
+    """Transaction whose commit was asked for, as the order of commits sees it."""
 
     @property
     def completion(self) -> Completion:
-        """Its outcome, once that is known here."""
+        """Outcome of the transaction."""
         ...
 
     def ask_again(self, order: CommitOrder) -> bool:
-        """Send its COMMIT frame once more, with this order; returns whether that was possible."""
+        """Send its COMMIT frame once more, with this order; return False if that was not possible."""
         ...
 
 
 class AskedCommit:
-    """A commit that was asked for.
+    """Commit that was asked for.
 
     Attributes:
-        order: What its frame says.
-        is_void: Whether it is certain that nothing more of it comes to the buffer.
-        is_told: Whether the leader knows that there is nothing to wait for before it, as far as that is so.
+        order: Commit order in its frame.
+        is_void: True if certainly nothing more of it comes to the buffer.
+        is_told: True if the leader knows that nothing before it is left to wait for, as far as that is so.
     """
 
     __slots__ = ("_transaction", "asked_s", "is_told", "is_void", "order")
@@ -331,21 +335,21 @@ class AskedCommit:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody needs to wait for it."""
+        """True if nobody needs to wait for it."""
         return self.is_void or self._transaction is None or self._transaction.completion.settled
 
     def tell(self) -> None:
-        """Let the leader know that there is nothing to wait for before it; tried again if that is not possible now."""
+        """Tell the leader that nothing before it is left to wait for; retried if that is not possible now."""
         transaction = self._transaction
         self.is_told = transaction is None or transaction.ask_again(self.order._replace(behind=0))
 
     def let_go(self) -> None:
-        """It is over. Without this, both objects would be garbage in a cycle."""
+        """Drop the transaction of a commit that is over; otherwise both objects would be garbage in a cycle."""
         self._transaction = None
 
 
 class CommitLine:
-    """The numbers of one session in one group. Safe to use from several threads."""
+    """Commit numbers of one session in one group. Safe to use from several threads."""
 
     def __init__(self, connection: int, epoch: int) -> None:
         self._connection = connection
@@ -353,11 +357,11 @@ class CommitLine:
         self._lock = threading.Lock()
         self._last = 0
         self._asked: deque[AskedCommit] = deque()
-        """Those that may be under way, in their order; behind the first there may be some that are over."""
+        """Commits that may be in flight, in their order; behind the first there may be some that are over."""
         self._tidy_at = 1_000
 
     def ask(self, transaction: Committing) -> AskedCommit:
-        """The next number, for a commit that is asked for now."""
+        """Return the next number, for a commit that is asked for now."""
         with self._lock:
             asked = self._asked
             while asked and asked[0].is_over:
@@ -388,17 +392,19 @@ class CommitLine:
 
 
 class CommitLines:
-    """The numbers of one connection. Safe to use from several threads."""
+    """Commit numbers of one connection. Safe to use from several threads."""
 
     def __init__(self, next_counter: Callable[[GroupName], int]) -> None:
-        """``next_counter`` gives transaction counters of a group, of which one names this connection there."""
+        """Start without any; ``next_counter`` returns transaction counters of a group, one of which names this
+        connection.
+        """
         self._next_counter = next_counter
         self._connections: dict[GroupName, int] = {}
         self._lines: dict[tuple[GroupName, int], CommitLine] = {}
         self._lock = threading.Lock()
 
     def of(self, group: GroupName, epoch: int) -> CommitLine:
-        """The numbers of a session in a group.
+        """Return the commit numbers of a session in a group.
 
         Raises:
             ZooKeeperUnavailable, UnknownWriteError: this connection could not be given a number; nothing was asked for.
@@ -413,7 +419,7 @@ class CommitLines:
             return self._lines.setdefault((group, epoch), CommitLine(connection, epoch))
 
     def look(self) -> None:
-        """See :meth:`CommitLine.look`."""
+        """See :meth:`CommitLine.look`; called on the housekeeping thread."""
         now_s = time.monotonic()
         for line in list(self._lines.values()):
             line.look(now_s)

@@ -1,7 +1,11 @@
 """Outcomes: one thread tails the commit logs of the groups in use and settles the transactions that wait for them.
 
-Records of foreign transactions are recognised by their key and never decoded; where nobody waits, none is looked at.
+Records of foreign transactions are recognised by their key and never decoded; while nobody waits, none is looked at.
 Nothing is missed: a log is read from where it ended before the first transaction of its group began here.
+
+:class:`Inquiry` asks leaders about transactions. An id does not tell the group of its transaction, so without a group
+all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain only
+when all have answered.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ _END_S: Final = 2.0
 
 
 class OutcomeTail:
-    """Knows who waits for which transaction. Safe to use from several threads.
+    """Tail of the commit logs, and the transactions that wait for an outcome. Safe to use from several threads.
 
     Attributes:
         waiting: Transactions that began here, or are written here, and whose end is not known.
@@ -75,7 +79,7 @@ class OutcomeTail:
         hold(self, "_follower", "_offsets", "_lock", then=_leave_all)
 
     def completion(self, transaction: TransactionId, epoch: int = 0) -> Completion:
-        """How a transaction ends, for whoever writes a part of it here, in a session of this epoch."""
+        """Return the completion of a transaction, for a writer of a part of it here, in a session of this epoch."""
         return self.waiting.setdefault(transaction.bytes, Completion(transaction.bytes, epoch=epoch))
 
     def follow(self, group: GroupName, timeout_s: float) -> None:
@@ -96,12 +100,12 @@ class OutcomeTail:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop; whoever still waits is told that the outcome will not be learned here."""
+        """Stop the thread; waiters are told that the outcome will not be learned here."""
         self._follower.stop()
         if self._thread is None:
             self._follower.close()
         else:
-            self._thread.join(_END_S)  # it waits for no broker, unless one has stopped within an answer
+            self._thread.join(_END_S)  # waits for no broker, unless one has stopped within an answer
         self._offsets.close()
         for completion in list(self.waiting.values()):
             completion.give_up("this client was closed; ask with another one")
@@ -136,7 +140,7 @@ class OutcomeTail:
     def _settle(self, fetched: Fetched) -> None:
         waiting = self.waiting
         if not waiting:
-            return  # whoever begins a transaction waits before its outcome can be there
+            return  # a transaction waits before its outcome can be there
         try:
             for offset, _, key, value, _ in fetched.records():
                 completion = waiting.get(key or b"")
@@ -145,7 +149,7 @@ class OutcomeTail:
                 if completion.is_of_another(value):
                     logger.warning("transaction %s of another client has ended: not ours", completion.transaction)
                     continue
-                waiting.pop(completion.key, None)  # a newer session may have taken it meanwhile
+                waiting.pop(completion.key, None)  # a newer session may have replaced it meanwhile
                 completion.settle(value, offset)
         except CorruptDataError as fault:
             logger.warning(
@@ -153,7 +157,7 @@ class OutcomeTail:
             )
 
     def _judge(self, trouble: Trouble) -> None:
-        """Go on where there is something; what else is wrong is asked about again until it is not."""
+        """Resume where the log still has records; log any other fault, which is retried until it is gone."""
         (topic, _), offset, fault, resume = trouble
         if resume is None:
             logger.warning("no outcomes come from %s: %s", topic, fault)
@@ -174,11 +178,7 @@ def _leave_all(tail: OutcomeTail) -> None:
         completion.leave(str(refusal()))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Inquiries: asking the leaders of transaction groups what they know of transactions.
-# An id does not say to which group its transaction belongs, so without a group all leaders are asked, at the same
-# time. One that knows the transaction settles the matter; that nobody knows it can only be said once all have
-# answered.
+# Inquiries
 
 
 _ASKED_AT_ONCE: Final = 16
@@ -189,14 +189,18 @@ Ask = Callable[[GroupName], list[Known]]
 
 
 class Inquiry:
-    """Asks leaders. Safe to use from several threads."""
+    """Client of the leaders' knowledge of transactions. Safe to use from several threads."""
 
     def __init__(self, metadata: Metadata, client_name: str) -> None:
         self._metadata = metadata
         self._client_name = client_name
 
     def groups(self, group: GroupName | None) -> list[GroupName]:
-        """The group, or all of them; raises NotFoundError if there is no such group."""
+        """Return the group, or all of them.
+
+        Raises:
+            NotFoundError: there is no such group.
+        """
         known = self._metadata.groups()
         if group is not None and group not in known:
             raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
@@ -205,23 +209,23 @@ class Inquiry:
     def transaction(
         self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None, client: str | None = None
     ) -> Known:
-        """What is known of a transaction.
+        """Return what is known of a transaction.
 
         Raises:
-            TransactionNotFound: it is not open and has no outcome.
+            TransactionNotFound: not open, and without an outcome.
             OutcomeExpired, TransactionPreserverClosed: nobody remembers, or it is not of the ``client`` given.
-            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
+            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
 
     def story(self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None) -> TransactionStory:
-        """What the leader of a transaction knows of it at this moment, with its last events.
+        """Return what the leader of a transaction knows of it at this moment, with its last events.
 
         Raises:
             TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
-            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
-            CorruptDataError: a leader of an older version, which does not tell events.
+            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
+            CorruptDataError: a leader of an older version, which does not report events.
         """
         request = Request(
             kind=RequestKind.DESCRIBE,
@@ -244,16 +248,16 @@ class Inquiry:
         return _story_of(where, known, stories[where])
 
     def labelled(self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None) -> Known:
-        """What is known of a client's latest transaction with a label. Raises as :meth:`transaction` does."""
+        """Return what is known of a client's latest transaction with a label. Raises as :meth:`transaction` does."""
         request = self._request(owner=client, label=label)
         what = f"a transaction of client {client} with label {label!r}"
         return self._one(self._asking(request, timeout_s), what, group)
 
     def unfinished(self, client: str, timeout_s: float, *, group: GroupName | None = None) -> list[Known]:
-        """A client's open transactions in all groups, oldest first.
+        """Return a client's open transactions in all groups, or in one, oldest first.
 
         Raises:
-            CoordinatorUnavailable, ZooKeeperUnavailable: somebody who might know did not answer in time.
+            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
         """
         ask = self._asking(self._request(owner=client), timeout_s)
         found, faults = self._ask(ask, self.groups(group), first=False)
@@ -275,9 +279,9 @@ class Inquiry:
         raise TransactionNotFound(f"{what} is not open in any transaction group, and it has no outcome there")
 
     def _ask(self, ask: Ask, groups: Sequence[GroupName], *, first: bool) -> tuple[list[Known], list[RollbridgeError]]:
-        """What the leaders of the groups know, and why some of them say nothing.
+        """Return what the leaders of the groups know, and the errors of the others.
 
-        ``first`` asks no further once one of them has found something.
+        ``first`` stops asking once one of them has found something.
         """
         found: list[Known] = []
         faults: list[RollbridgeError] = []
@@ -298,7 +302,7 @@ class Inquiry:
         return found, faults
 
     def _asking(self, request: Request, timeout_s: float) -> Ask:
-        """What puts a request to one group."""
+        """Return a function that puts a request to one group."""
 
         def ask(group: GroupName) -> list[Known]:
             answer = self._metadata.ask(group, request, timeout_s)
@@ -320,12 +324,12 @@ class Inquiry:
 
 
 def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
-    """Return what is known, if it is about a transaction of this client, or if no client is given.
+    """Return what is known if it is about a transaction of this client, or if no client is given.
 
     An id that was given out twice, because ZooKeeper was set back, names transactions of two clients.
 
     Raises:
-        OutcomeExpired: it is another one's; that nothing was ever known of this client's cannot be said.
+        OutcomeExpired: it is another client's; whether anything was ever known of this client's cannot be said.
     """
     if client and known.client_name != client:
         raise OutcomeExpired(
@@ -336,7 +340,7 @@ def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
 
 
 def outcome_of(known: Known) -> Outcome:
-    """The public form of what is known."""
+    """Return the public form of what is known."""
     return Outcome(**_public(*known))
 
 

@@ -1,4 +1,11 @@
-"""What a connection does with transactions that it did not begin: ask for outcomes, find open ones, go on with them."""
+"""Recovery of transactions begun elsewhere: outcomes, open transactions, and taking one over.
+
+A resumed transaction was begun by another process, or by this one in an earlier life. Of earlier writes everything
+counts that the leader had from the transaction's owners when it was asked, which is everything that they had flushed,
+and may be more. New records are a part of their own; the commit's manifest names both. The new owner takes over with
+BEGIN frames, which the brokers have acknowledged before the object is returned; from these frames on, former owners can
+neither write nor end the transaction.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +32,15 @@ from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
 
-# --------------------------------------------------------------------------------------------------------------------
-# A transaction that another process began, or this one in an earlier life, and that is gone on with here.
-# What counts of what was written before: everything that the leader had from the transaction's owners when it was
-# asked, which is everything that they had flushed, and may be more. New records are a part of their own; the commit's
-# manifest names both. From the BEGIN frames on with which this owner takes over, which the brokers have acknowledged
-# before the object is handed out, former owners can neither write nor end the transaction.
+# The resumed transaction
 
 
 _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
-"""Only that session itself is told that it is fenced."""
+"""Reason shown to others; only the fenced session itself is told that it is fenced."""
 
 
 class ResumedTransaction(Transaction):
-    """A transaction to go on with, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+    """Transaction to go on with, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
 
     If it has ended before, its commit and its abort give the same answer as the first time.
     """
@@ -48,7 +50,9 @@ class ResumedTransaction(Transaction):
     def __init__(
         self, runtime: Runtime, plan: Plan, completion: Completion, part: int, known: KnownTransaction
     ) -> None:
-        """Take over a transaction of which the leader said what is ``known``; returns once the brokers have that."""
+        """Take over a transaction of which the leader said what is ``known``; return once the brokers have
+        acknowledged.
+        """
         self._known = known
         self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
@@ -63,12 +67,12 @@ class ResumedTransaction(Transaction):
 
     @property
     def label(self) -> str | None:
-        """The label given at its begin."""
+        """Label given at its begin."""
         return self._known.label
 
     @property
     def earlier_records(self) -> Mapping[str, int]:
-        """How many records of its earlier owners count, by stream; empty if it had ended before."""
+        """Records of its earlier owners that count, by stream; empty if it had ended before."""
         found = dict.fromkeys(self.streams, 0)
         for piece in self._earlier:
             found[self.streams[piece.stream]] += piece.records
@@ -84,13 +88,15 @@ class ResumedTransaction(Transaction):
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
     def _ends(self) -> Ends:
-        """Of what was written here: the local sequence numbers of earlier records are known to the segments only."""
+        """Return the ends of what was written here; only the segments know the local sequence numbers of earlier
+        records.
+        """
         record = self._completion.record
         return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._writer.pieces())
 
 
 def settled(known: KnownTransaction) -> Completion:
-    """The completion of a transaction that has ended, for somebody who was not its owner then."""
+    """Return the completion of a transaction that has ended, for somebody who was not its owner then."""
     record = ControlRecord(
         transaction=known.id,
         kind=ControlKind.COMMIT if known.state is State.COMMITTED else ControlKind.ABORT,
@@ -114,11 +120,15 @@ _FENCED_ASK_S: Final = 5.0
 
 
 class Resuming(ABC):
-    """What a connection offers for transactions that it did not begin."""
+    """Operations of a connection on transactions that it did not begin."""
 
     @abstractmethod
     def _resumer_if_open(self) -> Resumer:
-        """Who does it; raises InvalidRequestError once the connection is closed."""
+        """Return the resumer.
+
+        Raises:
+            InvalidRequestError: the connection is closed.
+        """
 
     def outcome(
         self,
@@ -129,24 +139,23 @@ class Resuming(ABC):
         group: str | GroupName | None = None,
         timeout: Timeout = None,
     ) -> Outcome:
-        """What became of a transaction, whoever began it, for as long as that is remembered.
+        """Return the outcome of a transaction, whoever began it, for as long as that is remembered.
 
-        A commit that was asked for is waited for; so ``state`` is ``"open"`` only if nobody has asked for an end that
+        Waits for a commit that was asked for; so ``state`` is ``"open"`` only if nobody has asked for an end that
         counts. The answer comes from the group's leader, and is asked for again until the time is up.
 
         Args:
             transaction: Its id.
             label: Instead of the id, the label of the latest transaction of a client with that label.
-            client: Name of that client, this one's own by default. With an id it is not needed, but makes it surer
-                that a transaction that never began is told from one that has been forgotten, and one of another
-                client is refused instead of told.
-            group: ``scope/group`` that it belongs to; all are asked by default.
+            client: Name of that client, this one's own by default. Not needed with an id, but makes it surer that a
+                transaction that never began is told from a forgotten one, and refuses one of another client.
+            group: ``scope/group`` of the transaction; all are asked by default.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            TransactionNotFound: it is not open, and it is certain that there is no outcome of it.
-            OutcomeExpired: it is not open, and may have ended so long ago that it has been forgotten; or the id is that
-                of another client than the one given.
+            TransactionNotFound: not open, and it is certain that there is no outcome of it.
+            OutcomeExpired: not open, and may have ended so long ago that it has been forgotten; or the id is that of
+                another client than the one given.
             TransactionPreserverClosed: outcomes are not remembered here.
             CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
             InvalidRequestError: no id, and no label either; or both.
@@ -158,31 +167,30 @@ class Resuming(ABC):
     def story(
         self, transaction: TransactionId | str, *, group: str | GroupName | None = None, timeout: Timeout = None
     ) -> TransactionStory:
-        """What the leader knows of a transaction at this moment, with the last things that happened to it.
+        """Return what the leader knows of a transaction at this moment, with its last events.
 
-        Other than :meth:`outcome` this waits for nothing that is under way, so it tells what one that does not end is
+        Unlike :meth:`outcome`, waits for nothing that is in flight, so it tells what a transaction that does not end is
         waiting for. Events are those since the leader took over.
 
         Args:
             transaction: Its id.
-            group: ``scope/group`` that it belongs to; all are asked by default.
+            group: ``scope/group`` of the transaction; all are asked by default.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
             TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
             CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
-            CorruptDataError: the leader is of an older version, which does not tell events.
+            CorruptDataError: the leader is of an older version, which does not report events.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
             return resumer.story(transaction, group, timeout)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
-        """The open transactions of this client name, oldest first, at most 500 of a group.
+        """Return the open transactions of this client name, oldest first, at most 500 per group.
 
-        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing
-        else of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease
-        ends.
+        Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing else
+        of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease ends.
 
         Args:
             group: ``scope/group``; all by default.
@@ -201,9 +209,9 @@ class Resuming(ABC):
     ) -> ResumedTransaction:
         """Take over a transaction that another process began, to go on writing, or to commit or abort it.
 
-        What was written before counts as far as it has arrived, which is everything that was flushed. Whoever owned
-        it before can not write or end it any more. One that has ended may be resumed, too: its commit and its abort
-        give the same answers as before.
+        Earlier writes count as far as they have arrived, which is everything that was flushed. Former owners cannot
+        write or end it any more. One that has ended may be resumed, too: its commit and its abort give the same answers
+        as before.
 
         Args:
             transaction: Its id.
@@ -221,7 +229,7 @@ class Resuming(ABC):
 
 
 class Resumer:
-    """The part of a connection that knows of transactions begun elsewhere. Safe to use from several threads."""
+    """Part of a connection that handles transactions begun elsewhere. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -241,7 +249,7 @@ class Resumer:
         self._inquiry = Inquiry(metadata, client_name)
 
     def seconds(self, timeout: Timeout) -> float:
-        """A time-out in seconds; the connection's ``commit_timeout`` where none is given."""
+        """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
         return as_seconds(timeout, self._options.commit_timeout_s)
 
     def outcome(
@@ -280,7 +288,7 @@ class Resumer:
     def resume(
         self, transaction: TransactionId | str, timeout: Timeout, client: str | None = None
     ) -> ResumedTransaction:
-        """See :meth:`Resuming.resume`. What this connection held of the transaction before is fenced."""
+        """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before."""
         identifier = TransactionId.of_any(transaction)
         deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
         self._sessions.check()
@@ -289,7 +297,7 @@ class Resumer:
             epoch = self._sessions.epoch(group, _left(deadline))
             self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, _left(deadline)))
             self._await_record(identifier, deadline)
-            # Asked again now that no older session of this client is heard any more, and the outcome would be told.
+            # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
             group, known = self._inquiry.transaction(identifier, _left(deadline), group=group, client=client)
             if known.state is State.OPEN:
                 return self._take_over(group, known, epoch)
@@ -297,13 +305,13 @@ class Resumer:
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
 
     def look_at_sessions(self) -> None:
-        """After a newer session has begun, let those go who wait for what will not be carried out any more."""
+        """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""
         self._sessions.look()
         outcomes: OutcomeTail = self._runtime.outcomes
         if not self._sessions.fenced or not outcomes.waiting:
             return
         for group, newest in self._sessions.fenced.items():
-            # The answer comes once nothing that was asked for in time is under way: these are not heard any more.
+            # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
             try:
                 left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group)
             except (UnavailableError, NotFoundError) as fault:
@@ -341,7 +349,10 @@ class Resumer:
         )
 
     def _await_record(self, identifier: TransactionId, deadline: float) -> None:
-        """Wait until the transaction is on record, or has ended: with the record goes what else there is of it."""
+        """Wait until the transaction is on record, or has ended.
+
+        The record is what other state of the transaction is removed with, so it must be there before a part is claimed.
+        """
         while self._metadata.find_transaction(identifier) is None and _left(deadline) > 0:
             _, known = self._inquiry.transaction(identifier, _left(deadline))
             if known.state is not State.OPEN:

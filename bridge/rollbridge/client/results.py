@@ -1,4 +1,4 @@
-"""What a commit and a finished part give back. All of it can be pickled and compared."""
+"""Results of commits and finished parts. All of them can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollbridge.model.transaction import State, TransactionEvent
 
 
 class Piece(NamedTuple):
-    """What one part wrote for one segment: how much, and the counts of its first and last record within the part.
+    """Records that one part wrote to one segment: their number, and the counts of the first and last within the part.
 
     ``stream`` is the stream's place in the transaction's BEGIN frame.
     """
@@ -29,19 +29,19 @@ class Piece(NamedTuple):
 
     @property
     def key(self) -> PieceKey:
-        """How the manifest names it."""
+        """Key of the piece in the manifest."""
         return PieceKey(self.part, self.stream, self.segment)
 
 
 @dataclass(frozen=True, slots=True)
 class PartHandle:
-    """What a part has written and the brokers have acknowledged; hand it to ``commit(parts=[...])``."""
+    """Acknowledged writes of a part; pass it to ``commit(parts=[...])``."""
 
     transaction: TransactionId
     part: int
     pieces: tuple[Piece, ...]
     frames: int = field(default=0, compare=False)
-    """In how many frames the records were sent; 0 if that is not known."""
+    """Number of frames in which the records were sent; 0 if not known."""
 
     @property
     def records(self) -> int:
@@ -51,19 +51,19 @@ class PartHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is known of a transaction: that it is open, or how and where it ended.
+    """Known outcome of a transaction: that it is open, or how and where it ended.
 
     Attributes:
         transaction: Its id.
-        group: The transaction group that it belongs to.
+        group: Its transaction group.
         state: ``"open"``, ``"committed"`` or ``"aborted"``; the last two are final.
-        client_name: Who began it.
-        label: Given at its begin.
+        client_name: Client that began it.
+        label: Label given at its begin.
         position: Offset of its record on the commit log of the group; None while it is open. That of a commit is its
             place in the commit order.
-        records: How many records became visible; of an open one, how many have arrived so far.
-        since_ms: When it ended, or when it began if it is open, ms since 1970.
-        reason: Why it was aborted; of a commit, as which part its owner had resumed it; empty otherwise.
+        records: Number of records that became visible; of an open one, of those that have arrived so far.
+        since_ms: Time of its end, or of its begin if it is open, ms since 1970.
+        reason: Cause of an abort; of a commit, the part as which its owner had resumed it; empty otherwise.
     """
 
     transaction: TransactionId
@@ -78,26 +78,26 @@ class Outcome:
 
     @property
     def committed(self) -> bool:
-        """Whether it is committed."""
+        """True if it is committed."""
         return self.state is State.COMMITTED
 
     @property
     def aborted(self) -> bool:
-        """Whether it is aborted."""
+        """True if it is aborted."""
         return self.state is State.ABORTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionStory(Outcome):
-    """What the leader of a transaction's group knows of it at this moment, and the last things that happened to it.
+    """Present knowledge of a transaction in the leader of its group, with its last events.
 
-    Its ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``; its
-    ``reason`` says of one that is open or committing what it waits for.
+    ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``;
+    ``reason`` tells what an open or committing transaction waits for.
 
     Attributes:
         events: Its last events, oldest first: those that the leader has seen, in memory, since it took over.
-        events_since_ms: When the leader took over, ms since 1970: of what was before, its log or that of the leader
-            before tells.
+        events_since_ms: Time of the leader's takeover, ms since 1970; earlier events are in its log or that of the
+            leader before.
         controller_epoch: Controller epoch of that leader.
     """
 
@@ -107,15 +107,15 @@ class TransactionStory(Outcome):
 
 
 Ends = tuple[DLSN | None, DLSN | None]
-"""The lowest and the highest DLSN of a transaction; None if it holds no record."""
+"""Lowest and highest DLSN of a transaction; None if it holds no record."""
 
 
 class CommitResult:
-    """The answer to a commit.
+    """Answer to a commit.
 
     Attributes:
         transaction: Its id.
-        records: How many records became visible.
+        records: Number of records that became visible.
         position: Offset of the commit record on the commit log of the group: the place in the commit order.
 
     Source: DistributedLog transactions, ``Future<Pair<DLSN, DLSN>> result = txn.commit()``.
@@ -124,7 +124,7 @@ class CommitResult:
     __slots__ = ("_ends", "_find_ends", "position", "records", "transaction")
 
     def __init__(self, transaction: TransactionId, records: int, position: int, find_ends: Callable[[], Ends]) -> None:
-        """``find_ends`` gives the first and the last DLSN; it is called when somebody asks for them, which few do."""
+        """Use ``find_ends`` to find the first and the last DLSN once somebody asks for them, which few do."""
         self.transaction = transaction
         self.records = records
         self.position = position
@@ -133,17 +133,17 @@ class CommitResult:
 
     @property
     def first(self) -> DLSN | None:
-        """The lowest DLSN of the transaction's records; None if there are none.
+        """Lowest DLSN of the transaction's records; None if there are none.
 
-        Of a transaction that was resumed, of those that were written since: a DLSN holds a record's sequence number
-        within the transaction, and neither the leader nor the commit log knows those of earlier owners. The commit
-        record lists the offsets of all of them; ``b.transactions`` reads them.
+        Of a resumed transaction, the lowest of those written since: a DLSN holds a record's sequence number within the
+        transaction, and neither the leader nor the commit log knows those of earlier owners. The commit record lists
+        the offsets of all of them; ``b.transactions`` reads them.
         """
         return self._both()[0]
 
     @property
     def last(self) -> DLSN | None:
-        """The highest DLSN of the transaction's records; None if there are none. See :attr:`first`."""
+        """Highest DLSN of the transaction's records; None if there are none. See :attr:`first`."""
         return self._both()[1]
 
     def _both(self) -> Ends:
@@ -177,12 +177,12 @@ def _known_result(
 
 
 def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterable[Piece]) -> Ends:
-    """The lowest and the highest DLSN of what a commit record placed.
+    """Return the lowest and the highest DLSN of what a commit record placed.
 
     Args:
         record: The commit record.
         streams: Place of each stream in the BEGIN frame.
-        pieces: What the transaction consists of, or as much of it as is asked for.
+        pieces: Pieces of the transaction, or as many of them as are asked for.
     """
     known = {piece.key: piece for piece in pieces}
     ends: list[DLSN] = []
@@ -196,7 +196,7 @@ def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterabl
         for part in first:
             piece = known.get(PieceKey(part, place, segment.number))
             if piece is None:
-                continue  # an earlier owner's
+                continue  # written by an earlier owner
             ends.append(DLSN.of(segment, first[part], local_sequence(part, piece.first_count)))
             ends.append(DLSN.of(segment, last[part], local_sequence(part, piece.last_count)))
     return min(ends, default=None), max(ends, default=None)

@@ -1,4 +1,4 @@
-"""What the transactions of one connection share, and what a begun transaction is derived from."""
+"""Shared parts of one connection: options, plans from which transactions begin, conditions, and housekeeping."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rollbridge.zookeeper.catalog import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The machinery of one connection."""
+    """Machinery of one connection."""
 
     sender: Sender
     catalog: Catalog
@@ -48,20 +48,20 @@ class Runtime:
     commit_timeout_s: float
     commits: CommitLines
     who_leads: Callable[[GroupName], str]
-    """In half a sentence why a group may not answer."""
+    """Returns in half a sentence why a group may not answer."""
     events: Callable[[GroupName, TransactionId], Sequence[str]]
-    """The last events of a transaction, one line for each, if its leader tells them within a moment; else none."""
+    """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all transactions that begin alike have in common."""
+    """Common part of all transactions that begin alike."""
 
     group: GroupName
     begin: BeginFrame
     routes: tuple[Route, ...]
     generation: int
-    """Of the catalog when this was derived."""
+    """Generation of the catalog when this was derived."""
     begin_value: bytes = field(init=False)
     buffers: tuple[tuple[str, int], ...] = field(init=False)
     """Topic and number of partitions of each stream's buffer."""
@@ -74,12 +74,11 @@ class Plan:
 
     @cached_property
     def id_prefix(self) -> int:
-        """The upper bits of the ids: the reference epoch of the first stream."""
+        """Upper bits of the ids: the reference epoch of the first stream."""
         return TransactionId.of(self.routes[0].epoch, 0).value
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How a connection behaves: sizes, delays and limits, each with its unit, default and reason.
+# Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,32 +90,31 @@ class ClientOptions:
     """
 
     compression: str = option("none", check=Compression.named)
-    """Codec of the frames. It stays as it is all the way to the segment: none, gzip, snappy, lz4 or zstd."""
+    """Codec of the frames, which records keep all the way to the segment: none, gzip, snappy, lz4 or zstd."""
     frame_bytes: int = option(FRAME_BYTES_DEFAULT, low=16 * KIB, high=MIB)
-    """Bytes of a frame before compression; larger ones cost less each record, and more memory."""
+    """Bytes of a frame before compression; larger frames cost less per record, and more memory."""
     linger_s: float = 1.0
-    """How long records of an idle open transaction may wait in this process before they are sent."""
+    """Maximum seconds for which records of an idle open transaction wait in this process before they are sent."""
     buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
-    """How much may wait for the brokers in this process; beyond it writers wait."""
+    """Maximum bytes that wait for the brokers in this process; beyond it writers wait."""
     backpressure_timeout_s: float = 60.0
-    """How long a writer waits for room before it gets a ``BackpressureError``."""
+    """Seconds that a writer waits for room before it gets a ``BackpressureError``."""
     connect_timeout_s: float = 15.0
-    """How long connecting may take."""
+    """Maximum seconds for connecting."""
     commit_timeout_s: float = 120.0
-    """How long a commit, an abort or a flush waits unless it is told otherwise. A merge takes about 3 s per GB."""
+    """Seconds that a commit, an abort or a flush waits unless told otherwise. A merge takes about 3 s per GB."""
     admin_timeout_s: float = 30.0
-    """How long an admin request waits for its answer."""
+    """Seconds that an admin request waits for its answer."""
     session_timeout_s: float = 10.0
-    """After how long without contact ZooKeeper ends the session; nothing of a client's hangs on it."""
+    """ZooKeeper session time-out in seconds; leases of conditional writers and pending requests end with it."""
     lease: timedelta = option(timedelta(hours=24))
-    """How long a transaction may stay open unless its begin says otherwise; at most ``lease_max``. No pings are
-    needed."""
+    """Default time for which a transaction may stay open; at most ``lease_max``. No pings are needed."""
     lease_max: timedelta = option(timedelta(days=7))
-    """The longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
+    """Longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
     transaction_bytes_max: int = 16 * GIB
     """Largest transaction that is written; coordinators abort larger ones. A merge stalls readers for its length."""
     open_transactions_max: int = 100_000
-    """Most transactions that this connection keeps open at once."""
+    """Maximum number of transactions that this connection keeps open at once."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self))
@@ -126,21 +124,20 @@ class ClientOptions:
 
     @property
     def codec(self) -> Compression:
-        """The codec's number."""
+        """Number of the codec."""
         return Compression.named(self.compression)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What is derived from the arguments of a begin, and checked: the streams, their group and routes, lease and label.
+# Plans
 
 
 _PLANS_MAX: Final = 1_000
 _Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
-"""What a transaction is begun with."""
+"""Arguments of a begin: streams, lease, label and time to remember the outcome."""
 
 
 class Planner:
-    """Makes the plans of one connection's transactions, and keeps them until a stream changes."""
+    """Maker of the plans of one connection's transactions, which are kept until a stream changes."""
 
     def __init__(
         self,
@@ -151,7 +148,7 @@ class Planner:
         sessions: ClientSessions,
         lease_limit: Callable[[GroupName], tuple[str, timedelta] | None],
     ) -> None:
-        """``lease_limit`` looks up which coordinator leads a group and the longest lease that it grants, if known."""
+        """Start without plans; ``lease_limit`` looks up a group's leader and the longest lease it grants, if known."""
         self._client_name = client_name
         self._options = options
         self._catalog = catalog
@@ -164,7 +161,7 @@ class Planner:
     def plan(
         self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
     ) -> Plan:
-        """The plan of a transaction; raises as :meth:`rollbridge.Bridge.begin` does."""
+        """Return the plan of a transaction; raise as :meth:`rollbridge.Bridge.begin` does."""
         wanted = (streams, timeout, label, retain)
         plan = self._plans.get(wanted)
         if plan is None or plan.generation != self._catalog.generation:
@@ -219,9 +216,9 @@ class Planner:
         return Plan(group, begin, routes, generation)
 
     def _check_lease(self, group: GroupName, lease: timedelta) -> None:
-        """Refuse a lease over the limit of the group's leader, if that can be told; the leader refuses it anyhow.
+        """Refuse a lease over the limit of the group's leader if that is known; the leader refuses it anyway.
 
-        What was learnt before is enough to let a lease pass; it is looked up again before one is refused.
+        A limit learnt before is enough to let a lease pass; it is looked up again before one is refused.
         """
         if lease <= self._lease_limits.get(group, timedelta(0)):
             return
@@ -240,17 +237,16 @@ class Planner:
             )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a user may make a transaction depend on, checked before it is sent as far as that is possible.
+# Conditions of a transaction
 
 
 def new_condition(
     runtime: Runtime, plan: Plan, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
 ) -> StreamCondition:
-    """The condition that a user states.
+    """Return the condition that a user states.
 
     Raises:
-        InvalidRequestError: the stream is none of the transaction's, or no record of this key can have that SN.
+        InvalidRequestError: not one of the transaction's streams, or no record of this key can have that SN.
     """
     place = plan.begin.places.get(stream)
     if place is None:
@@ -264,16 +260,16 @@ def new_condition(
     try:
         _check_place(runtime.catalog.view(stream).history, stream, condition)
     except InvalidRequestError:
-        # It may come from an epoch that is not known here yet.
+        # The SN may come from an epoch that is not cached here yet.
         _check_place(runtime.catalog.read(stream).history, stream, condition)
     return StreamCondition(place, condition)
 
 
 def with_condition(known: tuple[StreamCondition, ...], condition: StreamCondition) -> tuple[StreamCondition, ...]:
-    """The conditions of a transaction with one more.
+    """Return the conditions of a transaction with one more.
 
     Raises:
-        InvalidRequestError: they would be too many, or their keys too large.
+        InvalidRequestError: too many, or their keys are too large.
     """
     whole = sum(len(item.condition.key or b"") for item in (*known, condition))
     if len(known) >= CONDITIONS_MAX or whole > KEY_BYTES_MAX:
@@ -290,19 +286,22 @@ def _check_place(history: EpochHistory, stream: str, condition: Condition) -> No
     try:
         course = Course(history, position_of(condition.key))
     except UnavailableError:
-        return  # a scale is under way; the leader will see
+        return  # a scale is in progress; the leader will check
     place_of(condition.expected, course)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Housekeeping: one thread that does what must not be done on the way of a record, now and then or when poked.
+# Housekeeping
 
 
 logger = logging.getLogger(__name__)
 
 
 class Housekeeper:
-    """Runs its chores every ``interval_s`` seconds, and soon after :meth:`poke`."""
+    """Thread that runs chores every ``interval_s`` seconds, and soon after :meth:`poke`.
+
+    Chores are what must not be done on the way of a record. They run one after the other on the one thread, so none may
+    block for long.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -312,7 +311,7 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._run, name="rollbridge-housekeeping", daemon=True)
 
     def start(self, *chores: Callable[[], None]) -> None:
-        """Begin; a chore that raises is logged and tried again next time."""
+        """Start the thread; a chore that raises is logged and tried again next time."""
         self._chores.extend(chores)
         self._thread.start()
 

@@ -1,14 +1,14 @@
-"""The way of frames to the brokers: one idempotent producer, a bounded queue, and a thread that hears of deliveries.
+"""Sender of frames: one idempotent producer, a bounded queue, and a thread that receives delivery reports.
 
 Frames of one buffer partition keep their order, also when they are sent again, because the producer is idempotent. A
-delivery that is reported without an offset tells nobody whether, or where, the frame stands (librdkafka reports so what
-a broker calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. It
-never stops trying by itself: a frame is refused only for good (its topic is gone, it is too large, access is denied),
-so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is full,
-:meth:`Sender.send` waits, and in the end refuses.
+delivery report without an offset leaves open whether, or where, the frame stands (librdkafka reports so what a broker
+calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. The sender
+never stops trying by itself: a frame is refused only for lasting causes (its topic is gone, it is too large, access is
+denied), so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is
+full, :meth:`Sender.send` waits, and in the end refuses.
 
-Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the sender may
-be waiting for just that delivery.
+Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the thread that
+sends may be waiting for just that delivery.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_S: Final = 0.1
 
 
 class Sender:
-    """Sends frames; safe to use from several threads."""
+    """Sender of frames. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Sender:
             bootstrap_servers: ``host:port``, several with commas between.
             security: As for confluent-kafka.
             client_id: Names this client in the brokers' logs and quotas.
-            buffer_bytes: How much may wait to be sent.
-            block_s: How long :meth:`send` waits while that much waits.
-            linger_ms: How long the producer holds a frame back to send it together with others.
+            buffer_bytes: Maximum bytes that wait to be sent.
+            block_s: Seconds that :meth:`send` waits while the buffer is full.
+            linger_ms: Milliseconds for which the producer holds a frame back to send it together with others.
         """
         self._settings: dict[str, Any] = {
             **producer_config(bootstrap_servers, security=security, client_id=client_id),
             "linger.ms": linger_ms,
-            # A frame that finds nothing under way goes at once, the others are collected meanwhile and go together.
+            # A frame that finds nothing in flight goes at once; later ones are collected meanwhile and go together.
             "max.in.flight.requests.per.connection": 1,
-            "message.timeout.ms": 0,  # without end; who waits for the outcome has a time-out of its own
+            "message.timeout.ms": 0,  # without end; whoever waits for the outcome has a time-out of its own
             "message.max.bytes": 1_000_000_000,  # the topic's limit decides, and frames respect it
             # Several frames go in one batch, for which a buffer topic's limit holds; none is set below this.
             "batch.size": BATCH_BYTES,
@@ -90,7 +90,7 @@ class Sender:
         self._thread.start()
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        """Queue a frame; ``delivered`` is called when its fate is known.
+        """Queue a frame; ``delivered`` is called with its delivery report.
 
         Raises:
             BackpressureError: the queue stayed full; the frame was not queued.
@@ -101,33 +101,33 @@ class Sender:
             self._send_patiently(topic, partition, key, value, delivered, fault)
 
     def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        """As :meth:`send`, for delivery callbacks: never waits, but lets the delivery thread try until it works."""
+        """Queue a frame from a delivery callback: never waits, and lets the delivery thread retry until it works."""
         self._deferred.append((topic, partition, key, value, delivered))
 
     def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until ``reached`` is true, which deliveries are expected to bring about; False if not in time."""
+        """Wait until ``reached`` is true, re-evaluated after deliveries; return False if not in time."""
         with self._progress:
             return self._progress.wait_for(reached, timeout_s)
 
     @property
     def queued(self) -> int:
-        """Frames whose fate is not known."""
+        """Number of frames without a delivery report."""
         return len(self._producer) + len(self._deferred)
 
     def cause_of(self, fault: KafkaError) -> KafkaError:
-        """Why a delivery failed: those of a producer that was replaced say no more than that."""
+        """Return why a delivery failed; a producer that was replaced reports only that it was."""
         purged = fault.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
         return self._fatal if purged and self._fatal is not None else fault
 
     def is_refusal(self, fault: KafkaError) -> bool:
-        """Whether a broker itself refused the frame, so that it is certainly not in the buffer."""
+        """Return True if a broker itself refused the frame, so that it is certainly not in the buffer."""
         if fault.code() == KafkaError._PURGE_QUEUE:
             # Without a right to write anywhere a producer gets no id, and sends nothing at all.
             return self.cause_of(fault).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
         return fault.code() > 0
 
     def close(self, timeout_s: float) -> int:
-        """Send what is queued and stop; return how many frames were not acknowledged in time."""
+        """Send what is queued and stop; return the number of frames not acknowledged in time."""
         self.wait_until(lambda: self.queued == 0, timeout_s)
         left = self.queued
         self._stopping.set()
@@ -145,7 +145,7 @@ class Sender:
     def _send_patiently(
         self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered, fault: Exception
     ) -> None:
-        """Try again while the queue is full or the producer is being replaced."""
+        """Retry while the queue is full or the producer is being replaced."""
         deadline = time.monotonic() + self._block_s
         while True:
             if not _is_passing(fault):
@@ -166,7 +166,7 @@ class Sender:
                 return
 
     def _deliver(self) -> None:
-        """The delivery thread."""
+        """Serve delivery reports, deferred frames and the replacement of the producer; body of the delivery thread."""
         while not self._stopping.is_set():
             try:
                 served = self._producer.poll(_POLL_S)
@@ -186,7 +186,7 @@ class Sender:
                     self._progress.notify_all()
 
     def _send_deferred(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> bool:
-        """Whether the frame needs no further attempt."""
+        """Try to send a deferred frame; return True if it needs no further attempt."""
         try:
             self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
         except (BufferError, KafkaException) as fault:
@@ -197,7 +197,7 @@ class Sender:
         return True
 
     def _report(self, delivered: Delivered, fault: KafkaError | None, message: Message) -> None:
-        """Hand on what became of a frame, once that is known."""
+        """Pass on the delivery report of a frame, or send the frame again if the report has no offset."""
         if fault is None and message.offset() is None:
             topic, number = message.topic() or "", message.partition() or 0
             logger.info("a frame for %s[%d] was acknowledged without an offset; it is sent again", topic, number)
@@ -206,7 +206,7 @@ class Sender:
             delivered(fault, message)
 
     def _replace(self) -> None:
-        """After a fatal error: let the old producer report its frames as failed, and go on with a new one."""
+        """Replace the producer after a fatal error; the old one reports its frames as failed."""
         try:
             fresh = self._connect()
         except RollbridgeError as fault:
@@ -230,6 +230,6 @@ class Sender:
 
 
 def _is_passing(fault: Exception) -> bool:
-    """Whether the queue is full, or the producer about to be replaced."""
+    """Return True if the queue is full, or the producer about to be replaced."""
     inner = kafka_error(fault)
     return inner is None or inner.fatal() or inner.code() in (KafkaError._QUEUE_FULL, KafkaError._FATAL)

@@ -1,8 +1,12 @@
-"""Transactions as the user sees them: write, then commit or abort, and learn what became of it.
+"""Transactions as the application sees them: write, then commit or abort, and learn the outcome.
 
 The commit is asked for in the buffer of the first stream, behind everything else that went there; what went to the
 buffers of other streams must be acknowledged before, since there is no order between two partitions. Whatever happens
-on the way, the commit log has the last word: whoever asked to commit or abort waits for the control record.
+on the way, the commit log decides: whoever asked to commit or abort waits for the control record.
+
+Threads: callers hold ``_lock`` while they write or ask for an end. Delivery callbacks run on the delivery thread and
+take no lock, see :mod:`rollbridge.client.sender`; a commit held back for other buffers is therefore handed over by
+popping it from a list, which only one thread can succeed in.
 """
 
 from __future__ import annotations
@@ -65,14 +69,14 @@ T = TypeVar("T")
 Offsets = Mapping[tuple[str, int], int] | Iterable[TopicPartition]
 
 ABORT_ON_ERROR_S: Final = 10.0
-"""How long a ``with`` block that ends by an exception waits to see the abort logged."""
+"""Seconds that a ``with`` block that ends by an exception waits for the abort to be logged."""
 
 
 _ASK_AGAIN_S: Final = 0.05
 
 
 class _Wish(Enum):
-    """What was asked for."""
+    """End that was asked for."""
 
     NONE = "none"
     COMMIT = "commit"
@@ -80,7 +84,7 @@ class _Wish(Enum):
 
 
 class Transaction(Writing):
-    """An open transaction. Safe to use from several threads.
+    """Open transaction. Safe to use from several threads.
 
     Made by :meth:`rollbridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
@@ -109,7 +113,7 @@ class Transaction(Writing):
             raise
 
     def _prepare(self, runtime: Runtime, plan: Plan, completion: Completion, counter: int, part: int) -> None:
-        """Everything but the begin."""
+        """Set up everything but the begin."""
         super().__init__(runtime, plan, completion, counter, part)
         self._wish = _Wish.NONE
         self._pieces: list[Piece] = []
@@ -121,29 +125,30 @@ class Transaction(Writing):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams it may write to."""
+        """Streams that the transaction may write to."""
         return tuple(self._plan.begin.streams)
 
     @property
     def label(self) -> str | None:
-        """The label given at its begin."""
+        """Label given at its begin."""
         return self._plan.begin.label
 
     def commit(self, parts: Sequence[PartHandle] = (), timeout: Timeout = None) -> CommitResult:
         """Make everything visible, all or nothing, and return where it stands.
 
         Asking again gives the same answer, or waits on; so does asking from another process, see
-        :meth:`rollbridge.Bridge.resume` and :meth:`rollbridge.Bridge.outcome`. What passes is tried again until the
+        :meth:`rollbridge.Bridge.resume` and :meth:`rollbridge.Bridge.outcome`. Transient faults are retried until the
         time is up.
 
         Args:
-            parts: What other processes have finished; parts that are not named leave nothing behind.
+            parts: Handles of the parts that other processes have finished; parts that are not named leave nothing
+                behind.
             timeout: How long to wait for the answer; None is the connection's ``commit_timeout``.
 
         Raises:
-            TransactionRefused: a condition of it does not hold; nothing of it is visible.
+            TransactionRefused: a condition of the transaction does not hold; nothing of it is visible.
             TransactionExpired, AlreadyAborted, TransactionAborted, IncompleteError: nothing of it is visible.
-            Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
+            Fenced: a newer session of this client, or whoever resumed the transaction, has taken it over.
             OutcomeUnknown: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
             TransactionTooLargeError: the parts name too many segments, or have too many frames; nothing was asked for,
@@ -152,7 +157,7 @@ class Transaction(Writing):
         return self._ask(lambda: self.commit_async(parts), timeout, "commit")
 
     def commit_async(self, parts: Sequence[PartHandle] = ()) -> CommitFuture:
-        """Ask for the commit; the future gives what :meth:`commit` returns."""
+        """Ask for the commit; the future returns what :meth:`commit` returns."""
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
                 others = self._check_parts(parts)
@@ -167,25 +172,25 @@ class Transaction(Writing):
         return CommitFuture(self)
 
     def send_offsets(self, offsets: Offsets, group_metadata: object) -> None:
-        """Have a consumer group's offsets committed with this transaction: all of it happens, or nothing.
+        """Commit a consumer group's offsets with this transaction: all of it happens, or nothing.
 
-        They are sent with the commit. Offsets given before for the same partition are replaced. If the group has
-        moved on by the time of the commit (its members share the partitions anew), the transaction is refused, as
-        Kafka refuses it: it ends as aborted, and the error says so.
+        The offsets are sent with the commit, and replace those given before for the same partition. If the group has
+        moved on by the time of the commit (its members share the partitions anew), the transaction is refused, as Kafka
+        refuses it: it ends as aborted, and the error says so.
 
         Args:
             offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
-                record to read. The names that a :class:`rollbridge.Consumer`'s message has are understood: a stream,
-                and the partition number of a segment.
-            group_metadata: What ``consumer_group_metadata()`` of the consumer gives; or the name of a consumer group
-                that has no members.
+                record to read. The names in a :class:`rollbridge.Consumer`'s message are understood: a stream, and the
+                partition number of a segment.
+            group_metadata: Result of the consumer's ``consumer_group_metadata()``; or the name of a consumer group that
+                has no members.
 
         Raises:
             InvalidRequestError: not such things, or too many; or, if the consumer is one of this process, offsets
                 behind what it has handed out, or in a segment that waits for others. Nothing was sent.
-            StreamNotFound, StreamRecreated, ZooKeeperUnavailable: a stream whose partitions were named is not there, is
-                another one by now, or can not be looked up; nothing was sent.
-            TransactionTooLargeError: they take more than is left of a commit's size; the others are committed.
+            StreamNotFound, StreamRecreated, ZooKeeperUnavailable: a stream whose partitions were named does not exist,
+                is another one by now, or cannot be looked up; nothing was sent.
+            TransactionTooLargeError: the offsets take more than is left of a commit's size; the others are committed.
             TransactionClosed: its end was asked for.
         """
         member = parse_group_metadata(group_metadata)
@@ -213,7 +218,7 @@ class Transaction(Writing):
             self._offsets[group] = joined
 
     def _placed(self, offsets: Offsets) -> Iterator[tuple[tuple[str, int], int]]:
-        """Offsets by Kafka's topics and partitions; without those of segments that were removed, which nobody reads."""
+        """Yield offsets by Kafka's topics and partitions, without those of removed segments, which nobody reads."""
         for topic, partition, offset in _triples(offsets):
             if "/" not in topic:
                 yield (topic, partition), offset
@@ -224,23 +229,24 @@ class Transaction(Writing):
     def expect(
         self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT
     ) -> None:
-        """Commit this transaction only if a stream still is where ``sn`` says: compare-and-set for many records.
+        """Commit this transaction only if a stream still ends where ``sn`` says: compare-and-set for many records.
 
-        It is looked at by the leader, when it merges the transaction: nobody else's record can come between the look
-        and the records of this transaction. Own records do not count. If it does not hold, the transaction ends as
-        aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefused` with the SN that is there. Several
-        conditions must all hold.
+        The leader checks the condition when it merges the transaction: nobody else's record can come between the check
+        and the records of this transaction. Own records do not count. If the condition does not hold, the transaction
+        ends as aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefused` with the SN that is there.
+        Several conditions must all hold.
 
         Args:
             stream: One of the transaction's streams; it need not write to it.
             key: Chooses the segment; may be left out for a stream of one segment.
-            sn: SN or DLSN of the last record, as a conditional writer's ``tail`` or ``write`` gives it;
-                ``EMPTY``: there is none.
+            sn: SN or DLSN of the last record, as a conditional writer's ``tail`` or ``write`` returns it; ``EMPTY``:
+                there is none.
             scope: ``segment``: the last record of the key's segment; ``key``: the last one with this key.
 
         Raises:
-            InvalidRequestError: nothing that could hold, or too much of it; the transaction stays usable.
-            TransactionTooLargeError: it takes more than is left of a commit's size; the transaction stays usable.
+            InvalidRequestError: a condition that can never hold, or too many; the transaction stays usable.
+            TransactionTooLargeError: the condition takes more than is left of a commit's size; the transaction stays
+                usable.
             TransactionClosed: its end was asked for.
         """
         condition = new_condition(self._runtime, self._plan, stream, key, sn, scope)
@@ -258,13 +264,13 @@ class Transaction(Writing):
 
         Raises:
             AlreadyCommitted: its commit was decided before.
-            Fenced: a newer session of this client, or whoever resumed the transaction, has the say now.
+            Fenced: a newer session of this client, or whoever resumed the transaction, has taken it over.
             OutcomeUnknown: no answer in time; ask again, here or with its id.
         """
         self._ask(lambda: self.abort_async(reason), timeout, "abort")
 
     def abort_async(self, reason: str = "client") -> AbortFuture:
-        """Ask for the abort; the future gives None."""
+        """Ask for the abort; the future returns None."""
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
                 key, value = self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX])
@@ -297,7 +303,7 @@ class Transaction(Writing):
         return f"<Transaction {self.id} of {', '.join(self.streams)}>"
 
     def result(self) -> CommitResult:
-        """The answer to the commit of a transaction whose outcome is known; raises what it met instead."""
+        """Return the answer to the commit of a settled transaction, or raise its error."""
         error = self._completion.error()
         if error is not None:
             if type(error) is TransactionAborted and self._wish is not _Wish.COMMIT:
@@ -310,14 +316,14 @@ class Transaction(Writing):
         return self._result
 
     def _is_mine(self) -> bool:
-        """Whether a commit that is known is the one that was asked for here, and not that of a later owner."""
+        """Return True if a known commit is the one that was asked for here, and not that of a later owner."""
         return self._completion.owner == self._writer.part
 
     def _records_committed(self) -> int:
         return sum(piece.records for piece in self._pieces)  # exactly what the manifest names is merged
 
     def _own_pieces(self) -> list[Piece]:
-        """What the manifest names beside the parts of other processes."""
+        """Return the pieces that the manifest names beside the parts of other processes."""
         return self._writer.pieces()
 
     def _ends(self) -> Ends:
@@ -325,7 +331,7 @@ class Transaction(Writing):
         return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._pieces)
 
     def check_aborted(self) -> None:
-        """Return if the transaction, whose outcome is known, is aborted; raise what it met instead."""
+        """Return if the settled transaction is aborted; raise otherwise."""
         error = self._completion.error()
         if error is None:
             raise AlreadyCommitted(
@@ -335,7 +341,7 @@ class Transaction(Writing):
             raise error
 
     def _check_parts(self, parts: Sequence[PartHandle]) -> list[Piece]:
-        """The pieces of the parts named."""
+        """Return the pieces of the named parts."""
         seen: set[int] = {piece.part for piece in self._own_pieces()} | {self._writer.part}
         for handle in parts:
             if handle.transaction != self.id:
@@ -349,7 +355,7 @@ class Transaction(Writing):
         return [piece for handle in parts for piece in handle.pieces]
 
     def _check_size(self, others: Sequence[Piece]) -> None:
-        """Refuse parts of others with which the manifest would be too large, before anything is asked for."""
+        """Refuse parts of others that would make the manifest too large, before anything is asked for."""
         if not others or self._writer.room.has(sum(piece_bytes(piece.key) for piece in others)):
             return
         limit = self._writer.room.limit
@@ -363,7 +369,7 @@ class Transaction(Writing):
             )
 
     def _check_frames(self, parts: Sequence[PartHandle]) -> None:
-        """Refuse parts of others with which the commit record could be too large, before anything is asked for."""
+        """Refuse parts of others that could make the commit record too large, before anything is asked for."""
         own = len(self._own_pieces())  # each may have an open batch, which becomes a frame
         frames = self._writer.frames + own + sum(handle.frames for handle in parts)
         if parts and is_too_scattered(frames, own + sum(len(handle.pieces) for handle in parts)):
@@ -375,9 +381,9 @@ class Transaction(Writing):
             )
 
     def ask_again(self, order: CommitOrder) -> bool:
-        """Send the COMMIT frame once more, which changes nothing but what the leader knows of the order.
+        """Send the COMMIT frame once more, which only updates what the leader knows of the commit order.
 
-        False if the first one waits here for other buffers, so that it would come too soon.
+        Return False if the first one waits here for other buffers, so that this one would come too soon.
         """
         with self._lock:
             if self._held or self._completion.failure is not None:
@@ -416,7 +422,7 @@ class Transaction(Writing):
             self._send_held()  # the last acknowledgement came in between
 
     def _send_held(self) -> None:
-        """Send the COMMIT frame that waited, once, whichever thread comes first."""
+        """Send the COMMIT frame that waited, once, on whichever thread comes first."""
         try:
             manifest = self._held.pop()
         except IndexError:
@@ -431,13 +437,13 @@ class Transaction(Writing):
         return (*self._buffers[0], self._key_of(FrameKind.COMMIT, order), manifest, self._commit_delivered)
 
     def _abandon(self) -> None:
-        """A send failed before the commit was asked for: abort, and let everybody know at once."""
+        """Abort after a send that failed before the commit was asked for, and tell everybody at once."""
         self._send_abort_soon(f"incomplete: {self._completion.failure}")
         self._wish = _Wish.ABORT
         self._completion.fail()
 
     def _send_abort_soon(self, reason: str) -> None:
-        """If its commit was asked for, the ABORT frame takes that back, and lets go of later ones that wait for it."""
+        """Queue an ABORT frame; it takes back a commit that was asked for, and releases later ones that wait for it."""
         value = encode_abort(reason[:REASON_CHARACTERS_MAX])
         key = self._key_of(FrameKind.ABORT, None if self._asked is None else self._asked.order)
         self._runtime.sender.send_soon(*self._buffers[0], key, value, self._abort_delivered)
@@ -448,7 +454,7 @@ class Transaction(Writing):
         return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, self._writer.part, *fields, epoch)
 
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
-        """Ask, again and again while that is not possible, and wait for the answer."""
+        """Ask, retrying while that is not possible, and wait for the answer."""
         timeout_s = self._seconds(timeout)
         deadline = time.monotonic() + timeout_s
         future: OutcomeFuture[T] | None = None
@@ -466,7 +472,7 @@ class Transaction(Writing):
         try:
             return future.result(max(deadline - time.monotonic(), 0.0))
         except TransactionAborted as fault:
-            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # which says it all
+            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # complete as it is
                 fault.tell(self._runtime.events(self._plan.group, self.id))
             raise
         except TimeoutError:
@@ -479,17 +485,17 @@ class Transaction(Writing):
             unknown.tell(self._runtime.events(self._plan.group, self.id))
             raise unknown from None
 
-    # On the delivery thread; these take no lock, see rollbridge.client.sender.
+    # On the delivery thread: these take no lock, see rollbridge.client.sender.
 
     def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
         self._delivered(fault, message)
         if fault is not None and self._runtime.sender.is_refusal(fault):
-            # The broker itself refused it, so no leader will ever hear of this transaction, or say a word about it.
+            # The broker itself refused it, so no leader will ever hear of this transaction, or report on it.
             self._runtime.outcomes.waiting.pop(self._completion.key, None)
             self._completion.fail()
 
     def _whole_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
-        """The message was the whole transaction, from its BEGIN to its COMMIT."""
+        """Handle the delivery report of a message that was the whole transaction, from its BEGIN to its COMMIT."""
         self._first_delivered(fault, message)
         if fault is not None and not self._completion.settled:
             self._send_abort_soon(f"its commit was refused: {fault}")
@@ -502,7 +508,7 @@ class Transaction(Writing):
     def _commit_delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
-            # It may have arrived all the same: whichever of both the leader meets first decides.
+            # The commit may have arrived all the same: whichever of both the leader meets first decides.
             self._send_abort_soon(f"its commit was refused: {fault}")
 
     def _abort_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
@@ -512,7 +518,7 @@ class Transaction(Writing):
 
 
 class CommitFuture(OutcomeFuture[CommitResult]):
-    """The answer to a commit."""
+    """Answer to a commit."""
 
     __slots__ = ("_transaction",)
 
@@ -528,7 +534,7 @@ class CommitFuture(OutcomeFuture[CommitResult]):
 
 
 class AbortFuture(OutcomeFuture[None]):
-    """The answer to an abort."""
+    """Answer to an abort."""
 
     __slots__ = ("_transaction",)
 
@@ -545,7 +551,7 @@ class AbortFuture(OutcomeFuture[None]):
 
 @lru_cache(maxsize=4096)
 def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
-    """The value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
+    """Return the value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
     return _manifest_with(entries, (), ())
 
 
@@ -558,7 +564,7 @@ def _manifest_with(
 
 
 def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
-    """Topic, partition and offset of each; without those of which a consumer has no position yet."""
+    """Yield topic, partition and offset of each, without those of which a consumer has no position yet."""
     if isinstance(offsets, Mapping):
         for (topic, partition), offset in offsets.items():
             yield topic, partition, offset
@@ -569,6 +575,6 @@ def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
 
 
 def _ignore(fault: KafkaError | None, _: Message | None) -> None:
-    """An abort that does not arrive is one by expiry in the end."""
+    """Log an end that could not be delivered: an abort that does not arrive becomes one by expiry in the end."""
     if fault is not None:
         logger.warning("an end could not be asked for again: %s", fault)

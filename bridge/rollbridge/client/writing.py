@@ -1,4 +1,8 @@
-"""Writing: what a transaction and a part of one share. Records go in, frames go out, deliveries are counted."""
+"""Common base of a transaction and its parts: records go in, frames go out, deliveries are counted.
+
+Callers hold ``_lock``, also while :meth:`~rollbridge.client.sender.Sender.send` waits for room. Delivery callbacks run
+on the delivery thread and must not take it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Writing:
-    """Writes records of one transaction. Safe to use from several threads."""
+    """Writer of the records of one transaction. Safe to use from several threads."""
 
     __slots__ = (
         "_acked",
@@ -69,17 +73,17 @@ class Writing:
 
     @property
     def id(self) -> TransactionId:
-        """The id of the transaction; hand it to ``join`` in another process."""
+        """Id of the transaction; pass it to ``join`` in another process."""
         return self._completion.transaction
 
     @property
     def completion(self) -> Completion:
-        """The outcome that this shares with its futures."""
+        """Outcome that this writer shares with its futures."""
         return self._completion
 
     @property
     def records(self) -> int:
-        """How many records were written through this object."""
+        """Number of records written through this object."""
         return self._writer.count
 
     def write(
@@ -91,7 +95,7 @@ class Writing:
         headers: Headers = (),
         timestamp_ms: int | None = None,
     ) -> WriteFuture:
-        """Write a record; it becomes visible with the commit, at the place that the future then tells.
+        """Write a record; the commit makes it visible at the place that the future then returns.
 
         Args:
             stream: One of the transaction's streams, ``scope/stream``.
@@ -116,7 +120,7 @@ class Writing:
             self._lock.release()
 
     def write_all(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Write many records, given as key and value, and return how many; faster than one by one.
+        """Write many records, given as key and value, and return their number; faster than one by one.
 
         Some hundreds of them are taken at a time; an iterator may take as long over them as it likes, and use this
         transaction and its connection.
@@ -135,7 +139,7 @@ class Writing:
         return in_chunks(records, write)
 
     def flush(self, timeout: Timeout = None) -> None:
-        """Return once the brokers have acknowledged everything that was written so far.
+        """Wait until the brokers have acknowledged everything written so far.
 
         Raises:
             IncompleteError: they refused something; the transaction can only be aborted.
@@ -155,13 +159,15 @@ class Writing:
         self._check_deliveries()
 
     def leave(self) -> None:
-        """Refuse everything from now on: the transaction is that of the process that forked this one."""
+        """Refuse everything from now on: the transaction belongs to the process that forked this one."""
         self._lock = GONE
 
     def cut_older(self, than_s: float) -> None:
-        """Send the batches that were started before ``than_s`` (monotonic seconds), unless somebody is writing now.
+        """Send the batches that were started before ``than_s`` (monotonic seconds), unless another thread is writing
+        now.
 
-        What has waited in the outbox for a moment goes, too.
+        Frames that have waited in the outbox for a moment go, too. Called on the housekeeping thread, which must not
+        wait for a writer's lock.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -173,7 +179,7 @@ class Writing:
                 self._lock.release()
 
     def release(self) -> None:
-        """Let go of what only an open transaction needs; without it each would be garbage in a cycle."""
+        """Release what only an open transaction needs; without it each would be garbage in a cycle."""
         self._writer.release()
 
     def _seconds(self, timeout: Timeout) -> float:
@@ -214,7 +220,7 @@ class Writing:
                 self._sent += 1
 
     def _send_outbox(self) -> None:
-        """Send what waits in the outbox; if this raises, it waits there still."""
+        """Send what waits in the outbox; if this raises, it still waits there."""
         if self._outbox:
             delivered = self._delivered if self._sent else self._first_delivered
             self._runtime.sender.send(*self._buffers[0], *self._outbox.packed(), delivered)
@@ -228,7 +234,7 @@ class Writing:
         self._runtime.sender.send(*self._buffers[0], *whole, delivered)
         self._outbox.clear()
 
-    # On the delivery thread; these take no lock, see rollbridge.client.sender.
+    # On the delivery thread: these take no lock, see rollbridge.client.sender.
 
     def _delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
@@ -251,9 +257,10 @@ class Writing:
 
 
 class Part(Writing):
-    """What one process writes of a transaction that another began. Made by :meth:`rollbridge.Bridge.join`.
+    """Part of a transaction that another process began. Made by :meth:`rollbridge.Bridge.join`.
 
-    Nothing of it counts unless the commit names its handle, so a process that dies or is retried leaves nothing behind.
+    Nothing of a part counts unless the commit names its handle, so a process that dies or is retried leaves nothing
+    behind.
     """
 
     __slots__ = ("_handle",)
@@ -264,20 +271,20 @@ class Part(Writing):
 
     @property
     def number(self) -> int:
-        """The number of the part, 1 or more."""
+        """Number of the part, 1 or more."""
         return self._writer.part
 
     @property
     def compression(self) -> Compression:
-        """The codec of its frames."""
+        """Codec of its frames."""
         return Compression(self._runtime.limits.compression)
 
     def lane(self, stream: str) -> Lane:
-        """One of the streams as this part writes to it: its segments and limits; for :meth:`put_batch`."""
+        """Return one of the streams as this part writes to it, with its segments and limits; for :meth:`put_batch`."""
         return self._writer.lanes[stream]
 
     def check_parts(self, parts: int, each: int | None = None) -> None:
-        """Refuse so many parts, this one included, if each writes to all segments, or to so many at most.
+        """Refuse a number of parts, this one included, if each writes to all segments, or to ``each`` at most.
 
         Raises:
             TransactionTooLargeError: they could not be committed together.
@@ -287,7 +294,7 @@ class Part(Writing):
         check_parts(parts, segments, each, self._writer.room.limit)
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
-        """Write records that stand in a ready-made batch already; see ``PartWriter.put_batch``.
+        """Write a ready-made record batch; see ``PartWriter.put_batch``.
 
         Raises:
             TransactionTooLargeError, BackpressureError: these records were not written.
@@ -299,12 +306,12 @@ class Part(Writing):
             self._writer.put_batch(stream, at, batch, first, last, records)
 
     def finish(self, timeout: Timeout = None) -> PartHandle:
-        """Return, once the brokers have everything, what the owner hands to ``commit(parts=[...])``.
+        """Wait until the brokers have everything; return the handle that the owner passes to ``commit(parts=[...])``.
 
         Nothing can be written afterwards. Asking again gives the same handle, or waits on.
 
         Raises:
-            IncompleteError: the brokers refused something; let the work be done again by another part.
+            IncompleteError: the brokers refused something; let another part do the work again.
             UnavailableError: not acknowledged in time; finish again to wait on.
             TransactionClosed: the transaction has ended meanwhile.
         """

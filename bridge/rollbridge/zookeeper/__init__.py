@@ -1,1 +1,1 @@
-"""The adapter to ZooKeeper: a typed session, and typed reads and writes of what stands there."""
+"""Adapter to ZooKeeper: a typed session, and typed reads and writes of what stands there."""

@@ -1,8 +1,7 @@
-"""Who may use which transaction group: ACLs of the few nodes in ZooKeeper that clients write to.
+"""Access control of transaction groups: ACLs of the few ZooKeeper nodes that clients write to.
 
 Every node belongs to whoever made it, and all may read it (:mod:`rollbridge.security.zookeeper`); nearly all are made
-by
-coordinators, so clients can change none of them. What is granted to the members of a group, and nothing else:
+by coordinators, so clients can change none of them. Members of a group are granted, and nothing else:
 
 ======================================  ==========  ==============================================================
 node                                    right       why
@@ -15,11 +14,11 @@ node                                    right       why
 ``/groups/SCOPE.GROUP/counter``         rw          reserve transaction ids; of no other group's number, see below
 ======================================  ==========  ==============================================================
 
-What a group's counter holds is believed within bounds only (:mod:`rollbridge.model.ids`).
-``/counters/transaction``, the counter that all groups shared in earlier versions, is granted to nobody any more; who
-had it keeps it for clients of these versions until :meth:`Access.secure` is told to close it.
+The value of a group's counter is believed within bounds only (:mod:`rollbridge.model.ids`). ``/counters/transaction``,
+the counter that all groups shared in earlier versions, is granted to nobody any more; whoever had it keeps it for
+clients of these versions until :meth:`Access.secure` is told to close it.
 
-The group is the smallest unit: who may ask its leader for one thing may ask for any.
+The group is the smallest unit: whoever may ask its leader for one thing may ask for any.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ GRANTED: Final = {
     f"{paths.GROUPS}/SCOPE.GROUP/counter": _RESERVER,
     f"{paths.CAS}/SCOPE.STREAM": _MEMBER,
 }
-"""What members of a group may do with nodes that coordinators own; all may read everything."""
+"""Rights of members of a group on nodes that coordinators own; all may read everything."""
 _IDENTITY: Final = re.compile(r"digest:[^:]+:[A-Za-z0-9+/]{27}=|(?:x509|sasl|ip):.+")
 _OF_CLIENTS: Final = re.compile(rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+")
 """Nodes whose children are made by clients."""
@@ -58,10 +57,10 @@ _WORLD: Final = "world"
 
 
 def digest_identity(username: str, password: str) -> str:
-    """The identity of a user of the scheme ``digest``: it holds a hash of the password.
+    """Return the identity of a user of the scheme ``digest``, which holds a hash of the password.
 
     Raises:
-        InvalidRequestError: a name that ZooKeeper can not tell from the password.
+        InvalidRequestError: a name that ZooKeeper cannot tell from the password.
     """
     if not username or ":" in username:
         raise InvalidRequestError(f"{username!r} is no user name: it is empty or holds a colon")
@@ -69,10 +68,10 @@ def digest_identity(username: str, password: str) -> str:
 
 
 def parse_identity(text: str) -> Id:
-    """``digest:USER:HASH``, ``x509:SUBJECT``, ``sasl:NAME`` or ``ip:ADDRESS``.
+    """Parse ``digest:USER:HASH``, ``x509:SUBJECT``, ``sasl:NAME`` or ``ip:ADDRESS``.
 
     Raises:
-        InvalidRequestError: it is none of these.
+        InvalidRequestError: none of these.
     """
     if not _IDENTITY.fullmatch(text):
         raise InvalidRequestError(
@@ -84,26 +83,27 @@ def parse_identity(text: str) -> Id:
 
 
 def shown(identity: Id | str) -> str:
-    """An identity without the hash of its password, from which that could be guessed."""
+    """Return an identity without the hash of its password, from which that could be guessed."""
     text = identity if isinstance(identity, str) else f"{identity.scheme}:{identity.id}"
     return ":".join(text.split(":")[:2]) if text.startswith("digest:") else text
 
 
 class Access:
-    """Grants and revokes what clients may do. The session needs the identity of the coordinators."""
+    """Grants and revocations of clients' rights. The session needs the identity of the coordinators."""
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
         self._metadata = Metadata(session)
 
     def secure(self, *, shared_counter: bool = False) -> int:
-        """Close what is open to everybody, with everything that coordinators need; says how many nodes were closed.
+        """Close all nodes that are open to everybody, and those that coordinators need; return the number of closed
+        ones.
 
         Nodes of sessions, parts and slots stay as they are, since clients own them.
 
         Args:
-            shared_counter: Close the counter that members of all groups could write in earlier versions as well:
-                clients of these versions can then begin no transactions any more.
+            shared_counter: Also close the counter that members of all groups could write in earlier versions: clients
+                of these versions can then begin no transactions any more.
 
         Raises:
             InvalidRequestError: the session has no identity that could own anything; nothing was changed.
@@ -122,7 +122,7 @@ class Access:
         return closed
 
     def grant(self, group: GroupName, identities: Iterable[Id]) -> None:
-        """Let identities use a group, which is made if it is not there.
+        """Let identities use a group, which is made if it does not exist.
 
         Raises:
             InvalidRequestError: the session has no identity; nothing was changed.
@@ -140,7 +140,7 @@ class Access:
             self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
 
     def revoke(self, group: GroupName, identities: Iterable[str]) -> list[Id]:
-        """Take a group away from identities, which may be named without hashes; returns those that had it.
+        """Revoke identities' use of a group; they may be named without hashes. Return those that had it.
 
         Raises:
             NotFoundError: there is no such group.
@@ -158,14 +158,18 @@ class Access:
         return gone
 
     def members(self, group: GroupName) -> list[Id]:
-        """Who may use a group; raises NotFoundError if there is none of this name."""
+        """Return the identities that may use a group.
+
+        Raises:
+            NotFoundError: there is no group of this name.
+        """
         if group not in self._metadata.groups():
             raise NotFoundError(f"there is no transaction group {group}")
         acl = self._session.acl(paths.requests(group))
         return [entry.id for entry in acl if entry.id.scheme != _WORLD and entry.perms != Permissions.ALL]
 
     def is_open(self, group: GroupName) -> bool:
-        """Whether everybody who reaches ZooKeeper may use a group."""
+        """Return True if everybody who reaches ZooKeeper may use a group."""
         return _is_open(self._session.acl(paths.requests(group)))
 
     def _need_identity(self) -> None:
@@ -176,12 +180,12 @@ class Access:
             )
 
     def _closed(self, path: str) -> Sequence[ACL]:
-        """Who may do what with a node, once it is not open to everybody any more."""
+        """Return the ACL of a node as it is once the node is closed to everybody."""
         acl = self._session.acl(path)
         return OWNED if _is_open(acl) else acl
 
     def _places(self, group: GroupName) -> Iterator[tuple[str, int]]:
-        """The nodes that members write to, and what they may do there."""
+        """Yield the nodes that members write to, and their rights there."""
         self._session.ensure(paths.counter(group))  # a group of an earlier version has none yet
         for title, rights in GRANTED.items():
             if not title.startswith(paths.CAS):
@@ -192,7 +196,7 @@ class Access:
                 yield paths.cas_slots(stream.name), GRANTED[f"{paths.CAS}/SCOPE.STREAM"]
 
     def _tree(self, path: str) -> Iterator[str]:
-        """A node and everything below it but for what clients own."""
+        """Yield a node and everything below it, except what clients own."""
         yield path
         if not _OF_CLIENTS.fullmatch(path):
             for name in self._session.children(path):
@@ -206,7 +210,7 @@ def open_slots(session: ZooKeeperSession, group: GroupName, path: str) -> None:
 
 
 def open_counter(session: ZooKeeperSession, group: GroupName) -> None:
-    """Let the members of a group write its counter, which has just been made, or was made anew."""
+    """Let the members of a group write its counter, which has just been made, or made anew."""
     if session.has_identity:
         path, known = paths.counter(group), session.acl(paths.requests(group))
         wanted = [
@@ -218,7 +222,7 @@ def open_counter(session: ZooKeeperSession, group: GroupName) -> None:
 
 
 def open_nodes(session: ZooKeeperSession) -> list[str]:
-    """Of the nodes that matter most, those that everybody may change; none if we have no identity ourselves."""
+    """Return those of the most important nodes that everybody may change; none without an identity of our own."""
     if not session.has_identity:
         return []
     groups = [path for name in Metadata(session).groups() for path in (paths.group(name), paths.requests(name))]

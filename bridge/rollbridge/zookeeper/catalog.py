@@ -1,8 +1,11 @@
-"""The catalog: the streams in use, as they are in ZooKeeper now, without asking for each transaction.
+"""Metadata cache of a client: the streams in use, without a ZooKeeper read per transaction.
 
-A stream is read when it is first used and again when its watch is called: an epoch was added, the stream was deleted,
-or the connection was lost and something may have been missed. Until it has been read again the old view serves. That
-is no danger: a transaction that begins against the epoch before is committed by rolling.
+A stream is read on first use and again after its watch has fired: an epoch was added, the stream was deleted, or the
+connection was lost and something may have been missed. Until then the old view serves. That is harmless: a transaction
+that begins against the epoch before is committed by rolling.
+
+Watches fire on the ZooKeeper connection's thread, which only marks a stream as stale; :meth:`Catalog.refresh` reads it
+on the housekeeping thread. The lock guards the table of views and is never held across a read.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class Catalog:
-    """Cached views of streams; safe to use from several threads.
+    """Cached views of streams. Safe to use from several threads.
 
     Attributes:
         generation: Grows whenever a view changes, so that whatever is derived from views knows when to look again.
     """
 
     def __init__(self, metadata: Metadata, poke: Callable[[], None]) -> None:
-        """``poke`` is called when :meth:`refresh` has something to do."""
+        """Start empty; ``poke`` is called when :meth:`refresh` has something to do."""
         self.generation = 0
         self._metadata = metadata
         self._poke = poke
@@ -39,7 +42,7 @@ class Catalog:
         self._lock = threading.Lock()
 
     def view(self, stream: str) -> StreamView:
-        """The stream as it was last read; read now if it never was.
+        """Return the cached view of a stream; read it if there is none.
 
         Raises:
             InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
@@ -48,15 +51,19 @@ class Catalog:
         return self._read(stream) if view is None else view
 
     def read(self, stream: str) -> StreamView:
-        """The stream as it is now. Raises as :meth:`view` does."""
+        """Read a stream as it is now. Raises as :meth:`view` does."""
         return self._read(stream)
 
     def suspect(self, stream: str) -> None:
-        """Have the stream read again soon: somebody met what the view does not explain."""
+        """Have a stream read again soon: something was met that the view does not explain."""
         self._changed(stream)
 
     def route(self, stream: str, epoch: int) -> Route:
-        """The route through one epoch of a stream, which must be in its history; InvalidRequestError if not."""
+        """Return the route through one epoch of a stream.
+
+        Raises:
+            InvalidRequestError: the epoch is not in its history.
+        """
         view = self.view(stream)
         if view.route.epoch == epoch:
             return view.route
@@ -65,21 +72,21 @@ class Catalog:
         return Route.of(view.config, view.history.record(epoch))
 
     def topic_of_partition(self, stream: str, partition: int) -> str:
-        """The topic of the segment that a partition number names.
+        """Return the topic of the segment that a partition number names.
 
         Raises:
             InvalidRequestError, TruncatedError, StreamRecreated: see
-            :func:`rollbridge.model.lineage.topic_of_partition`. InvalidNameError, ScopeNotFound, StreamNotFound,
-            ZooKeeperUnavailable.
+                :func:`rollbridge.model.lineage.topic_of_partition`.
+            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
         """
         view = self.view(stream)
         return topic_of_partition(view.config.name, partition, view.history, lambda: self._read(stream).history)
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """The partition number of a segment; see :class:`rollbridge.model.lineage.Life`.
+        """Return the partition number of a segment; see :class:`rollbridge.model.lineage.Life`.
 
         Raises:
-            InvalidRequestError: the stream has, or keeps, no such segment.
+            InvalidRequestError: the stream has no such segment, or does not keep it any more.
             InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
         """
         for read in (self.view, self._read):
@@ -89,13 +96,13 @@ class Catalog:
         raise InvalidRequestError(f"{stream} has no segment {segment}, or not any more")
 
     def forget(self, stream: str) -> None:
-        """Read the stream again before it is used next."""
+        """Drop the view of a stream, so that it is read again before its next use."""
         with self._lock:
             self._views.pop(stream, None)
             self.generation += 1
 
     def refresh(self) -> None:
-        """Read again what may have changed."""
+        """Read again what may have changed. Called on the housekeeping thread."""
         while self._stale:
             stream = self._stale.pop()
             if stream not in self._views:

@@ -1,4 +1,4 @@
-"""What can go wrong with a ZooKeeper node, and the one place where kazoo's errors are translated.
+"""Errors of ZooKeeper nodes, and the one place where kazoo's errors are translated.
 
 The tree, below :mod:`rollbridge.errors`::
 
@@ -9,9 +9,9 @@ The tree, below :mod:`rollbridge.errors`::
     NotFoundError
     └─ NodeMissing           the node (or its parent) is not there; nothing was written
     RollbridgeError
-    ├─ UnknownWriteError     the connection went while a write was under way: read to learn whether it happened
+    ├─ UnknownWriteError     the connection was lost with a write in flight: read to learn whether it happened
     └─ ZooKeeperRefused      ZooKeeper will never accept the request: size, malformed
-       └─ ZooKeeperDenied    or for want of a permission; carries which node, and who asked
+       └─ ZooKeeperDenied    refused for want of a permission; carries the node and who asked
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollbridge.model.records import NodeOperation
 
 
 class NodeExists(ConflictError):
-    """A node of this path exists already; nothing was written."""
+    """The node exists already; nothing was written."""
 
     code = "node-exists"
 
@@ -36,7 +36,7 @@ class NodeExists(ConflictError):
 
 
 class NodeNotEmpty(ConflictError):
-    """The node has children, so it can not be deleted; nothing was written."""
+    """The node has children, so it cannot be deleted; nothing was written."""
 
     code = "node-not-empty"
 
@@ -66,14 +66,14 @@ class NodeMissing(NotFoundError):
 
 
 class UnknownWriteError(RollbridgeError):
-    """The connection was lost while a write was under way: it may have been carried out. Read to learn which."""
+    """The connection was lost with a write in flight, which may have been carried out. Read to learn whether it was."""
 
     code = "write-unknown"
     exit_code = 6
 
 
 class ZooKeeperRefused(RollbridgeError):
-    """ZooKeeper does not accept the request and will not when it is repeated; nothing was written."""
+    """ZooKeeper refuses the request, and will when it is repeated; nothing was written."""
 
     code = "zookeeper-refused"
 
@@ -108,21 +108,21 @@ _LOST_ON_THE_WAY = (
 )
 _NOTHING_DONE = (kazoo.ThrottledOpError, kazoo.NewConfigNoQuorumError, kazoo.ReconfigInProcessError)
 _CONSEQUENCES = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
-"""What the other operations of a refused multi report."""
+"""Errors that the other operations of a refused multi report."""
 
 
 def is_transient(fault: BaseException) -> bool:
-    """Whether a read that failed this way may succeed when it is repeated."""
+    """Return True if a read that failed this way may succeed when it is repeated."""
     return isinstance(fault, _LOST_ON_THE_WAY + _NOTHING_DONE)
 
 
 def translate(fault: Exception, path: str, *, writes: bool, who: str = "this client") -> RollbridgeError:
-    """The error of ours that says what kazoo's says.
+    """Translate an error of kazoo's into one of rollbridge's.
 
     Args:
-        fault: What kazoo raised.
+        fault: Error that kazoo raised.
         path: The node concerned, for the message.
-        writes: Whether the request would have changed something.
+        writes: True if the request would have changed something.
         who: Who asked, for the message.
     """
     match fault:
@@ -164,7 +164,7 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
 def translate_multi(
     results: Sequence[object], operations: Sequence[NodeOperation], *, who: str = "this client"
 ) -> RollbridgeError | None:
-    """The error of the first operation that made a multi fail, or None if all were carried out."""
+    """Return the error of the first operation that made a multi fail, or None if all were carried out."""
     faults = [(item, place) for place, item in enumerate(results) if isinstance(item, Exception)]
     for fault, place in faults:
         if not isinstance(fault, _CONSEQUENCES):
@@ -175,6 +175,6 @@ def translate_multi(
 
 
 def _text(fault: BaseException) -> str:
-    """The class says more than kazoo's messages, which are mostly empty."""
+    """Return the class and text of an error; kazoo's messages alone are mostly empty."""
     detail = str(fault)
     return f"{type(fault).__name__}: {detail}" if detail and detail != "()" else type(fault).__name__

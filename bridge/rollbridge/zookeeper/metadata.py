@@ -1,4 +1,4 @@
-"""What stands in ZooKeeper, typed: streams and their histories, groups, open transactions, counters, admin requests.
+"""Typed content of ZooKeeper: streams and their histories, groups, open transactions, counters, admin requests.
 
 Paths come from :mod:`rollbridge.model.paths`, records from :mod:`rollbridge.model.records`. Reads take an optional
 watch, which is called once when the answer may have changed.
@@ -36,19 +36,19 @@ from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMism
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
 FIRST_COUNTER: Final = 1
-"""The first transaction counter given out in a new cluster."""
+"""First transaction counter given out in a new cluster."""
 SET_RIGHT_S: Final = 15.0
-"""How long it is waited for that a leader sets a damaged counter right; it looks every few seconds."""
+"""Seconds to wait for a leader to repair a damaged counter; leaders check every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The lead of a group.
+    """Leadership of a group.
 
     Attributes:
-        name: The coordinator that has it.
+        name: Coordinator that leads.
         since_ms: Since when it serves, or takes over, ms since 1970 by ZooKeeper's clock.
-        is_serving: Whether its takeover is over.
+        is_serving: True once its takeover is over.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Lead:
     is_serving: bool
 
     def age_s(self, now_s: float) -> float:
-        """For how long by now; clocks that differ make it no less than 0."""
+        """Return its duration so far in seconds; at least 0 where clocks differ."""
         return max(now_s - self.since_ms / 1000, 0.0)
 
 
@@ -69,24 +69,24 @@ class Metadata:
     # Streams ----------------------------------------------------------------------------------------------------
 
     def stream(self, name: StreamName, watch: Watch | None = None) -> StreamConfig | None:
-        """A stream's configuration; None if the stream does not exist."""
+        """Return a stream's configuration; None if the stream does not exist."""
         node = self.session.get(paths.stream(name), watch)
         return None if node is None else StreamConfig.from_json(node.value)
 
     def stream_fault(self, name: StreamName) -> StreamFault | None:
-        """What keeps a stream's transactions from being merged; None unless it is in an error state."""
+        """Return why a stream's transactions are not merged; None unless the stream is in an error state."""
         node = self.session.get(paths.stream_fault(name))
         return None if node is None else StreamFault.from_json(node.value)
 
     def history(
         self, name: StreamName, watch: Watch | None = None, known: EpochHistory | None = None
     ) -> EpochHistory | None:
-        """The epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added.
+        """Return the epochs of a stream; None if the stream does not exist. ``watch`` is called when an epoch is added.
 
         Args:
             name: The stream.
             watch: Called once when the answer may have changed.
-            known: An earlier answer; its epochs that can not change any more are not read again.
+            known: An earlier answer; its sealed epochs, which cannot change any more, are not read again.
 
         Raises:
             CorruptDataError: the epochs do not belong together.
@@ -104,7 +104,7 @@ class Metadata:
             truncation = Truncation() if raw is None else Truncation.from_json(raw.value)
             gone = [int(number) for number, node in zip(missing, nodes, strict=True) if node is None]
             if not numbers or any(truncation.keeps(number) for number in gone):
-                return None  # it is being deleted
+                return None  # the stream is being deleted
             read = [EpochRecord.from_json(node.value) for node in nodes if node is not None]
             old = [record for epoch, record in settled.items() if int(numbers[0]) <= epoch <= int(numbers[-1])]
             history = truncation.history_of([*old, *read])
@@ -115,11 +115,11 @@ class Metadata:
             seen = numbers
 
     def scopes(self) -> list[str]:
-        """The scopes in which a stream was ever created."""
+        """Return the scopes in which a stream was ever created."""
         return self.session.children(paths.SCOPES)
 
     def streams(self, scope: str | None = None) -> list[StreamConfig]:
-        """All streams, or those of a scope, sorted by name."""
+        """Return the configurations of all streams, or of those of a scope, sorted by name."""
         scopes = self.scopes() if scope is None else [scope]
         children = self.session.children_many([paths.streams(item) for item in scopes])
         wanted = [
@@ -130,7 +130,7 @@ class Metadata:
         return [StreamConfig.from_json(node.value) for node in self.session.get_many(wanted) if node is not None]
 
     def lay_out(self) -> None:
-        """Create what everything else stands below, as far as it is missing, so that it belongs to who asks."""
+        """Create the missing parents of everything else, so that they belong to this session's identity."""
         for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS):
             self.session.ensure(path)
         for path in (paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS):
@@ -139,18 +139,18 @@ class Metadata:
     # Groups and coordinators ------------------------------------------------------------------------------------
 
     def groups(self, watch: Watch | None = None) -> list[GroupName]:
-        """All transaction groups."""
+        """Return all transaction groups."""
         return [GroupName.parse(name) for name in self.session.children(paths.GROUPS, watch)]
 
     def group(self, name: GroupName) -> Group | None:
-        """A group's record; None if the group does not exist."""
+        """Return a group's record; None if the group does not exist."""
         node = self.session.get(paths.group(name))
         return None if node is None else Group.from_json(node.value)
 
     def ensure_group(self, name: GroupName, created_ms: int | None = None) -> None:
-        """Create what every group has in ZooKeeper, as far as it is missing; a coordinator then takes it over."""
+        """Create the missing nodes of a group; a coordinator then takes the group over."""
         skeleton = paths.group_skeleton(name)
-        if self.session.exists(skeleton[-1]) is not None:  # they are created in order, so this one is the last
+        if self.session.exists(skeleton[-1]) is not None:  # nodes are created in order, so this one is the last
             return
         now_ms = int(time.time() * 1000) if created_ms is None else created_ms
         self.session.ensure(paths.group(name), Group(name, now_ms).to_json())
@@ -160,21 +160,21 @@ class Metadata:
                 self.session.ensure(path)
 
     def coordinators(self) -> list[str]:
-        """Names of the coordinators that are alive."""
+        """Return the names of the coordinators that are alive."""
         return self.session.children(paths.COORDINATORS)
 
     def coordinator(self, name: str) -> Coordinator | None:
-        """What a coordinator says of itself; None if it is not alive, or of a version that says nothing."""
+        """Return a coordinator's own record; None if it is not alive, or of a version that writes none."""
         node = self.session.get(paths.coordinator(name))
         return Coordinator.from_json(node.value) if node is not None and node.value else None
 
     def leader(self, name: GroupName) -> str | None:
-        """Name of the coordinator that leads a group; None if none does."""
+        """Return the name of the coordinator that leads a group; None if none does."""
         node = self.session.get(paths.leader(name))
         return None if node is None else node.value.decode(errors="replace")
 
     def lease_limit(self, name: GroupName) -> tuple[str, timedelta] | None:
-        """The coordinator that leads a group, and the longest lease that it grants; None if nobody leads or says."""
+        """Return the coordinator that leads a group and the longest lease that it grants; None if not known."""
         leader = self.leader(name)
         found = None if leader is None else self.coordinator(leader)
         if leader is None or found is None or not found.lease_ms_max:
@@ -182,7 +182,7 @@ class Metadata:
         return leader, timedelta(milliseconds=min(found.lease_ms_max, timedelta.max // timedelta(milliseconds=1)))
 
     def lead(self, name: GroupName) -> Lead | None:
-        """Who leads a group, and since when; None if nobody does."""
+        """Return who leads a group, and since when; None if nobody does."""
         node = self.session.get(paths.leader(name))
         if node is None:
             return None
@@ -192,7 +192,7 @@ class Metadata:
     # Transactions -----------------------------------------------------------------------------------------------
 
     def transactions(self, group: GroupName) -> list[TransactionRecord]:
-        """The open transactions of a group that outlived a moment, oldest first."""
+        """Return the open transactions of a group that outlived a moment, oldest first."""
         buckets = [f"{paths.transactions(group)}/{number:02x}" for number in range(paths.BUCKETS)]
         found = [
             f"{bucket}/{name}"
@@ -203,7 +203,7 @@ class Metadata:
         return sorted(records, key=lambda record: (record.begun_ms, record.id))
 
     def find_transaction(self, identifier: TransactionId, watch: Watch | None = None) -> TransactionRecord | None:
-        """The record of an open transaction, in whichever group; None if there is none (yet)."""
+        """Return the record of an open transaction, in whichever group; None if there is none (yet)."""
         for group in self.groups(watch):
             node = self.session.get(paths.transaction(group, identifier), watch)
             if node is not None:
@@ -211,10 +211,10 @@ class Metadata:
         return None
 
     def claim_part(self, group: GroupName, identifier: TransactionId, joint_of: str = "") -> int:
-        """A part number of a transaction that was never given out before in its life, 1 or more.
+        """Return a part number of a transaction that was never given out before in its life, 1 or more.
 
-        ``joint_of`` names the client of a joint transaction: nothing of one may have arrived yet, so its leader, who
-        removes the counters of transactions that it does not know, asks the client's session.
+        ``joint_of`` names the client of a cooperative transaction: nothing of one may have arrived yet, so its leader,
+        who removes the counters of transactions that it does not know, asks the client's session.
         """
         path = paths.parts(group, identifier)
         while True:
@@ -224,7 +224,7 @@ class Metadata:
             except UnknownWriteError:
                 continue  # a number that nobody uses does no harm
             except NodeMissing:
-                continue  # the transaction has just ended: whatever is written to it is of no effect
+                continue  # the transaction has just ended: whatever is written to it has no effect
             if part > PART_MAX:
                 raise InvalidRequestError(
                     f"all {PART_MAX} parts of transaction {identifier} have been given out; begin another transaction"
@@ -232,13 +232,13 @@ class Metadata:
             return part
 
     def reserve_counters(self, group: GroupName, count: int) -> range:
-        """Counters of a group's transactions that were never given out before and never will be again.
+        """Return counters of a group's transactions that were never given out before and never will be again.
 
-        What the node holds is believed within the bounds that the group's leader has set. Where it is damaged, the
-        leader sets it right soon, which is waited for.
+        The node's value is believed within the bounds that the group's leader has set. Where it is damaged, the leader
+        repairs it soon, which is waited for.
 
         Raises:
-            CoordinatorUnavailable: it was not set right in time; nothing was written.
+            CoordinatorUnavailable: not repaired in time; nothing was written.
             CorruptDataError: the group has no number yet, and the counter of groups without one is damaged.
         """
         deadline = time.monotonic() + patience_s(SET_RIGHT_S)
@@ -267,7 +267,7 @@ class Metadata:
             try:
                 self.session.set(paths.counter(group), str(first + count).encode(), node.version)
             except (NodeMissing, NodeVersionMismatch, UnknownWriteError):
-                # Somebody else was faster, or nobody knows; counters that are skipped do no harm.
+                # Another client was faster, or the write is unknown; counters that are skipped do no harm.
                 if time.monotonic() < deadline + SET_RIGHT_S:
                     continue
                 raise
@@ -275,7 +275,7 @@ class Metadata:
             return range(start, start + count)
 
     def _reserve_shared(self, count: int) -> range:
-        """The same for a group that no coordinator of this version has led yet, from the counter that all share."""
+        """Reserve counters of a group that no coordinator of this version has led yet, from the one that all share."""
         path = paths.TRANSACTION_COUNTER
         while True:
             node = self.session.get(path)
@@ -292,7 +292,7 @@ class Metadata:
     # The cluster ------------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster | None:
-        """Which Kafka cluster the path belongs to; None if it was never used."""
+        """Return the Kafka cluster that the path belongs to; None if it was never used."""
         node = self.session.get(paths.CLUSTER)
         return None if node is None or not node.value else Cluster.from_json(node.value)
 
@@ -300,7 +300,7 @@ class Metadata:
         """Tie the path to a Kafka cluster, or check that it is tied to this one.
 
         Raises:
-            WrongClusterError: it belongs to another cluster, or a newer version laid it out.
+            WrongClusterError: the path belongs to another cluster, or a newer version laid it out.
         """
         now_ms = int(time.time() * 1000) if created_ms is None else created_ms
         ours = Cluster(kafka_cluster_id, now_ms)
@@ -333,23 +333,23 @@ class Metadata:
     # Admin requests ---------------------------------------------------------------------------------------------
 
     def ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
-        """Put a request to a group's leader and wait for the answer. It ends with this session at the latest.
+        """Put a request to a group's leader and wait for the answer. The request ends with this session at the latest.
 
         Raises:
             CoordinatorUnavailable: nobody took the request in time; it is withdrawn, so nothing was done.
-            UnknownWriteError: it was taken, or may have been, but no answer came in time; it may still be carried out.
+            UnknownWriteError: taken, or possibly so, but not answered in time; it may still be carried out.
         """
         with answers_within(timeout_s):
             return self._ask(group, request, timeout_s)
 
     def _ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
-        deadline = time.monotonic() + patience_s(timeout_s)  # less, if whoever calls has less
+        deadline = time.monotonic() + patience_s(timeout_s)  # less, if the caller has less
         name = self._put_request(group, request)
         answer = self._await_answer(group, name, deadline)
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
-        answer = self._await_answer(group, name, 0.0)  # it may have come between the two
+        answer = self._await_answer(group, name, 0.0)  # the answer may have come between the two
         if answer is not None:
             return answer
         if withdrawn and not self._may_be_under_way(group, request):
@@ -363,7 +363,7 @@ class Metadata:
         )
 
     def who_leads(self, group: GroupName) -> str:
-        """In half a sentence why a request may have gone unanswered."""
+        """Return in half a sentence why a request may have gone unanswered."""
         alive = self.coordinators()
         if not alive:
             return "no coordinator is running (start one with `rollbridge coordinator`)"
@@ -390,7 +390,7 @@ class Metadata:
         return path.rpartition("/")[2]
 
     def _await_answer(self, group: GroupName, name: str, deadline: float) -> Answer | None:
-        """The answer, taken away; None at the deadline."""
+        """Take the answer away and return it; None at the deadline."""
         path = f"{paths.answers(group)}/{name}"
         while True:
             changed = threading.Event()
@@ -402,7 +402,7 @@ class Metadata:
                 return None
 
     def _withdraw(self, path: str) -> bool:
-        """Delete a node; False if it was gone already."""
+        """Delete a node; return False if it was gone already."""
         while True:
             try:
                 return self.session.delete(path)
@@ -411,7 +411,7 @@ class Metadata:
                     return False  # by us or by the leader: not known, so not ours to claim
 
     def _may_be_under_way(self, group: GroupName, request: Request) -> bool:
-        """Whether a leader may have begun on a request although its node was still there."""
+        """Return True if a leader may have begun on a request although its node was still there."""
         match request.kind:
             case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM | RequestKind.DELETE_STREAM:
                 return False  # all take the node away with the first thing that they write

@@ -1,16 +1,18 @@
-"""A ZooKeeper session: the few operations that rollbridge needs, typed, below one root path, with our errors.
+"""ZooKeeper session: the few operations that rollbridge needs, typed, below one root path, with rollbridge's errors.
 
-What the thin wrapper adds to kazoo:
+Additions to kazoo:
 
-- Reads are repeated until they are answered or the operation's time is up. Writes never are: after a lost connection
+- Reads are retried until they are answered or the operation's time is up. Writes never are: after a lost connection
   nobody knows whether a write happened, so :class:`~rollbridge.zookeeper.errors.UnknownWriteError` says so and the
   caller, who knows how to find out, reads.
 - A watch can be left on an absent node by every read, fires at most once, and also fires when the connection is lost:
   ZooKeeper's watches miss what is created and deleted meanwhile, so whoever watches must read again anyway.
 - A chroot in the address is created like the root path, not merely warned about.
 
-A session says nothing about leadership. Who leads must stop deciding at SUSPENDED, since the expiry of a session is
-only learned after reconnecting, and must check a version in each of its writes.
+Watches and state listeners run on kazoo's threads: they must neither block nor read.
+
+A session says nothing about leadership. A leader must stop deciding at SUSPENDED, since the expiry of a session is only
+learned after reconnecting, and must check a version in each of its writes.
 """
 
 from __future__ import annotations
@@ -46,21 +48,20 @@ from rollbridge.zookeeper.errors import (
     translate_multi,
 )
 
-# --------------------------------------------------------------------------------------------------------------------
-# Values that a ZooKeeper session takes and gives.
+# Values of a session
 
 
 Watch = Callable[[], None]
 
 REQUEST_BYTES_MAX: Final = 1_000_000
-"""ZooKeeper drops the connection over a request of more than 1 MiB, so larger ones are refused before they are sent."""
+"""Maximum bytes of a request; ZooKeeper drops the connection over more than 1 MiB, so larger ones are refused here."""
 
 
 _TRIES: Final = 3
 
 
 class SessionState(Enum):
-    """What is known of the session."""
+    """State of the session, as far as known."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -78,7 +79,7 @@ STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NodeStat:
-    """What ZooKeeper knows of a node beside its value; ``owner_session_id`` is None unless it is ephemeral."""
+    """Metadata of a node beside its value; ``owner_session_id`` is None unless it is ephemeral."""
 
     version: int
     created_ms: int
@@ -88,24 +89,24 @@ class NodeStat:
 
 @dataclass(frozen=True, slots=True)
 class Node(NodeStat):
-    """A node as it was read."""
+    """Node as it was read."""
 
     value: bytes
 
 
 def stat_of(stat: ZnodeStat) -> NodeStat:
-    """What kazoo reports, as a value."""
+    """Convert kazoo's stat."""
     return NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
 
 
 def node_of(answer: tuple[bytes, ZnodeStat]) -> Node:
-    """A value and its stat as kazoo returns them, as one value."""
+    """Convert a value and its stat, as kazoo returns them, into one value."""
     value, stat = answer
     return Node(stat.version, stat.ctime, stat.mtime, stat.owner_session_id, value)
 
 
 class Once:
-    """A watch that calls at most once, however many reads carry it."""
+    """Watch that calls at most once, however many reads carry it."""
 
     __slots__ = ("_watch",)
 
@@ -119,13 +120,17 @@ class Once:
 
     @classmethod
     def event(cls, watch: Watch) -> Callable[[WatchedEvent], None]:
-        """The same as a callback for kazoo, which passes an event."""
+        """Wrap a watch as a callback for kazoo, which passes an event."""
         once = watch if isinstance(watch, cls) else cls(watch)
         return lambda _: once()
 
 
 def join_root(chroot: str, root: str) -> str:
-    """One path from both, without a slash at its end."""
+    """Join both into one path, without a slash at its end.
+
+    Raises:
+        ConfigError: not absolute and plain, or too long.
+    """
     whole = "/".join(part for part in f"{chroot}/{root}".split("/") if part)
     if any(part in (".", "..") for part in whole.split("/")):
         raise ConfigError(f"ZooKeeper root path {root!r} is not absolute and plain")
@@ -148,10 +153,10 @@ def check_addresses(addresses: str) -> None:
 
 
 def with_tries(addresses: str) -> str:
-    """The addresses as kazoo is to be given them: often enough for three tries within a session.
+    """Return the addresses repeated often enough for three tries within a session, as kazoo is to be given them.
 
     A handshake may take as long as a session, divided by the number of addresses, and a server that has just started
-    may accept one and never answer (seen of ZooKeeper 3.9.5). A single address would wait until the session is over.
+    may accept one and never answer (seen with ZooKeeper 3.9.5). A single address would wait until the session is over.
     """
     given = addresses.split(",")
     return ",".join(given * -(-_TRIES // len(given)))
@@ -166,7 +171,7 @@ def check_size(path: str, size: int) -> None:
 
 
 def add_operation(request: TransactionRequest, path: str, operation: NodeOperation) -> int:
-    """Put an operation into a multi, with its full path; returns about how many bytes it takes."""
+    """Add an operation to a multi, with its full path; return about how many bytes it takes."""
     size = len(path) + 64  # and what surrounds it on the wire
     match operation:
         case CheckNode():
@@ -191,13 +196,15 @@ logger = logging.getLogger(__name__)
 RETRY_PAUSE_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
 PIPELINE_DEPTH: Final = 500
-"""Writes under way at once in :meth:`ZooKeeperSession.multi_pipelined`; ZooKeeper throttles beyond 1,000 requests."""
+"""Maximum number of multis in flight in :meth:`ZooKeeperSession.multi_pipelined`; ZooKeeper throttles beyond 1,000
+requests.
+"""
 
 T = TypeVar("T")
 
 
 class ZooKeeperSession:
-    """One session; safe to use from several threads. All paths are relative to the root path."""
+    """ZooKeeper session. Safe to use from several threads. All paths are relative to the root path."""
 
     def __init__(
         self,
@@ -214,13 +221,13 @@ class ZooKeeperSession:
         Args:
             hosts: ``host:port,host:port/chroot``.
             root: Path (below the chroot) under which everything stands; created with the first node.
-            session_timeout_s: After how long without contact ZooKeeper ends the session.
-            operation_timeout_s: How long one operation waits for its answer, reconnecting included.
+            session_timeout_s: Seconds without contact after which ZooKeeper ends the session.
+            operation_timeout_s: Seconds that one operation waits for its answer, reconnecting included.
             name: Who this is, for log lines.
             security: See :mod:`rollbridge.security.zookeeper`.
 
         Raises:
-            ConfigError: malformed addresses or root path, or security settings that can not be used.
+            ConfigError: malformed addresses or root path, or security settings that cannot be used.
         """
         addresses, slash, chroot = hosts.partition("/")
         self._root = join_root(slash + chroot, root)
@@ -248,7 +255,8 @@ class ZooKeeperSession:
 
         Raises:
             ZooKeeperUnavailable: no server answered in time, or none that we trust. Nothing is left running, save that
-                of a server that accepts connections and is silent a thread waits a few seconds more, in the background.
+                a thread waits a few seconds more, in the background, for a server that accepts connections and is
+                silent.
         """
         if why := self._security.tls_fault(self._servers):
             self.close()
@@ -286,38 +294,38 @@ class ZooKeeperSession:
 
     @property
     def root(self) -> str:
-        """The path, chroot included, below which everything stands."""
+        """Path, chroot included, below which everything stands."""
         return self._root or "/"
 
     @property
     def has_identity(self) -> bool:
-        """Whether ZooKeeper knows who we are, so that what we create is ours."""
+        """True if ZooKeeper knows who we are, so that what we create is ours."""
         return self._security.has_identity
 
     @property
     def session_id(self) -> int | None:
-        """The id of the session while it is connected; another one after the session was lost."""
+        """Id of the session while it is connected; another one after the session was lost."""
         identity = self._client.client_id
         return None if identity is None else identity[0]
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session is known to live; False while the connection is suspended or the session lost."""
+        """True if the session is known to live; False while the connection is suspended or the session lost."""
         return bool(self._client.connected) and self._client.state == KazooState.CONNECTED
 
     @property
     def interruptions(self) -> int:
-        """How often the connection has gone away."""
+        """Number of times that the connection has gone away."""
         return self._interruptions
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
-        """Tell ``listener`` of every change. It is called on the connection's thread: it must not block or read."""
+        """Report every change to ``listener``, on the connection's thread: it must not block or read."""
         self._listeners.append(listener)
 
     # Reads ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str, watch: Watch | None = None) -> Node | None:
-        """The node, or None. ``watch`` is called once when it changes, appears or goes, or the connection is lost."""
+        """Return the node, or None. ``watch`` fires once: it changes, appears or goes, or the connection is lost."""
         try:
             return node_of(self._read(path, self._client.get_async, watch))
         except NodeMissing:
@@ -326,9 +334,9 @@ class ZooKeeperSession:
             return self.get(path)  # it appeared between the two reads; the watch is set
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """The sorted names of the node's children; empty if the node is absent.
+        """Return the sorted names of the node's children; empty if the node is absent.
 
-        ``watch`` is called once when a child appears or goes, the node itself does, or the connection is lost.
+        ``watch`` fires once when a child appears or goes, the node itself does, or the connection is lost.
         """
         try:
             names: list[str] = self._read(path, self._client.get_children_async, watch)
@@ -342,16 +350,16 @@ class ZooKeeperSession:
         return sorted(names)
 
     def exists(self, path: str, watch: Watch | None = None) -> NodeStat | None:
-        """What is known of the node beside its value, or None. ``watch`` as in :meth:`get`."""
+        """Return the metadata of the node, or None. ``watch`` as in :meth:`get`."""
         stat: ZnodeStat | None = self._read(path, self._client.exists_async, watch)
         return None if stat is None else stat_of(stat)
 
     def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """Several nodes, asked for together."""
+        """Return several nodes, asked for together; None for an absent one."""
         return self._many(paths, self._client.get_async, node_of, self.get)
 
     def children_many(self, paths: Sequence[str]) -> list[list[str]]:
-        """The children of several nodes, asked for together; an empty list for an absent one."""
+        """Return the children of several nodes, asked for together; an empty list for an absent one."""
         return self._many(paths, self._client.get_children_async, sorted, self.children)
 
     def sync(self) -> None:
@@ -366,7 +374,7 @@ class ZooKeeperSession:
         """Create a node and return its path (with the number that a sequential one got).
 
         Raises:
-            NodeExists: it is there already.
+            NodeExists: the node is there already.
             NodeMissing: its parent is not there and ``parents`` is false.
             UnknownWriteError: the connection was lost meanwhile.
         """
@@ -380,7 +388,10 @@ class ZooKeeperSession:
         return created[len(self._root) :] or "/"
 
     def ensure(self, path: str, value: bytes = b"") -> bool:
-        """Create a persistent node with its parents unless it is there; say whether it was created here."""
+        """Create a persistent node with its parents unless it exists; return True if it was created here.
+
+        True also after a write of unknown outcome if the node is there afterwards.
+        """
         while True:
             try:
                 self.create(path, value, parents=True)
@@ -389,7 +400,7 @@ class ZooKeeperSession:
             except ZooKeeperDenied:
                 if self.exists(path) is None:
                     raise
-                return False  # ZooKeeper looks at rights before it looks whether there is anything to do
+                return False  # ZooKeeper checks rights before it checks whether there is anything to do
             except UnknownWriteError:
                 if self.exists(path) is not None:
                     return True
@@ -408,7 +419,7 @@ class ZooKeeperSession:
         return stat.version
 
     def delete(self, path: str, version: int = -1) -> bool:
-        """Delete a node if it has this version (any for -1); False if it was absent.
+        """Delete a node if it has this version (any for -1); return False if it was absent.
 
         Raises:
             NodeVersionMismatch, NodeNotEmpty: nothing was deleted.
@@ -421,7 +432,7 @@ class ZooKeeperSession:
         return True
 
     def acl(self, path: str) -> list[ACL]:
-        """Who may do what with a node; ZooKeeper hides the secrets of others unless we may change it.
+        """Return the ACL of a node; ZooKeeper hides the secrets of others unless we may change it.
 
         Raises:
             NodeMissing, ZooKeeperDenied.
@@ -430,7 +441,7 @@ class ZooKeeperSession:
         return found
 
     def set_acl(self, path: str, acl: Sequence[ACL]) -> None:
-        """Say who may do what with a node.
+        """Replace the ACL of a node.
 
         Raises:
             NodeMissing, ZooKeeperDenied: nothing was changed.
@@ -452,7 +463,7 @@ class ZooKeeperSession:
             raise fault
 
     def multi_pipelined(self, batches: Iterable[Sequence[NodeOperation]]) -> list[RollbridgeError | None]:
-        """Carry out many independent multis, sent without waiting in between; for each its error, or None."""
+        """Carry out many independent multis, sent without waiting in between; return each one's error, or None."""
         outcomes: list[RollbridgeError | None] = []
         waiting: list[tuple[Sequence[NodeOperation], IAsyncResult]] = []
         for operations in batches:
@@ -469,7 +480,7 @@ class ZooKeeperSession:
         return self._root + path if path != "/" else self._root or "/"
 
     def _read(self, path: str, send: Callable[..., IAsyncResult], watch: Watch | None) -> Any:
-        """Repeat a read until it is answered or the time is up."""
+        """Retry a read until it is answered or the time is up."""
         deadline = time.monotonic() + patience_s(self._operation_timeout_s)
         arguments = (self._full(path),) if watch is None else (self._full(path), Once.event(watch))
         while True:
@@ -488,7 +499,7 @@ class ZooKeeperSession:
         convert: Callable[[Any], T],
         one: Callable[[str], T],
     ) -> list[T]:
-        """Pipelined reads; whatever does not succeed at once is read again by itself, with patience."""
+        """Pipeline reads; those that do not succeed at once are read again one by one, with retries."""
         found: list[T] = []
         for start in range(0, len(paths), PIPELINE_DEPTH):
             chunk = paths[start : start + PIPELINE_DEPTH]
