@@ -41,10 +41,10 @@ def main(stream: str, servers: dict[str, str]) -> None:
     reader, transactions = b.reader(stream), b.transactions(stream.partition("/")[0])
     open_one = b.begin(stream)
     future = open_one.write(stream, key=b"k", value=b"of the open one")
-    waiting = writer.write(b"k", b"before the fork")
     log = LogReader(Cluster(servers["bootstrap.servers"]))
     topic = StreamName.parse(stream).segment_topic(rollbridge.SegmentId.of(0, 0))
     log.end(topic)  # a connection that nobody holds
+    waiting = writer.write(b"k", b"before the fork")
     ways: dict[str, Callable[[], Any]] = {
         "begin": lambda: b.begin(stream),
         "write": lambda: open_one.write(stream, key=b"k", value=b"of the child"),
@@ -75,6 +75,8 @@ def main(stream: str, servers: dict[str, str]) -> None:
     child = os.fork()
     faulthandler.dump_traceback_later(_PATIENCE_S if child else _PATIENCE_S / 2, exit=True)
     if child == 0:
+        if waiting.done():
+            del ways["plain future"]  # it was answered before the fork, and that answer holds here as well
         met = {}
         for name, way in ways.items():
             try:
