@@ -23,7 +23,6 @@ from rollbridge import EMPTY as EMPTY_SN
 from rollbridge import SN
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasOutcomeUnknown, CasWriteError, OutcomeUnknown, TransactionAborted, UnavailableError
-from rollbridge.model.sn import sequence_bases
 
 Line = dict[str, Any]
 Note = Callable[[Line], None]
@@ -57,7 +56,7 @@ def write_in_transaction(
     written = transaction.write(stream, key=key, value=value)
     transaction.commit()
     dlsn = written.result()
-    base = sequence_bases(client.admin.history(stream))[dlsn.segment]
+    base = client.admin.history(stream).graph.sequence_bases[dlsn.segment]
     return SN(dlsn, None, base + dlsn.offset)
 
 

@@ -17,12 +17,13 @@ from integration_tests.clients import Site, until
 from integration_tests.coordinators import controller_epoch
 from rollbridge.errors import InvalidRequestError, StreamNotFound
 from rollbridge.model import paths
-from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
+from rollbridge.model.epochs import EpochCause, EpochRecord
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import CreateNode, StreamState
 from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.segment_graph import Segment
 from rollbridge.zookeeper.metadata import Metadata
 
 EPOCHS = 9_000

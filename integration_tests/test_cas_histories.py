@@ -38,7 +38,6 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.paths import cas_slots
-from rollbridge.model.sn import sequence_bases
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if position_of_key(key.encode()) < 0.05)[:4]
@@ -72,7 +71,7 @@ def task(
 
 def stored(site: Site, client: rollbridge.Bridge, stream: str) -> list[Stored]:
     """The final log of the keys, by a plain reader."""
-    bases = sequence_bases(client.admin.history(stream))
+    bases = client.admin.history(stream).graph.sequence_bases
     found = []
     for message in site.committed(stream):
         key, value, topic, offset = message.key(), message.value(), message.topic(), message.offset()

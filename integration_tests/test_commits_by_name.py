@@ -13,7 +13,6 @@ from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.test_consumer import GROWN, Group, take, values
 from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.lineage import lineage
 from rollbridge.model.names import StreamName
 
 
@@ -28,7 +27,7 @@ def place_of(message: Message) -> tuple[str, int]:
 
 def test_a_partition_number_names_one_segment(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     grow(client, orders)
-    numbers = lineage(client.admin.history(orders)).partitions
+    numbers = client.admin.history(orders).graph.partitions
     with group.member(orders) as consumer:
         found = take(consumer, GROWN)
         assert {(message.partition(), message.segment) for message in found} <= {

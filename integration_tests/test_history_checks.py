@@ -37,7 +37,7 @@ from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import even_ranges, position_of_key
-from rollbridge.model.sn import DLSN, sequence_bases
+from rollbridge.model.sn import DLSN
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
 KEYS = [
@@ -95,7 +95,7 @@ class Bench:
     def conditional(self, key: str, value: str) -> None:
         """A conditional write that knew the last record of its key."""
         history = self.histories[ORDERS]
-        bases = sequence_bases(history)
+        bases = history.graph.sequence_bases
         before = [
             bases[segment] + row.offset
             for segment, rows in sorted(self.rows[ORDERS].items(), key=lambda item: item[0].epoch)

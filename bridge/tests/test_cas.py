@@ -28,7 +28,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.lineage import Course
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, sequence_bases
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 
 WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
 HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)).with_sealed_ends(
@@ -168,7 +168,7 @@ def test_a_course_is_the_lineage_of_one_position_newest_first(history: EpochHist
     assert [stage.segment for stage in course.stages] == along[::-1]
     assert course.stages[0].segment == course.active == history.active.segment_at(position).id
     assert course.stages[0].end is None
-    bases = sequence_bases(history)
+    bases = history.graph.sequence_bases
     for stage in course.stages:
         assert stage.base == bases[stage.segment] == course.base(stage.segment)
     for later, earlier in zip(course.stages, course.stages[1:], strict=False):

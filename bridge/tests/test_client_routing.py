@@ -8,12 +8,13 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.routing import Route, StreamView, hash_bounds
+from rollbridge.model.segment_graph import Segment
 
 CONFIG = StreamConfig(
     name=StreamName("sales", "orders"),

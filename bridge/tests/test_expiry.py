@@ -17,11 +17,11 @@ from rollbridge.model.cas import place_of
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import Course, lineage
+from rollbridge.model.lineage import Course
 from rollbridge.model.reader_group import Reset, decide, wanted
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import Truncation
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, sequence_bases
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 from rollbridge.model.truncation import (
     EPOCHS_AT_ONCE,
     SEGMENTS_AT_ONCE,
@@ -78,11 +78,11 @@ def test_what_lives_has_the_numbers_that_it_had(pair: tuple[EpochHistory, EpochH
     assert (kept.active, kept.reference, kept.next_epoch) == (whole.active, whole.reference, whole.next_epoch)
     assert kept.created_ms == whole.created_ms
     assert sorted(kept.stored()) == sorted(whole.stored()), "nothing that has records left is dropped"
-    bases = sequence_bases(whole)
-    assert sequence_bases(kept) == {item: bases[item] for item in kept.segments()}
+    bases = whole.graph.sequence_bases
+    assert kept.graph.sequence_bases == {item: bases[item] for item in kept.segments()}
     for segment in kept.segments():
         assert kept.sealed_end(segment) == whole.sealed_end(segment)
-        assert kept.successors(segment) == whole.successors(segment)
+        assert kept.graph.successors(segment) == whole.graph.successors(segment)
         assert kept.is_removed(segment) == whole.is_removed(segment)
         assert not kept.is_dropped(segment)
     for segment in whole.segments().keys() - kept.segments().keys():
@@ -205,7 +205,7 @@ def test_what_is_stored_is_what_was_meant(pair: tuple[EpochHistory, EpochHistory
     records = [EpochRecord.from_json(item.to_json()) for item in whole.records]
     assert stored.history_of(records) == kept, "also if the epochs were read before they were dropped"
     assert stored.history_of(records[kept.first :]) == kept
-    known, left = lineage(whole).partitions, lineage(kept).partitions
+    known, left = whole.graph.partitions, kept.graph.partitions
     assert left == {segment: known[segment] for segment in left}, "partitions keep their numbers"
     if kept.first:
         assert stored.history_of(records[: kept.first]) is None
@@ -303,7 +303,7 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
     kept = without_epochs(history.with_removed(history.segments().keys() - active), 6)
     assert SegmentId.of(0, 0) in kept.active.segment_ids
     assert kept.foundation == Foundation(Epoch(6), 0, (0, 12), (0.0, 0.5), (0, 12), partitions=(0, 7))
-    assert kept.predecessors(SegmentId.of(0, 0)) == ()
+    assert kept.graph.predecessors(SegmentId.of(0, 0)) == {}
     assert kept.sealed_end(SegmentId.of(0, 0)) is None
     assert decide(kept, {}, Reset.ERROR)[SegmentId.of(0, 0)] == decide(history, {}, Reset.ERROR)[SegmentId.of(0, 0)]
     assert Course(kept, 0.1).dropped_end == 0, "where nothing was ever written, a first record can be expected"

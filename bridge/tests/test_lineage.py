@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
@@ -14,44 +13,32 @@ from rollbridge.cli.tables import lineage_svg
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import lineage
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @given(histories())
-def test_lives_agree_with_the_epochs(history: EpochHistory) -> None:
-    whole = lineage(history)
-    assert Counter(life.segment.id for life in whole.lives) == Counter(history.segments().keys())
-    for life in whole.lives:
-        present = [record.epoch for record in history.records if life.segment in record.segments]
-        assert present == list(range(life.first, life.last + 1))
-        assert life.cause is history.record(life.first).cause
-        assert life.active == (life.segment.id in history.active.segment_ids)
-        assert life.sealed_end == history.sealed_end(life.segment.id)
+def test_nodes_agree_with_the_epochs(history: EpochHistory) -> None:
+    nodes = history.graph.nodes
+    assert nodes.keys() == {item.id for record in history.records for item in record.segments}
+    for segment, node in nodes.items():
+        assert node.segment.id == segment
+        present = [record.epoch for record in history.records if node.segment in record.segments]
+        after = history.next_epoch if node.successor_epoch is None else node.successor_epoch
+        assert present == list(range(node.first, after))
+        assert node.is_active == (segment in history.active.segment_ids)
+        ends = {} if node.is_active else history.record(after).sealed_ends or {}
+        assert node.sealed_end == ends.get(segment) == history.sealed_end(segment)
 
 
 @given(histories())
 def test_a_partition_number_names_one_segment_for_good(history: EpochHistory) -> None:
-    numbers = lineage(history).partitions
+    numbers = history.graph.partitions
     assert sorted(numbers.values()) == list(range(len(numbers)))
     assert [numbers[item.id] for item in history.records[0].segments] == list(range(len(history.records[0].segments)))
     for epoch in range(1, history.next_epoch):
-        before = lineage(history.before(epoch)).partitions
+        before = history.before(epoch).graph.partitions
         assert before == {segment: number for segment, number in numbers.items() if segment in before}
-
-
-@given(histories())
-def test_links_agree_with_predecessors_and_successors(history: EpochHistory) -> None:
-    whole = lineage(history)
-    for segment in history.segments():
-        after = [link.after for link in whole.links if link.before == segment]
-        before = [link.before for link in whole.links if link.after == segment]
-        assert after == [item.id for item in history.successors(segment)]
-        assert before == [item.id for item in history.predecessors(segment)]
-    for link in whole.links:
-        assert history.record(link.epoch).segment_at(link.range.low).id == link.after
-        assert history.record(link.epoch - 1).segment_at(link.range.low).id == link.before
 
 
 def boxes(svg: str) -> dict[str, ElementTree.Element]:
@@ -94,7 +81,9 @@ def test_boxes_stay_inside_the_picture_and_apart(history: EpochHistory) -> None:
 @given(histories())
 def test_one_arrow_for_each_link(history: EpochHistory) -> None:
     arrows = list(ElementTree.fromstring(lineage_svg(history, "t")).iter(f"{SVG}path"))
-    assert len([item for item in arrows if item.attrib["class"] == "head"]) == len(lineage(history).links)
+    assert len([item for item in arrows if item.attrib["class"] == "head"]) == sum(
+        len(node.predecessors) for node in history.graph.nodes.values()
+    )
 
 
 @pytest.mark.parametrize(

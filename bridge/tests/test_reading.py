@@ -29,9 +29,9 @@ class Topics:
         return sorted((segment, offset) for segment, offsets in self.records.items() for offset in offsets)
 
     def deliver(self, segment: SegmentId, offset: int) -> None:
-        for before in self.history.predecessors(segment):
-            for earlier in self.records[before.id]:
-                assert (before.id, earlier) in self.delivered, f"{segment} came before {before.id} was read"
+        for before in self.history.graph.predecessors(segment):
+            for earlier in self.records[before]:
+                assert (before, earlier) in self.delivered, f"{segment} came before {before} was read"
         self.delivered.append((segment, offset))
 
 

@@ -10,7 +10,7 @@ import pytest
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.changes import Committing, Roll, Scaling
-from rollbridge.model.epochs import EpochCause, EpochRecord, Segment
+from rollbridge.model.epochs import EpochCause, EpochRecord
 from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, highest_number, plan
 from rollbridge.model.keyspace import KeyRange
@@ -29,6 +29,7 @@ from rollbridge.model.records import (
     Truncation,
     bytes_of,
 )
+from rollbridge.model.segment_graph import Segment
 
 GROUP = GroupName("sales", "main")
 STREAM, YOUNG, GONE = (StreamName("sales", name) for name in ("orders", "young", "gone"))

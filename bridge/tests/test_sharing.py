@@ -337,14 +337,14 @@ def hasty(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Rese
 
 def careless(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
     """A mutant: takes a segment for read as soon as anything is committed in it and it was replaced."""
-    ended = {segment for segment in history.segments() if history.successors(segment)}
+    ended = {segment for segment in history.segments() if history.graph.successors(segment)}
     return decide(history, {s: 10**9 if s in ended else offset for s, offset in committed.items()}, reset)
 
 
 def stubborn(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
     """A mutant: never takes a segment for read unless a commit says so, although it may be empty."""
     return {
-        segment: Verdict(WAITS) if history.predecessors(segment) and committed.get(segment) is None else verdict
+        segment: Verdict(WAITS) if history.graph.predecessors(segment) and committed.get(segment) is None else verdict
         for segment, verdict in decide(history, committed, reset).items()
     }
 

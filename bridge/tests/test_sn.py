@@ -19,7 +19,6 @@ from rollbridge.model.sn import (
     SN,
     SN_BYTES,
     pack_transaction_id,
-    sequence_bases,
     unpack_transaction_id,
 )
 
@@ -120,14 +119,14 @@ def test_bases_of_the_first_epoch_are_zero_and_successors_go_on_after_the_longes
     scaled = history.plan_scale([0, 1], [KeyRange(0.0, 1.0)], 1)
     history = history.with_records(scaled)
     history = history.with_sealed_ends(1, {SegmentId.of(0, 0): 10, SegmentId.of(1, 0): 25})
-    assert sequence_bases(history) == {SegmentId.of(0, 0): 0, SegmentId.of(1, 0): 0, SegmentId.of(2, 1): 25}
+    assert history.graph.sequence_bases == {SegmentId.of(0, 0): 0, SegmentId.of(1, 0): 0, SegmentId.of(2, 1): 25}
 
 
 @given(histories(), st.floats(0.0, 1.0, exclude_max=True), st.data())
 def test_sequence_ids_grow_along_the_lineage_of_a_key(
     history: EpochHistory, position: float, data: st.DataObject
 ) -> None:
-    bases = sequence_bases(history)
+    bases = history.graph.sequence_bases
     assert bases.keys() == history.segments().keys()
     ids: list[int] = []
     for segment in dict.fromkeys(record.segment_at(position).id for record in history.records):
@@ -140,4 +139,4 @@ def test_sequence_ids_grow_along_the_lineage_of_a_key(
 def test_a_segment_whose_predecessor_has_no_known_end_has_no_base_yet() -> None:
     history = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
     scaled = history.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)
-    assert sequence_bases(history.with_records(scaled)).keys() == {SegmentId.of(0, 0)}
+    assert history.with_records(scaled).graph.sequence_bases.keys() == {SegmentId.of(0, 0)}

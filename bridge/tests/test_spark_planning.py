@@ -14,7 +14,6 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.truncation import ancestors
 from rollbridge.spark.planning import (
     CHAIN_MAX,
     OffsetRange,
@@ -34,7 +33,7 @@ Front = dict[SegmentId, int]
 
 
 def beginning(history: EpochHistory) -> Front:
-    return {segment: 0 for segment in history.segments() if not history.predecessors(segment)}
+    return {segment: 0 for segment in history.segments() if not history.graph.predecessors(segment)}
 
 
 def as_seen(history: EpochHistory, epochs: int, sealed: bool) -> EpochHistory:
@@ -62,7 +61,7 @@ class Query:
         self.history, self.ends = history, ends
         self.front = beginning(history)
         self.read: dict[SegmentId, int] = {}
-        self.ancestors = {segment: ancestors(history, [segment]) for segment in history.segments()}
+        self.ancestors = {segment: history.graph.ancestors([segment]) for segment in history.segments()}
 
     def step(self, seen: EpochHistory, visible: dict[SegmentId, int], limit: int | None, chain_max: int | None) -> bool:
         end = advance(seen, self.front, visible, limit=limit, chain_max=chain_max)

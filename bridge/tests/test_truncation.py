@@ -16,9 +16,7 @@ from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.lineage import Course
 from rollbridge.model.reader_group import Reset, Standing, decide, wanted
 from rollbridge.model.truncation import (
-    ancestors,
     consistent,
-    descendants,
     floors_of,
     frontier,
     lower,
@@ -77,8 +75,8 @@ def test_a_cut_takes_what_its_segments_continue() -> None:
     assert removable(HISTORY, floors_of(HISTORY, {E: 3})) == [A, B, D]
     assert removable(HISTORY, {D: END}) == [], "what comes before is still there"
     assert removable(HISTORY.with_removed([A]), {D: END}) == [D]
-    assert ancestors(HISTORY, [E]) == {A, B, D}
-    assert descendants(HISTORY, [A]) == {C, D, E}
+    assert HISTORY.graph.ancestors([E]) == {A, B, D}
+    assert HISTORY.graph.descendants([A]) == {C, D, E}
     assert frontier(HISTORY, {}) == {A: 0, B: 0}
     assert frontier(HISTORY, floors_of(HISTORY, {E: 3})) == {C: 0, E: 3}
 
@@ -114,8 +112,8 @@ def test_floors_are_made_consistent_and_nothing_else_is_deleted(shape: int, seed
     doomed = set(removable(history, floors))
     for segment, floor in floors.items():
         assert floor <= given_floors[segment] or history.sealed_end(segment) == floor
-        assert all(item.id in doomed for item in history.predecessors(segment))
-    assert all(ancestors(history, [segment]) <= doomed for segment in doomed)
+        assert all(item in doomed for item in history.graph.predecessors(segment))
+    assert all(history.graph.ancestors([segment]) <= doomed for segment in doomed)
     left = frontier(history, floors)
     assert consistent(history, floors_of(history, left)) == floors, "a cut and its floors say the same"
     assert removable(history.with_removed(doomed), floors) == []

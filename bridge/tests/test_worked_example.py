@@ -130,8 +130,8 @@ def test_per_key_order_is_that_of_time() -> None:
     for position in (0.0, 0.1, 0.3, 0.5, 0.7, 0.99):
         chain = [EPOCH_4.record(epoch).segment_at(position) for epoch in range(5)]
         for before, after in pairwise(chain):
-            assert after in EPOCH_4.successors(before.id)
-            assert before in EPOCH_4.predecessors(after.id)
+            assert after.id in EPOCH_4.graph.successors(before.id)
+            assert before.id in EPOCH_4.graph.predecessors(after.id)
 
 
 def test_a_transaction_can_be_merged_into_every_segment_of_the_same_primary() -> None:

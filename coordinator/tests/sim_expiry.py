@@ -15,7 +15,6 @@ from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
 from rollbridge.model.lineage import Course
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation
-from rollbridge.model.sn import sequence_bases
 from rollbridge.model.truncation import without_epochs
 
 epoch_of: Final = lru_cache(maxsize=1 << 12)(EpochRecord.from_json)
@@ -51,9 +50,9 @@ def check_drop(
         assert stream.segment_topic(segment) not in world.topics, f"the topic of {segment} of {stream} is forgotten"
     for name, epoch in _undecided(world, group, refused):
         assert name != str(stream) or epoch >= kept.first, f"epoch {epoch} of {stream} has an open transaction"
-    bases = sequence_bases(whole)
+    bases = whole.graph.sequence_bases
     same = {item: base for item, base in bases.items() if item in kept.segments()}  # not of what is not sealed yet
-    assert sequence_bases(kept) == same, f"sequence ids of {stream} change"
+    assert kept.graph.sequence_bases == same, f"sequence ids of {stream} change"
     for position in {item.range.low for record in whole.records for item in record.segments}:
         lost = [item for item in Course(whole, position).stages if kept.is_dropped(item.segment) and item.end]
         end = lost[0].base + (lost[0].end or 0) if lost else 0

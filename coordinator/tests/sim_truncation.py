@@ -61,8 +61,8 @@ def check_deletion(world: World, topic: str, before: int) -> None:
     """Raise AssertionError if these records may not be deleted."""
     stream, segment = parse_segment_topic(topic)
     history = whole_history_of(world, stream)
-    for item in history.predecessors(segment):
-        assert item.id in history.removed, f"{topic} is truncated although {item.id} before it is not gone"
+    for item in history.graph.predecessors(segment):
+        assert item in history.removed, f"{topic} is truncated although {item} before it is not gone"
     unmarked = replace(history, removed=frozenset())
     verdict = decide(unmarked, _committed(world, stream), Reset.EARLIEST)[segment]
     assert verdict.standing is Standing.DONE or verdict.offset >= before, f"{GROUP} has not read {topic} to {before}"

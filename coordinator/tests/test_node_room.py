@@ -14,7 +14,7 @@ from coordinator.tests.makers import Bench
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model import paths
 from rollbridge.model.changes import Committing, Roll, Scaling, ids_beside
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Segment
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.frames import STREAMS_MAX
 from rollbridge.model.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, even_ranges
@@ -31,6 +31,7 @@ from rollbridge.model.records import (
     check_segments,
 )
 from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.segment_graph import Segment
 from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
 from rollbridge_coordinator.state.group import LeaderSettings
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, RollingRound, plan_round

@@ -16,13 +16,13 @@ from rollbridge.model.cas import Condition, Scope, holds
 from rollbridge.model.epochs import EpochHistory, check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.lineage import Course, lineage
+from rollbridge.model.lineage import Course
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import StreamConfig, StreamState
 from rollbridge.model.requests import Request, RequestKind
-from rollbridge.model.sn import DLSN, EMPTY, SN, sequence_bases
+from rollbridge.model.sn import DLSN, EMPTY, SN
 from rollbridge.model.truncation import floors_of, without_epochs
 from rollbridge_coordinator.procedures.streams import create_stream, delete_further, delete_stream
 from rollbridge_coordinator.state import effects as fx
@@ -150,11 +150,11 @@ def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(l
         topics |= lives.topics()
         for segment in stream.history.active.segments:
             lives.world.topics[stream.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
-            base = sequence_bases(stream.history)[segment.id]
+            base = stream.history.graph.sequence_bases[segment.id]
             assert base > max(numbers, default=-1)
-        partitions += lineage(stream.history).partitions.values()
+        partitions += stream.history.graph.partitions.values()
         assert partitions == list(range(len(partitions)))
-        numbers += [base + 4 for base in sequence_bases(stream.history).values()]
+        numbers += [base + 4 for base in stream.history.graph.sequence_bases.values()]
         assert not check_chain(stream.history.records, stream.history.first, stream.history.born)
         assert lives.delete()
         assert not lives.topics()
@@ -223,7 +223,7 @@ def test_nothing_of_a_former_life_is_accepted() -> None:
         for scope in Scope:
             with pytest.raises(InvalidRequestError, match="deleted"):
                 holds(Condition(expected, scope, b"key"), EMPTY, 1_007, course)
-    bases = sequence_bases(without_epochs(scaled_twice(history), 5))
+    bases = without_epochs(scaled_twice(history), 5).graph.sequence_bases
     assert min(bases.values()) >= 1_000
 
 

@@ -32,7 +32,7 @@ from rollbridge.model.epochs import check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.lineage import Course
-from rollbridge.model.sn import DLSN, sequence_bases
+from rollbridge.model.sn import DLSN
 
 OVERRUN_S: Final = 6.0
 """By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""
@@ -75,8 +75,7 @@ class Facts:
     def lineage(self, stream: str, key: str) -> Iterator[tuple[int, SegmentId, Row]]:
         """All records along the course of a key, oldest first, with their sequence ids."""
         state = self.history.streams[stream]
-        bases = sequence_bases(state.history)
-        for stage in reversed(Course(state.history, position_of_key(key.encode()), bases).stages):
+        for stage in reversed(Course(state.history, position_of_key(key.encode())).stages):
             for row in state.rows.get(stage.segment, ()):
                 yield stage.base + row.offset, stage.segment, row
 
@@ -320,11 +319,9 @@ def readings(facts: Facts) -> Iterator[Fault]:
         seen: dict[SegmentId, list[tuple[int, str]]] = defaultdict(list)
         for segment, offset, value in reading.rows:
             if segment not in seen:
-                for before in state.history.predecessors(segment):
-                    if len(seen.get(before.id, ())) < len(state.rows.get(before.id, ())):
-                        yield Fault(
-                            "early successor", f"{reading.reader}: {segment} was begun before {before.id} ended"
-                        )
+                for before in state.history.graph.predecessors(segment):
+                    if len(seen.get(before, ())) < len(state.rows.get(before, ())):
+                        yield Fault("early successor", f"{reading.reader}: {segment} was begun before {before} ended")
             seen[segment].append((offset, value))
         for segment, rows in seen.items():
             expected = [(row.offset, row.value) for row in state.rows.get(segment, ())][: len(rows)]
@@ -443,7 +440,7 @@ def _lost_updates(item: Shrunk) -> Iterator[Fault]:
     What a stranger has put into a segment that does not hold the key is beside it: who looks for a key looks where its
     records are.
     """
-    bases = sequence_bases(item.state.history)
+    bases = item.state.history.graph.sequence_bases
     known = item.state.history.segments()
     stands: dict[str, dict[int, str]] = defaultdict(dict)
     for segment, rows in item.state.rows.items():

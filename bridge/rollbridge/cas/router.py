@@ -14,8 +14,6 @@ from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import Course, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.paths import epochs
-from rollbridge.model.sn import sequence_bases
-from rollbridge.model.truncation import ancestors
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -28,7 +26,6 @@ class _Known:
 
     def __init__(self, history: EpochHistory) -> None:
         self.history: Final = history
-        self.bases: Final = sequence_bases(history)
         bounds = {segment.range.low for record in history.records for segment in record.segments}
         self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
         self._courses: dict[int, Course] = {}
@@ -37,7 +34,7 @@ class _Known:
         place = bisect_right(self._bounds, position)
         found = self._courses.get(place)
         if found is None:
-            self._courses[place] = found = Course(self.history, position, self.bases)
+            self._courses[place] = found = Course(self.history, position)
         return found
 
 
@@ -67,7 +64,10 @@ class Shape:
             UnavailableError: the end of a predecessor is not known yet; see :meth:`await_course`.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
-        return self._current().course(position)
+        history, known = self._catalog.view(self._name).history, self._known
+        if known is None or known.history is not history:
+            self._known = known = _Known(history)
+        return known.course(position)
 
     def before(self, segment: SegmentId) -> list[Stage]:
         """Return all predecessors of a segment, however far back and whatever their keys, oldest first.
@@ -76,21 +76,13 @@ class Shape:
             UnavailableError: the end of one of them is not known yet; nothing was written.
             ScopeNotFound, StreamNotFound: there is no such stream.
         """
-        known, found = self._current(), []
-        history = known.history
-        for item in sorted(ancestors(history, [segment])):
-            end, base = history.sealed_end(item), known.bases.get(item)
+        history, found = self._catalog.view(self._name).history, []
+        for item in sorted(history.graph.ancestors([segment])):
+            end, base = history.sealed_end(item), history.graph.sequence_bases.get(item)
             if end is None or base is None:
                 raise UnavailableError(f"the end of segment {item} is not known yet; try again; nothing was written")
             found.append(Stage(item, base, end, item in history.removed))
         return found
-
-    def _current(self) -> _Known:
-        history = self._catalog.view(self._name).history
-        known = self._known
-        if known is None or known.history is not history:
-            self._known = known = _Known(history)
-        return known
 
     def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
         """Wait until a position can be written to in a segment other than ``sealed``; return its course.

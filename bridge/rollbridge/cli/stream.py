@@ -18,13 +18,13 @@ from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import EnvironmentProblem, InvalidRangesError
-from rollbridge.model.epochs import EpochHistory, EpochRecord, Segment
+from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import lineage
 from rollbridge.model.names import DEFAULT_GROUP, StreamName
 from rollbridge.model.position import parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig
+from rollbridge.model.segment_graph import Segment
 
 # --------------------------------------------------------------------------------------------------------------------
 # Options and words for how long a stream keeps its records.
@@ -148,7 +148,7 @@ def create(
             exist_ok=if_not_exists,
         )
         found = b.admin.history(stream_name)
-    active, numbers = found.active, lineage(found).partitions
+    active, numbers = found.active, found.graph.partitions
     size = counted(len(active.segments), "segment")
     text = f"{stream_name} exists, with {size}." if if_not_exists else f"Created {stream_name} with {size}."
     context.answer(
@@ -218,7 +218,7 @@ def scale(
         if into is not None:
             wanted = divide(b.admin.history(stream_name).active, seal, into)
         record = b.admin.scale(stream_name, seal=seal, ranges=wanted, abort_foreign=abort_foreign)
-        numbers = lineage(b.admin.history(stream_name)).partitions
+        numbers = b.admin.history(stream_name).graph.partitions
     context.answer(
         {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record, numbers)},
         f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record, numbers)}",
@@ -322,7 +322,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     document: dict[str, Any] = {
         "stream": stream_name,
         "first_epoch": found.first,
-        "epochs": [_epoch_document(name, record, lineage(found).partitions) for record in found.records],
+        "epochs": [_epoch_document(name, record, found.graph.partitions) for record in found.records],
         "removed": [str(segment) for segment in sorted(found.removed)],
     }
     text = history_table(found)

@@ -11,7 +11,8 @@ from xml.sax.saxutils import escape, quoteattr
 from rich.cells import cell_len
 
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
-from rollbridge.model.lineage import Life, Lineage, Link, lineage
+from rollbridge.model.keyspace import KeyRange
+from rollbridge.model.segment_graph import SegmentNode
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
@@ -146,6 +147,10 @@ class _Scales:
     def right_of(self, epoch: int) -> float:
         return self.left_of(epoch + 1) - self.gap
 
+    def last_of(self, node: SegmentNode) -> int:
+        """Return the last epoch in which a segment is active."""
+        return (self.first + self.epochs if node.successor_epoch is None else node.successor_epoch) - 1
+
     def y(self, position: float) -> float:
         return _TOP + self.height * (1.0 - position)
 
@@ -160,12 +165,12 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
     Returns:
         An SVG document. Every segment is one ``rect`` with the id ``segment-N-E`` and a tooltip that says everything.
     """
-    whole = lineage(history)
-    scales = _scales(history, whole)
+    nodes = history.graph.nodes.values()
+    scales = _scales(history)
     height = _TOP + scales.height + _BOTTOM
     legend, legend_right = _legend({record.cause for record in history.records}, height - 16)
     count = len(history.records)
-    described = f"{count} epoch{'s' * (count != 1)}, {len(whole.lives)} segment{'s' * (len(whole.lives) != 1)}"
+    described = f"{count} epoch{'s' * (count != 1)}, {len(nodes)} segment{'s' * (len(nodes) != 1)}"
     if history.first:
         described += f"; those before epoch {history.first} have been dropped"
     subtitle = f"{described}  ·  {_HINT}"
@@ -181,19 +186,19 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
         _text(16, 28, title, "title"),
         _text(16, 46, subtitle, "faint"),
         *_axes(history, scales),
-        *(_box(life, scales) for life in whole.lives),
-        *(_arrow(link, scales) for link in whole.links),
-        *(label for life in whole.lives for label in _labels(life, scales)),
+        *(_box(node, history.record(node.first).cause, scales) for node in nodes),
+        *(_arrow(node.first, shared, scales) for node in nodes for shared in node.predecessors.values()),
+        *(label for node in nodes for label in _labels(node, scales)),
         *legend,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _scales(history: EpochHistory, whole: Lineage) -> _Scales:
+def _scales(history: EpochHistory) -> _Scales:
     epochs = len(history.records)
     column = min(118.0, max(54.0, 1180.0 / epochs))
-    narrowest = min(life.segment.range.high - life.segment.range.low for life in whole.lives)
+    narrowest = min(item.range.high - item.range.low for item in history.segments().values())
     # Room for two lines of text in the narrowest range, within reason.
     height = min(900.0, max(260.0, 2 * (_LINE + 2) / narrowest))
     return _Scales(column, gap=min(18.0, column * 0.2), height=height, first=history.first, epochs=epochs)
@@ -225,30 +230,33 @@ def _ticks(history: EpochHistory, scales: _Scales) -> list[float]:
     return sorted(chosen)
 
 
-def _box(life: Life, scales: _Scales) -> str:
-    x, y = scales.left_of(life.first), scales.y(life.segment.range.high)
-    width = scales.right_of(life.last) - x
-    height = scales.y(life.segment.range.low) - y
+def _box(node: SegmentNode, cause: EpochCause, scales: _Scales) -> str:
+    x, y = scales.left_of(node.first), scales.y(node.segment.range.high)
+    last = scales.last_of(node)
+    width = scales.right_of(last) - x
+    height = scales.y(node.segment.range.low) - y
     inset = min(1.5, height / 4)
-    names = f"box {_CLASS[life.cause]}" + (" active" if life.active else "")
+    names = f"box {_CLASS[cause]}" + (" active" if node.is_active else "")
+    active = f"epoch {last}" if node.first == last else f"epochs {node.first} to {last}"
+    about = f"segment {node.segment.id} holds {node.segment.range}, active in {active}, {cause}; {_end_of(node)}"
     return (
-        f'<rect id="segment-{life.segment.id.number}-{life.segment.id.epoch}" class="{names}" rx="3" '
+        f'<rect id="segment-{node.segment.id.number}-{node.segment.id.epoch}" class="{names}" rx="3" '
         f'x="{_n(x)}" y="{_n(y + inset)}" width="{_n(width)}" height="{_n(height - 2 * inset)}">'
-        f"<title>{_clean(_about_segment(life))}</title></rect>"
+        f"<title>{_clean(about)}</title></rect>"
     )
 
 
-def _labels(life: Life, scales: _Scales) -> Iterator[str]:
+def _labels(node: SegmentNode, scales: _Scales) -> Iterator[str]:
     """Name and end of a segment, as far as they fit into its box."""
-    width = scales.right_of(life.last) - scales.left_of(life.first)
-    height = scales.y(life.segment.range.low) - scales.y(life.segment.range.high)
-    middle = scales.left_of(life.first) + width / 2
-    segment = life.segment.id
+    width = scales.right_of(scales.last_of(node)) - scales.left_of(node.first)
+    height = scales.y(node.segment.range.low) - scales.y(node.segment.range.high)
+    middle = scales.left_of(node.first) + width / 2
+    segment = node.segment.id
     name = _fitting([str(segment), f"{segment.number}.#{segment.epoch}", str(segment.number)], width)
-    end = _fitting([_end_of(life), *_shorter_ends_of(life)], width)
+    end = _fitting([_end_of(node), *_shorter_ends_of(node)], width)
     if name is None or height < _LINE:
         return
-    y = (scales.y(life.segment.range.low) + scales.y(life.segment.range.high)) / 2 + 4
+    y = (scales.y(node.segment.range.low) + scales.y(node.segment.range.high)) / 2 + 4
     if end is None or height < 2 * _LINE + 2:
         yield _text(middle, y, name, anchor="middle")
     else:
@@ -260,9 +268,9 @@ def _fitting(texts: Sequence[str], width: float) -> str | None:
     return next((text for text in texts if len(text) * _CHARACTER <= width - 4), None)
 
 
-def _arrow(link: Link, scales: _Scales) -> str:
-    y = scales.y((link.range.low + link.range.high) / 2)
-    start, end = scales.right_of(link.epoch - 1) + 1.5, scales.left_of(link.epoch) - 1.5
+def _arrow(epoch: int, shared: KeyRange, scales: _Scales) -> str:
+    y = scales.y((shared.low + shared.high) / 2)
+    start, end = scales.right_of(epoch - 1) + 1.5, scales.left_of(epoch) - 1.5
     return (
         f'<path class="link" d="M{_n(start)} {_n(y)}H{_n(end - 3)}"/>'
         f'<path class="head" d="M{_n(end)} {_n(y)}l-5 -3v6z"/>'
@@ -286,24 +294,19 @@ def _about_epoch(record: EpochRecord) -> str:
     return f"epoch {record.epoch}: {record.cause}, refers to epoch {record.reference_epoch}, planned {made}"
 
 
-def _about_segment(life: Life) -> str:
-    active = f"epoch {life.first}" if life.first == life.last else f"epochs {life.first} to {life.last}"
-    return f"segment {life.segment.id} holds {life.segment.range}, active in {active}, {life.cause}; {_end_of(life)}"
-
-
-def _end_of(life: Life) -> str:
-    if life.active:
+def _end_of(node: SegmentNode) -> str:
+    if node.is_active:
         return "active"
-    return "being sealed" if life.sealed_end is None else f"ends at {life.sealed_end:,}"
+    return "being sealed" if node.sealed_end is None else f"ends at {node.sealed_end:,}"
 
 
-def _shorter_ends_of(life: Life) -> list[str]:
-    if life.sealed_end is None:
-        return [] if life.active else ["sealing"]
-    short = str(life.sealed_end)
+def _shorter_ends_of(node: SegmentNode) -> list[str]:
+    if node.sealed_end is None:
+        return [] if node.is_active else ["sealing"]
+    short = str(node.sealed_end)
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if life.sealed_end >= size:
-            short = f"{life.sealed_end / size:.4g}{unit}"
+        if node.sealed_end >= size:
+            short = f"{node.sealed_end / size:.4g}{unit}"
             break
     return [f"end {short}", short]
 

@@ -30,7 +30,6 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
-from rollbridge.model.lineage import lineage
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from rollbridge.model.position import ReadPosition, StartLike, parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
@@ -364,7 +363,7 @@ class Admin:
                 record for record in self._metadata.transactions(config.group) if str(name) in record.streams
             ),
             fault=self._metadata.stream_fault(name),
-            partitions={item.id: lineage(history).partitions[item.id] for item in history.active.segments},
+            partitions={item.id: history.graph.partitions[item.id] for item in history.active.segments},
         )
 
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:

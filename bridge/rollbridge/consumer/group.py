@@ -36,7 +36,6 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Errand, limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import Lineage, lineage
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.reader_group import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
 
@@ -138,7 +137,6 @@ class Membership:
         self._offsets = offsets
         self._load = load
         self._changed = threading.Event()
-        self._whole: dict[StreamName, Lineage] = {}
         self._committed: dict[StreamName, dict[SegmentId, int]] = {}
         self._verdicts: dict[StreamName, dict[SegmentId, Verdict]] = {}
         self._sealed: dict[str, int | None] = {}
@@ -178,7 +176,7 @@ class Membership:
         self._age += 1
         self._recreated = None
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
-        for known in (self._whole, self._verdicts, self._committed, self._sealed):
+        for known in (self._verdicts, self._committed, self._sealed):
             known.clear()
         self._mark = mark_of(map(str, names))
         self._adopt()
@@ -214,7 +212,7 @@ class Membership:
         if now - self._ends_at >= _ENDS_S:
             self._ends_at = now
             pending = any(
-                not life.active and life.sealed_end is None for whole in self._whole.values() for life in whole.lives
+                node.is_sealing for history in self.histories.values() for node in history.graph.nodes.values()
             )
         if not self.histories or now < self._load_at or not (self._changed.is_set() or pending):
             return False
@@ -279,8 +277,8 @@ class Membership:
     def _adopt(self) -> None:
         self._sealed = {}
         for name, history in self.histories.items():
-            self._whole[name] = lineage(history)
-            self._sealed |= {name.segment_topic(life.segment.id): life.sealed_end for life in self._whole[name].lives}
+            nodes = history.graph.nodes.items()
+            self._sealed |= {name.segment_topic(segment): node.sealed_end for segment, node in nodes}
         self.known |= self.histories
         for item in self.owned.values():
             if item.phase is Phase.DONE:
@@ -295,7 +293,7 @@ class Membership:
 
     def _decide(self) -> None:
         for name, history in self.histories.items():
-            self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset, self._whole[name])
+            self._verdicts[name] = decide(history, self._committed.get(name, {}), self._reset)
         self._find_open_ends()
 
     def _find_open_ends(self) -> None:

@@ -41,7 +41,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start, StartLike, parse_start
 from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.truncation import consistent, descendants, frontier
+from rollbridge.model.truncation import consistent, frontier
 
 # --------------------------------------------------------------------------------------------------------------------
 # Where a reader begins, or a stream is cut off: a start, turned into offsets of segments by asking the brokers.
@@ -84,7 +84,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
                         f"offset {offset} on has been deleted; begin at 'earliest', or at a later position"
                     )
                 _check(stream, segment, offset, first.get(segment), end.get(segment, 0))
-            for segment in sorted(descendants(history, wanted)):
+            for segment in sorted(history.graph.descendants(wanted)):
                 _check(stream, segment, 0, first.get(segment), end.get(segment, 0))
             return Begin(wanted, first)
         case _:

@@ -18,14 +18,12 @@ from confluent_kafka import Message as KafkaMessage
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.lineage import lineage
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.sn import (
     DLSN,
     RECORD_HEADER,
     SN,
     TRANSACTION_ID_HEADER,
-    sequence_bases,
     unpack_record_header,
     unpack_transaction_id,
 )
@@ -48,18 +46,17 @@ class Origin:
         commit_position: Offset of the transaction's record in the commit log, where that is known.
     """
 
-    __slots__ = ("_bases", "_history_of", "_partitions", "commit_position")
+    __slots__ = ("_history_of", "_partitions", "commit_position")
 
     def __init__(self, history_of: HistoryOf, commit_position: int | None = None) -> None:
         self._history_of = history_of
-        self._bases: dict[StreamName, tuple[EpochHistory, dict[SegmentId, int]]] = {}
         self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
 
     def at(self, commit_position: int) -> Origin:
         """The same for the records of one transaction."""
         other = Origin(self._history_of, commit_position)
-        other._bases, other._partitions = self._bases, self._partitions
+        other._partitions = self._partitions
         return other
 
     def sequence_id(self, stream: StreamName, segment: SegmentId, offset: int) -> int | None:
@@ -67,18 +64,15 @@ class Origin:
         history = self._history_of(stream)
         if history is None:
             return None
-        known = self._bases.get(stream)
-        if known is None or known[0] is not history:
-            known = self._bases[stream] = (history, sequence_bases(history))
-        base = known[1].get(segment)
+        base = history.graph.sequence_bases.get(segment)
         return None if base is None else base + offset
 
     def partition(self, stream: StreamName, segment: SegmentId) -> int | None:
-        """The partition number of a segment, see :class:`.Life`; None where it was never known."""
+        """The partition number of a segment, see :class:`.SegmentNode`; None where it was never known."""
         found = self._partitions.get((stream, segment))
         if found is None and (history := self._history_of(stream)) is not None:
             # Kept when a segment, or its stream, has gone: somebody may still hold what was read of it.
-            self._partitions |= {(stream, item): number for item, number in lineage(history).partitions.items()}
+            self._partitions |= {(stream, item): number for item, number in history.graph.partitions.items()}
             found = self._partitions.get((stream, segment))
         return found
 

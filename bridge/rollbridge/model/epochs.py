@@ -9,7 +9,7 @@ Source: PDP-24, "Controller Metadata: Epochs", "CommitTransaction" and the worke
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,6 +20,7 @@ from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, Str
 from rollbridge.model.ids import Epoch, SegmentId, SegmentNumber
 from rollbridge.model.keyspace import KeyRange, check_partition
 from rollbridge.model.mapper import NodeRecord, StoredAs
+from rollbridge.model.segment_graph import Segment, SegmentGraph, Transition
 
 # --------------------------------------------------------------------------------------------------------------------
 # Foundations: what is kept of the epochs that a history has dropped, so that what it answers stays the same.
@@ -126,14 +127,6 @@ class EpochCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A segment and the key range that it holds."""
-
-    id: Annotated[SegmentId, StoredAs(fields=("segment",))]
-    range: KeyRange
-
-
-@dataclass(frozen=True, slots=True)
 class EpochRecord(NodeRecord):
     """One epoch.
 
@@ -209,6 +202,8 @@ class EpochHistory:
     records: tuple[EpochRecord, ...]
     removed: frozenset[SegmentId] = frozenset()
     foundation: Foundation | None = None
+    _graph: SegmentGraph | None = field(default=None, init=False, repr=False, compare=False)
+    """Made when it is first asked for, then handed on to the histories that grow from this one."""
 
     def __post_init__(self) -> None:
         if not self.records:
@@ -304,9 +299,32 @@ class EpochHistory:
             )
         return self.records[epoch - self.first]
 
+    @property
+    def graph(self) -> SegmentGraph:
+        """The graph of its segments."""
+        if self._graph is None:
+            record, old = self.records[0], self.foundation
+            numbers = range(len(record.segments)) if old is None or not old.partitions else old.partitions
+            bases = (0,) * len(record.segments) if old is None else old.bases
+            graph = SegmentGraph.of_epoch(record.epoch, record.segments, numbers, bases)
+            return self._remember(graph.extended(self._transitions(self.first + 1)))
+        return self._graph
+
+    def _remember(self, graph: SegmentGraph) -> SegmentGraph:
+        object.__setattr__(self, "_graph", graph)  # threads that ask at once make the same one
+        return graph
+
+    def _transitions(self, first: int) -> Iterator[Transition]:
+        for epoch in range(first, self.next_epoch):
+            ends = self.record(epoch).sealed_ends
+            yield Transition(epoch, self.ended_with(epoch), self.began_with(epoch), ends)
+
     def with_records(self, *records: EpochRecord) -> EpochHistory:
         """This history with more epochs at its end."""
-        return replace(self, records=(*self.records, *records))
+        grown = replace(self, records=(*self.records, *records))
+        if self._graph is not None:
+            grown._remember(self._graph.extended(grown._transitions(self.next_epoch)))
+        return grown
 
     def before(self, epoch: int) -> EpochHistory:
         """This history as it was before ``epoch`` was added.
@@ -314,7 +332,7 @@ class EpochHistory:
         Raises:
             InvalidRequestError: everything before it has been dropped.
         """
-        return replace(self, records=self.records[: max(epoch - self.first, 0)])
+        return self if epoch >= self.next_epoch else replace(self, records=self.records[: max(epoch - self.first, 0)])
 
     def is_later(self, than: EpochHistory) -> bool:
         """Whether it can have grown from another one: what both hold is the same, but for ends that became known."""
@@ -332,12 +350,18 @@ class EpochHistory:
 
     def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
         """This history with more segments removed."""
-        return replace(self, removed=self.removed | frozenset(segments))
+        less = replace(self, removed=self.removed | frozenset(segments))
+        if self._graph is not None:
+            less._remember(self._graph)
+        return less
 
     def with_sealed_ends(self, epoch: int, ends: Mapping[SegmentId, int]) -> EpochHistory:
         """This history with the sealed ends of ``epoch`` filled in; filling in the same again changes nothing."""
         record, place = replace(self.record(epoch), sealed_ends=dict(ends)), epoch - self.first
-        return replace(self, records=(*self.records[:place], record, *self.records[place + 1 :]))
+        sealed = replace(self, records=(*self.records[:place], record, *self.records[place + 1 :]))
+        if self._graph is not None:
+            sealed._remember(self._graph.with_sealed_ends(self.ended_with(epoch), ends))
+        return sealed
 
     def unsealed(self) -> tuple[EpochRecord, ...]:
         """The epochs with which segments ended that are not known to be sealed."""
@@ -365,7 +389,7 @@ class EpochHistory:
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])
         epoch = self.next_epoch
-        first = 1 + max(item.id.number for record in self.records for item in record.segments)
+        first = 1 + max(item.number for item in self.graph.nodes)
         fresh = [Segment(SegmentId.of(first + place, epoch), item) for place, item in enumerate(ordered)]
         kept = [item for number, item in active.items() if number not in numbers]
         return EpochRecord(
@@ -392,35 +416,13 @@ class EpochHistory:
             duplicate(self.active, epoch + 1, EpochCause.ROLLING_ACTIVE, created_ms),
         )
 
-    def successors(self, segment: SegmentId) -> tuple[Segment, ...]:
-        """The segments that continue a segment's range in the epoch after its last; empty while it is active.
-
-        Raises:
-            InvalidRequestError: the history never held the segment.
-        """
-        last = self._span(segment)[1]
-        if last == self.active.epoch:
-            return ()
-        return self._overlapping(self.record(last), segment, self.record(last + 1))
-
-    def predecessors(self, segment: SegmentId) -> tuple[Segment, ...]:
-        """The segments that a segment continues, from the epoch before its first; empty in the first epoch.
-
-        Raises:
-            InvalidRequestError: the history never held the segment.
-        """
-        first = self._span(segment)[0]
-        if first == self.first:
-            return ()
-        return self._overlapping(self.record(first), segment, self.record(first - 1))
-
     def sealed_end(self, segment: SegmentId) -> int | None:
-        """The offset after the last record of a sealed segment; None while it is active or being sealed."""
-        last = self._span(segment)[1]
-        if last == self.active.epoch:
-            return None
-        ends = self.record(last + 1).sealed_ends
-        return None if ends is None else ends.get(segment)
+        """The offset after the last record of a sealed segment; None while it is active or being sealed.
+
+        Raises:
+            InvalidRequestError: no epoch that is kept has the segment.
+        """
+        return self.graph.node(segment).sealed_end
 
     def is_dropped(self, segment: SegmentId) -> bool:
         """Whether a segment ended before the first epoch that is kept, as far as its number and its epoch tell."""
@@ -453,11 +455,11 @@ class EpochHistory:
 
     def segments(self) -> dict[SegmentId, Segment]:
         """Every segment that was active in an epoch that is kept, in order of the epoch in which it began."""
-        return {item.id: item for record in self.records for item in record.segments}
+        return {segment: node.segment for segment, node in self.graph.nodes.items()}
 
     def stored(self) -> list[SegmentId]:
         """Those of them that have not been removed."""
-        return [item for item in self.segments() if item not in self.removed]
+        return [item for item in self.graph.nodes if item not in self.removed]
 
     def ended_with(self, epoch: int) -> tuple[Segment, ...]:
         """The segments that were active in the epoch before ``epoch`` and are not in it; none for the first epoch."""
@@ -470,26 +472,6 @@ class EpochHistory:
         """The segments of ``epoch`` that were not active in the epoch before; all for the first epoch."""
         before = frozenset[SegmentId]() if epoch == self.first else self.record(epoch - 1).segment_ids
         return tuple(item for item in self.record(epoch).segments if item.id not in before)
-
-    def _span(self, segment: SegmentId) -> tuple[int, int]:
-        """The first and the last epoch, of those that are kept, in which a segment is active.
-
-        A segment begins in the epoch that its id names and stays without interruption, see :func:`check_chain`.
-        """
-        first = max(segment.epoch, self.first)
-        # The first place, from there on, at which it is active no longer.
-        end = bisect_left(
-            self.records, True, lo=first - self.first, key=lambda record: segment not in record.segment_ids
-        )
-        last = self.first + end - 1
-        if last < first:
-            raise InvalidRequestError(f"segment {segment} is not in the history")
-        return first, last
-
-    @staticmethod
-    def _overlapping(home: EpochRecord, segment: SegmentId, other: EpochRecord) -> tuple[Segment, ...]:
-        own = home.segment_numbered(segment.number).range
-        return tuple(item for item in other.segments if item.range.overlaps(own))
 
 
 def check_chain(records: Sequence[EpochRecord], first: int = 0, born: int = 0) -> list[str]:

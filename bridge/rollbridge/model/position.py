@@ -22,9 +22,8 @@ from typing import Final, Self
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import EPOCH_MAX, SegmentId
-from rollbridge.model.lineage import lineage
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sn import DLSN, LONG_MAX, SN, sequence_bases
+from rollbridge.model.sn import DLSN, LONG_MAX, SN
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 _PLACE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19})")
@@ -306,12 +305,12 @@ def former_of(history: EpochHistory, ends: Mapping[SegmentId, int]) -> Former:
     Raises:
         InvalidRequestError: no numbers are left for another stream of this name.
     """
-    bases = sequence_bases(history)
+    bases = history.graph.sequence_bases
     last = 0 if history.foundation is None else max(history.foundation.ends)
     for segment in history.segments():
         end = history.sealed_end(segment)
         last = max(last, bases.get(segment, 0) + (ends.get(segment, UNSEEN_RECORDS) if end is None else end))
-    found = Former(history.next_epoch, last + SEQUENCE_SLACK, 1 + max(lineage(history).segments))
+    found = Former(history.next_epoch, last + SEQUENCE_SLACK, 1 + max(history.graph.by_partition))
     if found.epoch > EPOCH_MAX or found.sequence > LONG_MAX - UNSEEN_RECORDS or found.partition > PARTITION_MAX:
         raise InvalidRequestError(
             "all numbers of epochs, records or segments of this name are used up; choose another name"

@@ -24,7 +24,6 @@ from typing import Final
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import ConflictError, InvalidNameError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import Lineage, lineage
 from rollbridge.model.names import StreamName, parse_segment_topic
 
 
@@ -58,29 +57,23 @@ class Verdict:
 DONE: Final = Verdict(Standing.DONE)
 
 
-def decide(
-    history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset, whole: Lineage | None = None
-) -> dict[SegmentId, Verdict]:
+def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
     """The standing of every segment of a stream in one group.
 
     Args:
         history: The stream's epochs; may lag behind the commits.
         committed: Offsets that the group has committed, by segment.
         reset: Where the group begins where it has committed nothing.
-        whole: The lineage of ``history``, if the caller has it already.
     """
-    whole = whole or lineage(history)
-    before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
-    for link in whole.links:
-        before[link.after].append(link.before)
-    passed = _ancestors(before, (segment for segment in committed if segment in before))
+    nodes = history.graph.nodes
+    passed = history.graph.ancestors(committed.keys() & nodes)
     verdicts: dict[SegmentId, Verdict] = {}
     begun: set[SegmentId] = set()
-    for life in whole.lives:  # predecessors come first
-        segment, end = life.segment.id, life.sealed_end
-        after = tuple(item for item in before[segment] if verdicts[item].standing is not Standing.DONE)
+    for segment, node in nodes.items():  # predecessors come first
+        end = node.sealed_end
+        after = tuple(item for item in node.predecessors if verdicts[item].standing is not Standing.DONE)
         offset = committed.get(segment)
-        if offset is not None or any(item in begun for item in before[segment]):
+        if offset is not None or not begun.isdisjoint(node.predecessors):
             begun.add(segment)
         if (
             segment in history.removed
@@ -92,7 +85,7 @@ def decide(
             verdicts[segment] = Verdict(Standing.READ, offset)
         elif segment not in begun and reset is Reset.LATEST:
             # Nothing of these keys was ever handed out to the group: it begins with what is written from now on.
-            verdicts[segment] = Verdict(Standing.READ_NEW) if life.active else DONE
+            verdicts[segment] = Verdict(Standing.READ_NEW) if node.is_active else DONE
         elif after:
             verdicts[segment] = Verdict(Standing.WAITS, after=after)
         elif segment not in begun and segment.epoch == history.born and reset is Reset.ERROR:
@@ -109,13 +102,8 @@ def wanted(
 
     Those that have been removed are of no use to anybody.
     """
-    whole = lineage(history)
-    before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
-    successors: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
-    for link in whole.links:
-        before[link.after].append(link.before)
-        successors[link.before].append(link.after)
-    passed = _ancestors(before, (segment for segment in committed if segment in before))
+    nodes = history.graph.nodes
+    passed = history.graph.ancestors(committed.keys() & nodes)
 
     def settled(segment: SegmentId) -> bool:
         if segment in history.removed:
@@ -124,21 +112,11 @@ def wanted(
             return False
         # The commit in a segment that was read is needed until there is one behind it; Kafka keeps it for us as long
         # as somebody subscribes to the topic.
-        return segment not in committed or all(item in committed or item in passed for item in successors[segment])
+        return segment not in committed or all(
+            item in committed or item in passed for item in nodes[segment].successors
+        )
 
-    return frozenset(segment for segment in before if not settled(segment))
-
-
-def _ancestors(before: Mapping[SegmentId, list[SegmentId]], of: Iterable[SegmentId]) -> set[SegmentId]:
-    """Everything that the given segments continue, however far back."""
-    found: set[SegmentId] = set()
-    waiting = list(of)
-    while waiting:
-        for item in before[waiting.pop()]:
-            if item not in found:
-                found.add(item)
-                waiting.append(item)
-    return found
+    return frozenset(segment for segment in nodes if not settled(segment))
 
 
 _MARK: Final = "rollbridge:"

@@ -19,7 +19,6 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError, StreamRecreated, TruncatedError
 from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import lineage
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
 from rollbridge.model.sn import LONG_MAX
 from rollbridge.model.transaction import State
@@ -66,15 +65,10 @@ class ReadingPlan:
         self._done: set[SegmentId] = set()
         self._adopt(history)
         for segment in start or ():
-            if segment not in self._before:
+            if segment not in self._nodes:
                 raise InvalidRequestError(f"there is no segment {segment} in the stream")
-        continued: set[SegmentId] = set()
-        waiting = list(start or ())
-        while waiting:
-            fresh = [item for item in self._before[waiting.pop()] if item not in continued]
-            continued.update(fresh)
-            waiting.extend(fresh)
-        if both := continued & set(start or ()):
+        continued = self._history.graph.ancestors(start or ())
+        if both := continued.intersection(start or ()):
             raise InvalidRequestError(
                 f"what continues segment {min(both)} is to be read from a place of its own, so it can not be begun at"
             )
@@ -94,7 +88,7 @@ class ReadingPlan:
             return False
         if not history.is_later(self._history):
             raise StreamRecreated("the stream was deleted and created again while it was being read; begin anew")
-        lost = sorted(item for item in self._sealed if item not in self._done and history.is_dropped(item))
+        lost = sorted(item for item in self._nodes if item not in self._done and history.is_dropped(item))
         if lost:
             raise TruncatedError(
                 f"segment {lost[0]} was removed, and its epoch dropped, before it was known to have been read to its "
@@ -114,8 +108,8 @@ class ReadingPlan:
         """
         front = {
             segment: self._position.get(segment, 0)
-            for segment in self._done & self._after.keys()
-            if not any(after in self._ready or after in self._done for after in self._after[segment])
+            for segment in self._done & self._nodes.keys()
+            if not any(after in self._ready or after in self._done for after in self._nodes[segment].successors)
         }
         return front | self.readable()
 
@@ -144,7 +138,7 @@ class ReadingPlan:
             return False
         if segment not in self._ready:
             raise KeyError(segment)
-        sealed = self._sealed[segment]
+        sealed = self._nodes[segment].sealed_end
         if sealed is not None and offset >= sealed:
             self.reached(segment, sealed)
             return False
@@ -163,44 +157,38 @@ class ReadingPlan:
 
     def is_finished(self) -> bool:
         """Whether everything up to the goals has been read; never true without goals."""
-        return self._goals is not None and self._done.issuperset(self._before)
+        return self._goals is not None and self._done.issuperset(self._nodes)
 
     def waits_for_ends(self) -> bool:
         """Whether a segment that is being read was replaced and its end is not known: read the history again soon."""
-        return any(self._after[segment] and self._limit(segment) is None for segment in self._ready)
+        return any(self._nodes[segment].successors and self._limit(segment) is None for segment in self._ready)
 
     def is_at_front(self) -> bool:
         """Whether nothing is being read but segments that have not been replaced."""
-        return not any(self._after[segment] for segment in self._ready)
+        return not any(self._nodes[segment].successors for segment in self._ready)
 
     def _adopt(self, history: EpochHistory) -> None:
         if self._goals is not None:
             history = history.before(self._next_epoch)
-        whole = lineage(history)
         self._history = history
-        self._sealed = {life.segment.id: life.sealed_end for life in whole.lives}
-        self._before: dict[SegmentId, list[SegmentId]] = {segment: [] for segment in self._sealed}
-        self._after: dict[SegmentId, list[SegmentId]] = {segment: [] for segment in self._sealed}
-        for link in whole.links:
-            self._before[link.after].append(link.before)
-            self._after[link.before].append(link.after)
+        self._nodes = history.graph.nodes
         self._ready: dict[SegmentId, None] = {}
         self.changes += 1
-        self._open(self._sealed)
+        self._open(self._nodes)
 
     def _open(self, segments: Iterable[SegmentId]) -> None:
         """Make segments readable whose predecessors are done. What is read already, or empty, is done at once."""
         waiting = deque(segments)
         while waiting:
             segment = waiting.popleft()
-            if segment in self._done or any(item not in self._done for item in self._before[segment]):
+            if segment in self._done or not self._done.issuperset(self._nodes[segment].predecessors):
                 continue
             limit = self._limit(segment)
             if limit is not None and self._position.get(segment, 0) >= limit:
                 self.changes += 1
                 self._done.add(segment)
                 self._ready.pop(segment, None)
-                waiting.extend(self._after[segment])
+                waiting.extend(self._nodes[segment].successors)
             else:
                 self._ready[segment] = None
 
@@ -208,7 +196,7 @@ class ReadingPlan:
         """Where a segment ends for this plan; None while that is open."""
         if self._goals is not None and segment in self._goals:
             return self._goals[segment]
-        return self._sealed[segment]
+        return self._nodes[segment].sealed_end
 
 
 # --------------------------------------------------------------------------------------------------------------------

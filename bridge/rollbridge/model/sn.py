@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
 
-from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
@@ -261,27 +260,6 @@ def unpack_transaction_id(value: bytes) -> int:
     found: int = _LONG.unpack(value)[0]
     _check_long("transaction id", found)
     return found
-
-
-def sequence_bases(history: EpochHistory) -> dict[SegmentId, int]:
-    """Where the sequence ids of each segment begin: the sequence id of a record is this base plus its offset.
-
-    The base of a segment is the largest base plus sealed end of its predecessors, 0 without any, so that sequence ids
-    grow along every lineage. Segments that continue one whose end is not known yet are left out. Those of the first
-    epoch have the base that the history stands on, if it has dropped what they continue.
-    """
-    segments = history.records[0].segments
-    known = (0,) * len(segments) if history.foundation is None else history.foundation.bases
-    bases = {item.id: base for item, base in zip(segments, known, strict=True)}
-    for record in history.records[1:]:
-        for item in history.began_with(record.epoch):
-            base: int | None = 0
-            for before in history.predecessors(item.id):
-                end, start = history.sealed_end(before.id), bases.get(before.id)
-                base = None if base is None or end is None or start is None else max(base, start + end)
-            if base is not None:
-                bases[item.id] = base
-    return bases
 
 
 def _same_place(expected: DLSN, actual: DLSN) -> bool:

@@ -17,21 +17,9 @@ from typing import Final
 from rollbridge.model.epochs import EpochCause, EpochHistory, Foundation, overlaid
 from rollbridge.model.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import lineage
 from rollbridge.model.reader_group import Reset, Standing, decide
-from rollbridge.model.sn import sequence_bases
 
 Floors = dict[SegmentId, int]
-
-
-def ancestors(history: EpochHistory, segments: Iterable[SegmentId]) -> frozenset[SegmentId]:
-    """Everything that the given segments continue, however far back."""
-    return _reached(segments, _neighbours(history)[0])
-
-
-def descendants(history: EpochHistory, segments: Iterable[SegmentId]) -> frozenset[SegmentId]:
-    """Everything that continues the given segments."""
-    return _reached(segments, _neighbours(history)[1])
 
 
 def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
@@ -46,17 +34,20 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
     if not cut:
         raise InvalidRequestError("a stream is truncated at an offset in one segment at least; nothing was deleted")
     history.check_life("of this name", cut)
-    known = history.segments()
+    graph = history.graph
     for segment, offset in cut.items():
-        if segment not in known and not history.is_dropped(segment):
+        node = graph.nodes.get(segment)
+        if node is None and not history.is_dropped(segment):
             raise InvalidRequestError(f"there is no segment {segment} in the stream; nothing was deleted")
-        end = history.sealed_end(segment) if segment in known else None
+        end = None if node is None else node.sealed_end
         if not offset >= 0 or (end is not None and offset > end):
             raise InvalidRequestError(
                 f"offset {offset} of segment {segment} is beyond its end, which is at {end}; nothing was deleted"
             )
-    cut = {segment: offset for segment, offset in cut.items() if segment in known}  # of the others nothing is left
-    before = ancestors(history, cut)
+    cut = {
+        segment: offset for segment, offset in cut.items() if segment in graph.nodes
+    }  # of the others nothing is left
+    before = graph.ancestors(cut)
     if both := before & cut.keys():
         raise InvalidRequestError(
             f"what continues segment {min(both)} is to be truncated at a place of its own; nothing was deleted"
@@ -72,12 +63,11 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
 
 def consistent(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
     """The largest floors, none above the given ones, that delete the records of every key from the oldest on."""
-    before = _neighbours(history)[0]
     found: Floors = {}
     gone: set[SegmentId] = set()
-    for segment in history.segments():  # predecessors come first
-        if all(item in gone for item in before[segment]):
-            end = history.sealed_end(segment)
+    for segment, node in history.graph.nodes.items():  # predecessors come first
+        if gone.issuperset(node.predecessors):
+            end = node.sealed_end
             floor = floors.get(segment, 0)
             if segment in history.removed or (end is not None and floor >= end):
                 gone.add(segment)
@@ -89,16 +79,15 @@ def consistent(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors
 
 def removable(history: EpochHistory, floors: Mapping[SegmentId, int]) -> list[SegmentId]:
     """Segments that are not removed yet and of which these floors, being consistent, leave nothing."""
-    before = _neighbours(history)[0]
     gone = set(history.removed)
     found = []
-    for segment in history.segments():
-        end = history.sealed_end(segment)
+    for segment, node in history.graph.nodes.items():
+        end = node.sealed_end
         if (
             segment not in gone
             and end is not None
             and floors.get(segment, 0) >= end
-            and gone.issuperset(before[segment])
+            and gone.issuperset(node.predecessors)
         ):
             gone.add(segment)
             found.append(segment)
@@ -115,13 +104,12 @@ def frontier(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
 
     Of every key the first segment that is left; or the last one that is gone, if what continues it waits for others.
     """
-    before, after = _neighbours(history)
     gone = history.removed | frozenset(removable(history, floors))
-    begun = [segment for segment in history.segments() if gone.issuperset(before[segment])]
+    begun = {segment: node for segment, node in history.graph.nodes.items() if gone.issuperset(node.predecessors)}
     return {
-        segment: (history.sealed_end(segment) or 0) if segment in gone else floors.get(segment, 0)
-        for segment in begun
-        if segment not in gone or not gone.union(begun).intersection(after[segment])
+        segment: (node.sealed_end or 0) if segment in gone else floors.get(segment, 0)
+        for segment, node in begun.items()
+        if segment not in gone or (gone.isdisjoint(node.successors) and begun.keys().isdisjoint(node.successors))
     }
 
 
@@ -139,8 +127,7 @@ def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> 
         for segment, verdict in verdicts.items()
         if verdict.standing is not Standing.DONE and segment not in committed
     ]
-    ways = {segment: [] if segment in committed else items for segment, items in _neighbours(history)[0].items()}
-    needed = _reached(unopened, ways)
+    needed = history.graph.ancestors(unopened, stop=committed.__contains__)
     floors: Floors = {}
     for segment, verdict in verdicts.items():
         end = history.sealed_end(segment)
@@ -151,36 +138,16 @@ def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> 
     return floors
 
 
-def _neighbours(history: EpochHistory) -> tuple[dict[SegmentId, list[SegmentId]], dict[SegmentId, list[SegmentId]]]:
-    """What each segment continues, and what continues it."""
-    whole = lineage(history)
-    before: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
-    after: dict[SegmentId, list[SegmentId]] = {life.segment.id: [] for life in whole.lives}
-    for link in whole.links:
-        before[link.after].append(link.before)
-        after[link.before].append(link.after)
-    return before, after
-
-
-def _reached(segments: Iterable[SegmentId], ways: Mapping[SegmentId, list[SegmentId]]) -> frozenset[SegmentId]:
-    found: set[SegmentId] = set()
-    waiting = list(segments)
-    while waiting:
-        fresh = [item for item in ways[waiting.pop()] if item not in found]
-        found.update(fresh)
-        waiting.extend(fresh)
-    return frozenset(found)
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Expiry of epochs: which of the oldest epochs of a stream nobody needs any more, and a history without them. Pure.
 # An epoch can go when every segment that ended up to its own end is removed, topic included. It is still needed
-# * as the epoch to which transactions refer: those that are open or undecided, and those that clients begin, which
-# may
+#
+# * as the epoch to which transactions refer: those that are open or undecided, and those that clients begin, which may
 #   not have heard for a while that there is a newer one;
-# * by whoever names its segments: marks of a retention; * for the epoch after it: the segments that begin there
-# continue removed ones, whose ends a reader that stands there
+# * by whoever names its segments: marks of a retention;
+# * for the epoch after it: the segments that begin there continue removed ones, whose ends a reader that stands there
 #   still has to find. So one epoch more is kept than has anything left.
+#
 # Source: Pravega truncates its epoch history by nothing but stream deletion; its ``StreamTruncationRecord`` says up
 # to where it would not be asked for.
 
@@ -219,7 +186,8 @@ def first_needed(
     later = next((place for place, item in enumerate(history.records) if item.created_ms > since_ms), None)
     in_force = history.records[max((len(history.records) if later is None else later) - 1, 0) :]
     roots = [item.reference_epoch for item in in_force if item.cause is not EpochCause.ROLLING_TRANSACTIONS]
-    ends = [_last_epoch(history, item) for item in named]
+    nodes = [history.graph.nodes.get(item) for item in named]  # what is dropped is as good as in the first epoch
+    ends = [history.first if node is None else (node.successor_epoch or history.next_epoch) - 1 for node in nodes]
     return max(min(last - 1, history.active.reference_epoch, *roots, *references, *ends), history.first)
 
 
@@ -232,7 +200,7 @@ def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
     if first <= history.first:
         return history
     record = history.record(first)
-    bases, numbers = sequence_bases(history), lineage(history).partitions
+    bases, numbers = history.graph.sequence_bases, history.graph.partitions
     old = history.foundation
     lows, ends = ((0.0,), (0,)) if old is None else (old.lows, old.ends)
     for epoch in range(history.first + 1, first + 1):
@@ -263,8 +231,3 @@ def step_towards(history: EpochHistory, first: int) -> int:
         if record.epoch == first or (place and segments > SEGMENTS_AT_ONCE):
             return record.epoch
     return min(first, history.first + EPOCHS_AT_ONCE)
-
-
-def _last_epoch(history: EpochHistory, segment: SegmentId) -> int:
-    """The last epoch in which a segment is active; the first that is kept if it was before."""
-    return max((record.epoch for record in history.records if segment in record.segment_ids), default=history.first)

@@ -25,11 +25,10 @@ from pyspark.sql.datasource import InputPartition
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import lineage
 from rollbridge.model.position import LogPosition, ReadPosition
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.truncation import ancestors, consistent, frontier
+from rollbridge.model.truncation import consistent, frontier
 
 if TYPE_CHECKING:
     from rollbridge.spark.source_records import Runs
@@ -135,7 +134,7 @@ def covered(history: EpochHistory, front: Front) -> dict[SegmentId, int]:
         CorruptDataError: the front goes on behind a segment whose end is not known.
     """
     found = dict(front)
-    for segment in ancestors(history, front):
+    for segment in history.graph.ancestors(front):
         end = history.sealed_end(segment)
         if end is None:
             raise CorruptDataError(f"segment {segment} counts as read, but its end is not known")
@@ -146,7 +145,7 @@ def covered(history: EpochHistory, front: Front) -> dict[SegmentId, int]:
 def between(history: EpochHistory, start: Front, end: Front) -> list[OffsetRange]:
     """What lies between two fronts, predecessors first."""
     old, new = covered(history, start), covered(history, end)
-    ranges = (OffsetRange(item, old.get(item, 0), new.get(item, 0)) for item in history.segments())
+    ranges = (OffsetRange(item, old.get(item, 0), new.get(item, 0)) for item in history.graph.nodes)
     return [item for item in ranges if item.size > 0]
 
 
@@ -241,11 +240,10 @@ def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[st
 
     What is left begins with the first records that are left, behind what the front has read.
     """
-    known = history.segments()
-    missing = sorted(segment for segment in front if segment not in known)
+    missing = sorted(front.keys() - history.graph.nodes)
     if not missing:
         return front, []
-    left = {segment: offset for segment, offset in front.items() if segment in known}
+    left = {segment: offset for segment, offset in front.items() if segment not in missing}
     what = f"segments {', '.join(map(str, missing))} have been removed, with whatever was still to be read of them"
     return frontier(history, consistent(history, covered(history, left))), [what]
 
@@ -254,10 +252,8 @@ class _Chains:
     """Which segments of a micro-batch continue each other, and how much each such chain holds."""
 
     def __init__(self, history: EpochHistory, start: Front) -> None:
-        self._before: dict[SegmentId, list[SegmentId]] = {}
-        for link in lineage(history).links:
-            self._before.setdefault(link.after, []).append(link.before)
-        self._settled = ancestors(history, start)
+        self._graph = history.graph
+        self._settled = self._graph.ancestors(start)
         self._parent: dict[SegmentId, SegmentId] = {}
         self._size: dict[SegmentId, int] = {}
 
@@ -283,16 +279,8 @@ class _Chains:
 
     def _continued(self, segment: SegmentId) -> set[SegmentId]:
         """The chains of the micro-batch that a segment continues, also through segments that are empty."""
-        found: set[SegmentId] = set()
-        waiting, seen = [segment], {segment}
-        while waiting:
-            for before in self._before.get(waiting.pop(), ()):
-                if before in self._parent:
-                    found.add(self.root(before))
-                elif before not in seen and before not in self._settled:
-                    waiting.append(before)
-                seen.add(before)
-        return found
+        before = self._graph.ancestors([segment], stop=lambda item: item in self._parent or item in self._settled)
+        return {self.root(item) for item in before if item in self._parent}
 
 
 # --------------------------------------------------------------------------------------------------------------------

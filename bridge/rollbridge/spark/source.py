@@ -30,7 +30,6 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import At, Latest, ReadPosition, Since, parse_start
 from rollbridge.model.routing import StreamView
-from rollbridge.model.sn import sequence_bases
 from rollbridge.model.truncation import consistent, frontier
 from rollbridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
 from rollbridge.spark.planning import (
@@ -277,7 +276,6 @@ class _Reading(Prompt):
         self._connection: DriverConnection | None = None
         self._known: StreamDriver | None = None
         self._runs: CommitRuns | None = None
-        self._bases: tuple[EpochHistory, Mapping[SegmentId, int]] | None = None
 
     @property
     def is_prompt(self) -> bool:
@@ -327,10 +325,7 @@ class _Reading(Prompt):
                 for task in tasks
                 for piece in split(task, max(1, round(least * sum(item.size for item in task) / total)))
             ]
-        history = self._driver.view().history
-        if self._bases is None or self._bases[0] is not history:
-            self._bases = history, sequence_bases(history)
-        bases = self._bases[1]
+        bases = self._driver.view().history.graph.sequence_bases
         return [Portion([self._piece(item, bases, runs) for item in task]) for task in tasks]
 
     def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> Piece:

@@ -40,7 +40,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange, position_of_key
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.routing import StreamView, hash_bounds
-from rollbridge.model.sn import DLSN, SN, sequence_bases
+from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.lanes import Course, Lane, Parcel
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -561,13 +561,13 @@ class Channel:
         """Where the sequence ids of a segment begin; None if that is not known yet."""
         base = self._bases.get(segment)
         if base is None:
-            self._bases = sequence_bases(self.view.history)
+            self._bases = self.view.history.graph.sequence_bases
             base = self._bases.get(segment)
         if base is None:
             # The end of a segment between two incarnations of the active epoch is noted a moment after its successors.
             view = self._engine.read_again(self.stream)
             if view is not None and self.is_of(view):
-                self._bases = sequence_bases(view.history)
+                self._bases = view.history.graph.sequence_bases
                 base = self._bases.get(segment)
         return base
 

@@ -20,8 +20,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
-from rollbridge.model.epochs import EpochHistory, Segment
+from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
+from rollbridge.model.segment_graph import Segment
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
 _UNNUMBERED: Final = -1
@@ -321,10 +322,7 @@ class Course(Generic[P]):
 
     def is_blocked(self, lane: Lane[P]) -> bool:
         """Whether a lane that this one continues still holds something."""
-        return any(
-            before.id.epoch < lane.id.epoch and before.segment.range.overlaps(lane.segment.range)
-            for before in self._ended
-        )
+        return any(before.segment.precedes(lane.segment) for before in self._ended)
 
     def drain(self) -> bool:
         """Hand over what lanes that have ended hold, as far as it is known and in order; whether there was any."""
@@ -388,11 +386,10 @@ class Course(Generic[P]):
         Not to the active ones at once: a lane between them that has ended may still hold, or get, what was written
         later for the same keys.
         """
-        mine = lane.segment.range
-        later = [item for item in self.lanes() if item.id.epoch > lane.id.epoch and item.segment.range.overlaps(mine)]
+        later = [item for item in self.lanes() if lane.segment.precedes(item.segment)]
         later.sort(key=lambda item: item.id.epoch)
         for parcel in lane.held():
-            if later[0].segment.range.holds(mine):
+            if later[0].segment.range.holds(lane.segment.range):
                 parcel.sequence = _UNNUMBERED
                 later[0].inherited.append(parcel)
             else:

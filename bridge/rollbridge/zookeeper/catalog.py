@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from rollbridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import lineage, topic_of_partition
+from rollbridge.model.lineage import topic_of_partition
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import StreamState
 from rollbridge.model.routing import Route, StreamView
@@ -83,14 +83,14 @@ class Catalog:
         return topic_of_partition(view.config.name, partition, view.history, lambda: self._read(stream).history)
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """Return the partition number of a segment; see :class:`rollbridge.model.lineage.Life`.
+        """Return the partition number of a segment; see :class:`rollbridge.model.segment_graph.SegmentNode`.
 
         Raises:
             InvalidRequestError: the stream has no such segment, or does not keep it any more.
             InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
         """
         for read in (self.view, self._read):
-            found = lineage(read(stream).history).partitions.get(segment)
+            found = read(stream).history.graph.partitions.get(segment)
             if found is not None:
                 return found
         raise InvalidRequestError(f"{stream} has no segment {segment}, or not any more")
