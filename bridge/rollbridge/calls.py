@@ -23,9 +23,7 @@ from typing import Final, Generic, TypeVar
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
-"""Seconds granted to a request that is sent when the time is over: enough for a healthy server to answer, so that a
-request can be withdrawn and a fault explained.
-"""
+"""Seconds for a request sent when the time is over: enough for a healthy server, to withdraw a request or explain."""
 
 _until: ContextVar[float | None] = ContextVar("rollbridge_until", default=None)
 

@@ -460,8 +460,7 @@ class Bridge(Resuming):
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
     ) -> Synchronizer[S, U]:
-        """Open a state shared by several processes, read from its newest snapshot and the log; see
-        :class:`Synchronizer`.
+        """Open a state that several processes share, from its newest snapshot and the log; see :class:`Synchronizer`.
 
         Args:
             stream: ``scope/stream``.

@@ -6,8 +6,8 @@ Whoever finds a lane free carries out rounds until its own write has its answer,
 first. Writes keep the order in which each writer began them; where several writers of the connection contend, they win
 in turn.
 
-All writers of one connection and stream with the same time-outs share a :class:`Channel`: one transactional id lease
-and one dispatcher. They therefore wait for each other here, and not for native transactions that come to nothing.
+All writers of one connection and stream with the same time-outs share a :class:`Channel`: one lease of transactional
+ids and one dispatcher. They therefore wait for each other here, and not for native transactions that come to nothing.
 
 Locks: ``Lane.lock`` is held by the thread that carries out rounds, across network round trips;
 ``Dispatcher._lanes_lock`` guards the creation of lanes; ``Channels._lock`` guards the table of channels and is held
@@ -430,9 +430,7 @@ class Dispatcher:
             self._schedule(lane)
 
     def _follow(self, requests: Sequence[Request], fault: RollbridgeError) -> None:
-        """Handle a missing topic: the stream was deleted, or the segment was sealed and truncated before this was
-        known.
-        """
+        """Handle a missing topic: the stream was deleted, or the segment sealed and truncated unnoticed."""
         first = requests[0]
         try:
             has_moved = self._shape.has_moved(first.position, first.course.active, is_lost=True)

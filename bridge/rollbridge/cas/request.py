@@ -1,4 +1,4 @@
-"""A conditional write in flight: its records, its condition, and the future that gets its answer.
+"""Conditional write in flight: its records, its condition, and the future that gets its answer.
 
 :class:`Answer` is lighter than ``concurrent.futures.Future``, since thousands are made a second: nearly all are settled
 before anybody waits, so the event and the callback list are made only on demand, under one module lock.

@@ -452,9 +452,7 @@ class Synchronizer(Generic[S, U]):
                 before = self._replica
 
     def outcome(self, token: Token | str) -> SN | None:
-        """Return the SN of the last record of a write that ended with :class:`CasOutcomeUnknown`; None if not in the
-        log.
-        """
+        """Return the SN of the last record of a write that ended with :class:`CasOutcomeUnknown`, or None."""
         return self._writer.outcome(token)
 
     def close(self) -> None:

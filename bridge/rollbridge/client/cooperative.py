@@ -210,8 +210,7 @@ class SharedClient:
         return found
 
     def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
-        """Return what :meth:`joint` would find to be committed by an earlier session, beginning nothing; None
-        otherwise.
+        """Return what :meth:`joint` would find committed by an earlier session, without beginning; None otherwise.
 
         A transaction that an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
         """

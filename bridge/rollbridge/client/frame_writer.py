@@ -21,7 +21,7 @@ and one request where there would be two or three. The layout is that of :func:`
                                          |               |                           |
                                          kind 1, part 4, segment 4, first count 8, records 4, epoch 4, size of value 4
 
-No class here is thread-safe: :class:`~rollbridge.client.writing.Writing` holds its lock around every call.
+No class here is thread-safe: :class:`~rollbridge.client.writing.Writing` holds its lock while it writes and cuts.
 """
 
 from __future__ import annotations

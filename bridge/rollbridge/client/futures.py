@@ -333,9 +333,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, bytes | None]]
 
 FRAME_BYTES_MIN: Final = 16 * 1024
-"""Minimum bytes of a frame; below it the overhead outweighs the records. Segments take batches this much larger than a
-record.
-"""
+"""Minimum bytes of a frame: below, overhead outweighs records. Segments take batches this much larger than a record."""
 
 
 class FrameLimits:
@@ -413,9 +411,7 @@ class Slot:
         return local_sequence(self.part, count)
 
     def locate(self, index: int, count: int) -> DLSN:
-        """Return the DLSN of the ``index``-th record that the part wrote to this segment; raise the transaction's
-        error.
-        """
+        """Return the DLSN of the part's ``index``-th record in this segment; raise the transaction's error."""
         error = self.completion.error()
         if error is not None:
             raise error

@@ -395,9 +395,7 @@ class CommitLines:
     """Commit numbers of one connection. Safe to use from several threads."""
 
     def __init__(self, next_counter: Callable[[GroupName], int]) -> None:
-        """Start without any; ``next_counter`` returns transaction counters of a group, one of which names this
-        connection.
-        """
+        """Start without any; one of the transaction counters of ``next_counter`` names this connection in a group."""
         self._next_counter = next_counter
         self._connections: dict[GroupName, int] = {}
         self._lines: dict[tuple[GroupName, int], CommitLine] = {}

@@ -140,7 +140,7 @@ class OutcomeTail:
     def _settle(self, fetched: Fetched) -> None:
         waiting = self.waiting
         if not waiting:
-            return  # a transaction waits before its outcome can be there
+            return  # transactions are registered before their outcome can exist
         try:
             for offset, _, key, value, _ in fetched.records():
                 completion = waiting.get(key or b"")

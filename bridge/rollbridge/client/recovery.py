@@ -50,9 +50,7 @@ class ResumedTransaction(Transaction):
     def __init__(
         self, runtime: Runtime, plan: Plan, completion: Completion, part: int, known: KnownTransaction
     ) -> None:
-        """Take over a transaction of which the leader said what is ``known``; return once the brokers have
-        acknowledged.
-        """
+        """Take over a transaction as the leader knows it; return once the brokers have that."""
         self._known = known
         self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
@@ -88,9 +86,7 @@ class ResumedTransaction(Transaction):
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
     def _ends(self) -> Ends:
-        """Return the ends of what was written here; only the segments know the local sequence numbers of earlier
-        records.
-        """
+        """Return the ends of what was written here; only the segments know earlier local sequence numbers."""
         record = self._completion.record
         return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._writer.pieces())
 
@@ -351,7 +347,7 @@ class Resumer:
     def _await_record(self, identifier: TransactionId, deadline: float) -> None:
         """Wait until the transaction is on record, or has ended.
 
-        The record is what other state of the transaction is removed with, so it must be there before a part is claimed.
+        Other nodes of the transaction are removed with its record, so the record must exist before a part is claimed.
         """
         while self._metadata.find_transaction(identifier) is None and _left(deadline) > 0:
             _, known = self._inquiry.transaction(identifier, _left(deadline))

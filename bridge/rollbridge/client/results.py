@@ -89,7 +89,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionStory(Outcome):
-    """Present knowledge of a transaction in the leader of its group, with its last events.
+    """Transaction as the leader of its group knows it at this moment, with its last events.
 
     ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``;
     ``reason`` tells what an open or committing transaction waits for.

@@ -299,8 +299,8 @@ logger = logging.getLogger(__name__)
 class Housekeeper:
     """Thread that runs chores every ``interval_s`` seconds, and soon after :meth:`poke`.
 
-    Chores are what must not be done on the way of a record. They run one after the other on the one thread, so none may
-    block for long.
+    Chores are what must not be done on the way of a record. They run one after the other on one thread, so a slow
+    one delays the others.
     """
 
     def __init__(self, interval_s: float) -> None:

@@ -472,7 +472,7 @@ class Transaction(Writing):
         try:
             return future.result(max(deadline - time.monotonic(), 0.0))
         except TransactionAborted as fault:
-            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # complete as it is
+            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # explains itself
                 fault.tell(self._runtime.events(self._plan.group, self.id))
             raise
         except TimeoutError:

@@ -163,8 +163,7 @@ class Writing:
         self._lock = GONE
 
     def cut_older(self, than_s: float) -> None:
-        """Send the batches that were started before ``than_s`` (monotonic seconds), unless another thread is writing
-        now.
+        """Send the batches started before ``than_s`` (monotonic seconds), unless another thread is writing now.
 
         Frames that have waited in the outbox for a moment go, too. Called on the housekeeping thread, which must not
         wait for a writer's lock.

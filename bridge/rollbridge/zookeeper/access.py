@@ -96,9 +96,9 @@ class Access:
         self._metadata = Metadata(session)
 
     def secure(self, *, shared_counter: bool = False) -> int:
-        """Close all nodes that are open to everybody, and those that coordinators need; return the number of closed
-        ones.
+        """Close all nodes that are open to everybody; return how many.
 
+        Nodes that coordinators need and that are missing are made before, so that they belong to this identity.
         Nodes of sessions, parts and slots stay as they are, since clients own them.
 
         Args:

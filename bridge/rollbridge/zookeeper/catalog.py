@@ -4,8 +4,8 @@ A stream is read on first use and again after its watch has fired: an epoch was 
 connection was lost and something may have been missed. Until then the old view serves. That is harmless: a transaction
 that begins against the epoch before is committed by rolling.
 
-Watches fire on the ZooKeeper connection's thread, which only marks a stream as stale; :meth:`Catalog.refresh` reads it
-on the housekeeping thread. The lock guards the table of views and is never held across a read.
+Watches fire on kazoo's threads, which only mark a stream as stale; :meth:`Catalog.refresh` reads it on the
+housekeeping thread. The lock guards the table of views and is never held across a read.
 """
 
 from __future__ import annotations

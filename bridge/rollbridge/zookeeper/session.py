@@ -65,9 +65,9 @@ class SessionState(Enum):
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
-    """The connection is gone; the session may or may not live on."""
+    """Connection lost; the session may or may not live on."""
     LOST = "lost"
-    """The session has ended and its ephemeral nodes are gone; a new one begins by itself."""
+    """Session ended and its ephemeral nodes gone; a new one begins by itself."""
 
 
 STATES: Final = {
@@ -196,9 +196,7 @@ logger = logging.getLogger(__name__)
 RETRY_PAUSE_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
 PIPELINE_DEPTH: Final = 500
-"""Maximum number of multis in flight in :meth:`ZooKeeperSession.multi_pipelined`; ZooKeeper throttles beyond 1,000
-requests.
-"""
+"""Maximum number of pipelined reads or multis in flight; ZooKeeper throttles beyond 1,000 requests."""
 
 T = TypeVar("T")
 
@@ -319,7 +317,7 @@ class ZooKeeperSession:
         return self._interruptions
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
-        """Report every change to ``listener``, on the connection's thread: it must not block or read."""
+        """Register a listener of state changes, called on the connection's thread: it must not block or read."""
         self._listeners.append(listener)
 
     # Reads ------------------------------------------------------------------------------------------------------
