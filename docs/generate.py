@@ -13,9 +13,10 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from datetime import timedelta
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from rollbridge.consumer.settings import ConsumerOptions
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.buffer import BufferLimits
 from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
-from rollbridge.model.transaction import TRANSITIONS, Event, Move, Reply, State
+from rollbridge.model.transaction import DECISIONS, Drop, Event, Move, Row, State, Stay
 from rollbridge.producer.settings import ProducerOptions
 from rollbridge.security.kafka import Security
 from rollbridge.security.zookeeper import ZooKeeperSecurity
@@ -54,29 +55,13 @@ HERE: Final = Path(__file__).parent
 _BOUNDS: Final = re.compile(r"\[[0-9]*<?=?x[<>]=?[0-9]+\]")
 """What click says of the bounds of a number; the message of a wrong one says it better."""
 
-EVENTS: Final = {
-    Event.BEGIN: "a BEGIN frame; one stands in the buffer of each of its streams",
-    Event.DATA: "a DATA frame",
-    Event.COMMIT: "the COMMIT frame, in the buffer of its first stream",
-    Event.ABORT: "the ABORT frame, in the buffer of its first stream, or an admin request",
-    Event.EXPIRE: "its lease has run out, and the buffers have been read to their ends",
-    Event.REFUSE: "the leader found that it can not be merged: incomplete, corrupt or over a limit",
-    Event.MERGED: "the native transaction that holds its records and its commit record is committed",
-    Event.ABORT_LOGGED: "the native transaction that holds its abort record is committed",
-}
-STATES: Final = {
-    State.UNKNOWN: "the leader has no record of it",
-    State.OPEN: "it takes frames; its lease runs",
-    State.COMMITTING: "its commit was asked for; it waits for its merge",
-    State.COMMITTED: "its records are visible, its commit record is on the commit log",
-    State.ABORTING: "its abort is decided; it waits for its abort record",
-    State.ABORTED: "its abort record is on the commit log; nothing of it is or will be visible",
-}
 STATES_PAGE: Final = """\
 # The life of a transaction
 
-Every pair of state and event, refusals and repeats included. This page is written by `docs/generate.py` from
-`bridge/rollbridge/model/transaction.py`; a test fails when it is stale.
+What each event does to a transaction in each state. The leader folds the buffers by this table, frame by frame
+(`bridge/rollbridge/model/buffer.py`); the page is written by `docs/generate.py` from
+`bridge/rollbridge/model/transaction.py`. A test drives the fold through every row, and another fails when the page is
+stale.
 
 ![Transactions go from unknown over open and committing to committed, or from open and committing over aborting to
 aborted.](transaction-states.svg)
@@ -93,31 +78,50 @@ aborted.](transaction-states.svg)
 
 {table}
 
-An arrow is a change of state. The words for events that change nothing:
+An arrow is a change of state. An empty cell cannot be: the event cannot be told there, as nothing is known of who owns
+an unknown transaction, or the leader has a defect, and ends its term with `InvalidTransitionError`, having written
+nothing. A transaction that is `committed` or `aborted` is gone from the fold but for its id: it is `ended`. Where
+nothing changes state:
 
-{replies}
+{stays}
+
+What is dropped is counted under the reason for it:
+
+{drops}
 """
 
 
 def protocol_states() -> str:
     """The page ``protocol-states.md``."""
     return STATES_PAGE.format(
-        states=_markdown_table(("state", ""), [(f"`{state}`", STATES[state]) for state in State]),
-        events=_markdown_table(("event", ""), [(f"`{event}`", EVENTS[event]) for event in Event]),
+        states=_members(State),
+        events=_members(Event),
         table=_markdown_table(
-            ("", *(f"`{state}`" for state in State)),
-            [(f"`{event}`", *(_cell(TRANSITIONS[state, event]) for state in State)) for event in Event],
+            ("", *(f"`{state}`" for state in DECISIONS)),
+            [(f"`{event}`", *(_cell(rows.get(event)) for rows in DECISIONS.values())) for event in Event],
         ),
-        replies=_markdown_table(("", ""), [(_word(reply), reply.value) for reply in Reply]),
+        stays=_markdown_table(("", ""), [(_word(stay), stay.value) for stay in Stay]),
+        drops=_members(Drop, _word),
     )
 
 
-def _cell(row: Move | Reply) -> str:
-    return f"**→ `{row.to}`**" if isinstance(row, Move) else _word(row)
+def _cell(row: Row | None) -> str:
+    return "" if row is None else f"**→ `{row.to}`**" if isinstance(row, Move) else _word(row)
 
 
-def _word(reply: Reply) -> str:
-    return reply.name.lower().replace("_", " ")
+def _word(member: Enum) -> str:
+    return member.name.lower()
+
+
+def _members(kind: type[StrEnum], word: Callable[[StrEnum], str] = lambda member: f"`{member}`") -> str:
+    """The members of an enumeration, each with the docstring that follows it."""
+    (declared,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(declared, ast.ClassDef)
+    said: dict[str, str] = {}
+    for line, following in itertools.pairwise(declared.body):
+        if isinstance(line, ast.Assign) and isinstance(following, ast.Expr):
+            said[ast.unparse(line.targets[0])] = inspect.cleandoc(ast.literal_eval(following.value))
+    return _markdown_table(("", ""), [(word(member), said[member.name]) for member in kind])
 
 
 def command_reference() -> str:

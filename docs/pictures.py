@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from rollbridge.model.transaction import TRANSITIONS, Move, State
+from rollbridge.model.transaction import DECISIONS, Move, State
 
 HERE: Final = Path(__file__).parent
 _LINE: Final = 17
@@ -277,12 +277,13 @@ def transaction_states() -> Picture:
     """The states of a transaction, with the events that lead from one to another: all changes of the table."""
     picture = Picture(876, 240, "The states of a transaction: unknown, open, committing, committed, aborting, aborted")
     width, height = _STATE_SIZE
-    for (x, y, look), state in ((_STATES[state], state) for state in State):
+    for state, (x, y, look) in _STATES.items():
         picture.card(x, y, width, height, look, state.value)
     changes: dict[tuple[State, State], list[str]] = {}
-    for (state, event), row in TRANSITIONS.items():
-        if isinstance(row, Move):
-            changes.setdefault((state, row.to), []).append(event.value)
+    for state, rows in DECISIONS.items():
+        for event, row in rows.items():
+            if isinstance(row, Move):
+                changes.setdefault((state, row.to), []).append(event.value)
     for (begin, end), events in changes.items():
         (x1, y1, _), (x2, y2, _) = _STATES[begin], _STATES[end]
         middle, words = x1 + width / 2, ", ".join(events)

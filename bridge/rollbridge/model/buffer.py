@@ -1,8 +1,15 @@
-"""The fold over transaction buffers: frames in, open and decided transactions out.
+"""Fold the transaction buffers: frames in, open and decided transactions out.
 
 The fold is deterministic and does no I/O: the same frames in the same order per partition give the same transactions,
 whatever way the sequence is split or repeated, because each partition's position is remembered and older offsets are
-ignored. Who folds decides what happens next; see ``coordinator``.
+ignored. Whoever folds decides what happens next: a coordinator that leads or stands by, a preview.
+
+What a frame does is decided in one place, the table :data:`rollbridge.model.transaction.DECISIONS`. Here a frame is
+only told apart, by what it is, where it stands and who sent it (:class:`~rollbridge.model.transaction.Event`), and what
+the table says is carried out. What a transaction makes the fold hold has a price (:mod:`rollbridge.model.pieces`), and
+limits hold while folding: who takes too much is refused, which is an event like any other.
+
+A fold has one owner and one thread; nothing in it is locked.
 
 Source: DistributedLog transactions (readers buffer pending records until the commit record); PDP-24 (a commit is first
 marked, so that waiting transactions can be collected).
@@ -59,9 +66,16 @@ from rollbridge.model.pieces import (
     manifest_price,
     text_price,
 )
-from rollbridge.model.transaction import Chronicle, Event, Move, State, step
+from rollbridge.model.transaction import DECISIONS, Chronicle, Drop, Event, Move, Row, State, Stay, decide
+
+# Looking a member up in its enum takes longer, in CPython 3.11, than all else that the table costs a DATA frame.
+_DATA: Final = Event.DATA
+_TAKEN: Final = Stay.TAKEN
+_UNKNOWN: Final = State.UNKNOWN
+_ENDED: Final = State.ENDED
 
 TOMBSTONES_MAX: Final = 100_000
+"""Transactions that have ended and whose ids are kept, so that no BEGIN frame that is read later opens them again."""
 _ROOM_TO_BEGIN: Final = 0.75
 """Share of the memory up to which transactions may begin; more is for those that are open, to grow."""
 _ROOM_TO_GROW: Final = 0.875
@@ -69,21 +83,21 @@ _ROOM_TO_GROW: Final = 0.875
 _ROOM_LEFT: Final = 0.8125
 _ROOM_TO_REFUSE: Final = 0.125
 """Share for those that may not begin, until they are logged as aborted. What finds no room there, which takes a
-takeover or thousands in a moment, is dropped like a frame of nobody's: what it wrote can not be committed."""
+takeover or thousands in a moment, is dropped like a frame of nobody's: what it wrote cannot be committed."""
 
 
 def crowded_reason(bytes_max: int) -> str:
-    """The reason of an ABORT record whose transaction found no room in its group."""
+    """Return the reason of an ABORT record whose transaction found no room in its group."""
     return f"the open transactions of the group take too much of {bytes_max} bytes of memory, held_bytes_max"
 
 
 def largest_reason(bytes_max: int) -> str:
-    """The same for one that took the most when others needed room."""
+    """Return the reason for one that took the most when others needed room."""
     return f"{crowded_reason(bytes_max)}, and this one was among the largest"
 
 
 def too_large_reason(bytes_max: int) -> str:
-    """The same for one that is too large by itself."""
+    """Return the reason for one that is too large by itself."""
     return (
         f"what a leader has to hold of it takes more than {bytes_max} bytes of memory, held_bytes_per_transaction_max: "
         "too many frames, of too many parts and segments; write more at once, or less in one transaction"
@@ -116,14 +130,14 @@ class BufferLimits:
 
 
 class BufferFold:
-    """The state that folding the buffers of one group gives.
+    """Hold the state that folding the buffers of one group gives.
 
     Attributes:
         limits: bounds of what is held.
         open: transactions that are open, committing or aborting, by the 16 bytes of their id.
         ages: how long they have been so.
         cached_bytes: memory that cached frames take.
-        held_bytes: memory that everything else of the transactions takes, by its price; see :mod:`buffered`.
+        held_bytes: memory that everything else of the transactions takes, by its price.
         refused_bytes: the part of it of transactions that are to be logged as aborted.
         decided: those of them whose end is decided, in the order of the decisions, until :meth:`settle` removes them.
             Commits of one connection stand there in the order in which they were asked for.
@@ -188,7 +202,7 @@ class BufferFold:
             value: Kafka value.
         """
         if offset < self.positions.get(partition, 0):
-            self.dropped["repeated"] += 1
+            self.dropped[Drop.REPEATED] += 1
             return
         self.positions[partition] = offset + 1
         if appended_ms > self.appended_ms:
@@ -196,7 +210,7 @@ class BufferFold:
         self.chronicle.at_ms = appended_ms
         header = unpack_header(key)
         if header is None or value is None:
-            self.dropped["foreign"] += 1
+            self.dropped[Drop.FOREIGN] += 1
             return
         if header.kind is not FrameKind.BUNDLE:
             self._frame(header, stream, partition, offset, 0, appended_ms, value)
@@ -220,15 +234,13 @@ class BufferFold:
         return item.state is State.ABORTING
 
     def refuse(self, transaction: bytes, reason: str, now_ms: int) -> None:
-        """Decide on abort because the transaction can not be merged, also after its commit was asked for."""
-        item = self.open[transaction]
-        if item.state is State.OPEN or item.state is State.COMMITTING:
-            self._end(item, Event.REFUSE, reason, now_ms, is_unusual=True)
+        """Decide on abort because the transaction cannot be merged, also after its commit was asked for."""
+        self._end(self.open[transaction], Event.REFUSE, reason, now_ms, is_unusual=True)
 
     def expire(self, transaction: bytes, now_ms: int) -> None:
         """Decide that a lease has run out; changes nothing unless the transaction is still open."""
         item = self.open.get(transaction)
-        if item is not None and item.state is State.OPEN:
+        if item is not None:
             self._end(item, Event.EXPIRE, EXPIRED, now_ms, is_unusual=True)
 
     def forsake(self, now_ms: int, patience_ms: int) -> int:
@@ -243,7 +255,7 @@ class BufferFold:
         return len(forsaken)
 
     def has_forsaken(self, now_ms: int, patience_ms: int) -> bool:
-        """Whether :meth:`forsake` would refuse any."""
+        """Tell whether :meth:`forsake` would refuse any."""
         return bool(self._forsaken(now_ms, patience_ms))
 
     def _forsaken(self, now_ms: int, patience_ms: int) -> list[tuple[BufferedTransaction, str]]:
@@ -255,7 +267,7 @@ class BufferFold:
         ]
 
     def learn_order(self, numbers: Mapping[LineKey, int]) -> None:
-        """By line, the highest number of which the commit log says that it was committed."""
+        """Take note, by line, of the highest number that the commit log says was committed."""
         for key, number in numbers.items():
             self.lines.conclude(key, number)
             self._decide_due(key)
@@ -270,7 +282,9 @@ class BufferFold:
         item = self.open[transaction]
         event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
         before = item.state
-        item.state, _ = step(before, event, item)
+        row = decide(before, event, item)
+        if isinstance(row, Move):
+            item.state = row.to
         if rolled or self.chronicle.is_noting:
             cause = "by a rolling commit" if rolled else item.reason
             self.chronicle.changed(transaction, before, item.state, event, cause, is_unusual=rolled)
@@ -312,18 +326,19 @@ class BufferFold:
         Raises:
             KeyError: no such transaction is open.
         """
-        item = self.open.pop(transaction)
+        item = self.open[transaction]
+        self._drop(decide(item.state, Event.OUTCOME_KNOWN, item))
+        del self.open[transaction]
         self.decided.pop(transaction, None)
         if item.order is not None:
             self.lines.release(item.order, item)
         self._let_go(item)
         item.state = State.ABORTED
         self.chronicle.forget(transaction)
-        self.dropped["late"] += 1
         self._bury(transaction)
 
     def conclude(self, transaction: bytes) -> None:
-        """An outcome, which :attr:`late` and ``terminated`` are to know, has been read from the commit log.
+        """Take an outcome that was read from the commit log, and that :attr:`late` and ``terminated`` are to know.
 
         For whoever follows a leader: the state becomes the one that folding gives if outcomes are known before.
         """
@@ -334,7 +349,7 @@ class BufferFold:
             self.discard(transaction)
 
     def note_late(self, transaction: bytes, streams: Iterable[str], partition: Partition, offset: int) -> None:
-        """A BEGIN frame of a transaction that has an outcome stands in a partition; :attr:`late` is not None.
+        """Note where a BEGIN frame of a transaction stands that has an outcome; :attr:`late` is not None.
 
         Anybody may name streams in one that there are not.
         """
@@ -350,13 +365,13 @@ class BufferFold:
             self.late_bytes += LATE_PLACE_PRICE
 
     def forget_late(self, transaction: bytes) -> None:
-        """What was noted of a transaction in :attr:`late`, if anything was, is not needed any more."""
+        """Drop what was noted of a transaction in :attr:`late`, if anything was."""
         known = None if self.late is None else self.late.pop(transaction, None)
         if known is not None:
             self.late_bytes -= late_price(known)
 
     def log_floor(self) -> dict[Partition, int]:
-        """Per partition with open transactions: what became of those that began after them is said from here on."""
+        """Return, per partition with open transactions, where the log tells of all that began after them."""
         floor: dict[Partition, int] = {}
         for item in self.open.values():
             for partition in item.first_offsets:
@@ -364,7 +379,7 @@ class BufferFold:
         return floor
 
     def low_water(self) -> dict[Partition, int]:
-        """Per partition the offset below which no undecided transaction has a frame (PIP-196's max read position)."""
+        """Return PIP-196's max read position of each partition: no undecided transaction has a frame below it."""
         low = dict(self.positions)
         for item in self.open.values():
             for partition, offset in item.first_offsets.items():
@@ -372,12 +387,21 @@ class BufferFold:
         return low
 
     def references(self) -> dict[str, int]:
-        """Per stream of an undecided transaction the lowest epoch to which one refers."""
+        """Return, per stream of an undecided transaction, the lowest epoch to which one refers."""
         lowest: dict[str, int] = {}
         for item in self.open.values():
             for stream, epoch in item.begin.streams.items():
                 lowest[stream] = min(lowest.get(stream, epoch), epoch)
         return lowest
+
+    def _state_of(self, transaction: bytes) -> State:
+        """Return the state of a transaction that is not in :attr:`open`."""
+        return _ENDED if transaction in self._terminated or transaction in self._tombstones else _UNKNOWN
+
+    def _drop(self, row: Row) -> None:
+        """Count what the table drops, under the reason that it gives."""
+        if isinstance(row, Drop):
+            self.dropped[row] += 1
 
     def _bury(self, transaction: bytes) -> None:
         self._tombstones[transaction] = None
@@ -402,14 +426,17 @@ class BufferFold:
         ):
             # Its own BEGIN frame comes first, unless a client is at fault; what is needed is not truncated even then.
             transaction.first_offsets[partition] = offset
-        if transaction is None and header.kind is not FrameKind.BEGIN and self.chronicle.is_live:
+        if transaction is None and self.chronicle.is_live and header.kind is not FrameKind.BEGIN:
             self.chronicle.dropped(header.transaction, State.UNKNOWN, f"{header.kind.name} of none that is open")
         try:
             match header.kind:
                 case FrameKind.DATA:
                     self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
                 case FrameKind.BEGIN:
-                    self._begin(transaction, header, stream, partition, offset, appended_ms, value)
+                    if transaction is None:
+                        self._begin(header, stream, partition, offset, appended_ms, value)
+                    else:
+                        self._begin_again(transaction, header, stream, partition, offset, appended_ms, value)
                 case FrameKind.COMMIT | FrameKind.ABORT:
                     try:
                         self._hear_end(transaction, header, stream, value, appended_ms)
@@ -426,15 +453,15 @@ class BufferFold:
         value: bytes,
         appended_ms: int,
     ) -> None:
-        if self._is_fenced(transaction, header):
-            self.dropped["fenced"] += 1
-            if transaction is not None and self.chronicle.is_live:
+        if transaction is not None and self._is_fenced(transaction, header):
+            self._drop(decide(transaction.state, Event.END_OF_FORMER, transaction))
+            if self.chronicle.is_live:
                 cause = f"{header.kind.name} of a former owner or an older session"
                 self.chronicle.dropped(header.transaction, transaction.state, cause)
         elif header.kind is FrameKind.COMMIT:
             self._commit(transaction, header, stream, value, appended_ms)
         else:
-            self._abort(transaction, stream, decode_abort(value), appended_ms)
+            self._abort(transaction, header, stream, decode_abort(value), appended_ms)
 
     def _meet(self, transaction: BufferedTransaction | None, header: FrameHeader) -> None:
         """Note the number of an end, and decide on the commits that have waited for it.
@@ -451,10 +478,8 @@ class BufferFold:
         for item in self.lines.due(key):
             self.decided[item.id] = item
 
-    def _is_fenced(self, transaction: BufferedTransaction | None, header: FrameHeader) -> bool:
-        """Whether an end is asked for by somebody whose transaction it no longer is."""
-        if transaction is None:
-            return False
+    def _is_fenced(self, transaction: BufferedTransaction, header: FrameHeader) -> bool:
+        """Tell whether an end is asked for by somebody whose transaction it no longer is."""
         decided = self.fences.decided_before.get(transaction.id)
         if decided is not None:
             return header.part != decided
@@ -462,14 +487,16 @@ class BufferFold:
         return header.part != owners.part or self.fences.holds_off(owners.session)
 
     def _corrupt(self, header: FrameHeader, appended_ms: int) -> None:
-        """A frame can not be read; the transaction that lacks it, if it is open, can not be merged."""
-        self.dropped["corrupt"] += 1
-        if header.transaction in self.open:
+        """Drop a frame that cannot be read, and refuse the transaction that lacks it, if it is open."""
+        transaction = self.open.get(header.transaction)
+        state = self._state_of(header.transaction) if transaction is None else transaction.state
+        self._drop(decide(state, Event.CORRUPT, header.transaction.hex()))
+        if transaction is not None:
             self.refuse(header.transaction, f"a {header.kind.name} frame is corrupt", appended_ms)
 
-    def _begin(
+    def _begin_again(
         self,
-        transaction: BufferedTransaction | None,
+        transaction: BufferedTransaction,
         header: FrameHeader,
         stream: str,
         partition: Partition,
@@ -477,47 +504,57 @@ class BufferFold:
         appended_ms: int,
         value: bytes,
     ) -> None:
-        if transaction is not None:
-            step(transaction.state, Event.BEGIN, transaction)
-            if stream not in transaction.begin.places:
-                self.dropped["foreign"] += 1
-                return
-            # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
-            transaction.begun_in.add(stream)
-            if header.part != OWNER_PART:
-                if transaction.owners.is_full(stream):
-                    self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms)
-                elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):
-                    self._charge(transaction, OWNER_PRICE, appended_ms)
-                return
-            transaction.first_offsets.setdefault(partition, offset)
+        """Take a further BEGIN frame: in another stream's buffer, doubled, or of somebody who goes on with it."""
+        is_resumed = header.part != OWNER_PART
+        event = Event.RESUME if is_resumed else Event.BEGIN
+        row = decide(transaction.state, event if stream in transaction.begin.places else Event.ASTRAY, transaction)
+        if row is not Stay.TAKEN:
+            self._drop(row)
             return
-        if header.transaction in self._terminated or header.transaction in self._tombstones:
-            self.dropped["late"] += 1
+        # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
+        transaction.begun_in.add(stream)
+        if not is_resumed:
+            transaction.first_offsets.setdefault(partition, offset)
+        elif transaction.owners.is_full(stream):
+            self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms)
+        elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):
+            self._charge(transaction, OWNER_PRICE, appended_ms)
+
+    def _begin(
+        self, header: FrameHeader, stream: str, partition: Partition, offset: int, appended_ms: int, value: bytes
+    ) -> None:
+        """Open a transaction with the first of its BEGIN frames that is read."""
+        state = self._state_of(header.transaction)
+        event = Event.BEGIN if header.part == OWNER_PART else Event.RESUME
+        if state is State.ENDED:
+            self._drop(decide(state, event))
             # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
-            if self.late is not None and header.transaction in self._terminated and header.part == OWNER_PART:
+            if self.late is not None and event is Event.BEGIN and header.transaction in self._terminated:
                 self.note_late(header.transaction, decode_begin(value).streams, partition, offset)
             return
         begin = decode_begin(value)
-        if stream not in begin.places or header.part != OWNER_PART:
-            self.dropped["foreign"] += 1
-            return
         price, room = begin_price(begin), self.limits.held_bytes_max
         is_crowded = self.held_bytes - self.refused_bytes + price > room * _ROOM_TO_BEGIN
-        if is_crowded and self.refused_bytes + price > room * _ROOM_TO_REFUSE:
-            self.dropped["crowded"] += 1
-            self._bury(header.transaction)
+        if stream not in begin.places:
+            event = Event.ASTRAY
+        elif event is Event.BEGIN and is_crowded and self.refused_bytes + price > room * _ROOM_TO_REFUSE:
+            event = Event.CROWDED
+        row = decide(state, event)
+        if not isinstance(row, Move):
+            self._drop(row)
+            if event is Event.CROWDED:
+                self._bury(header.transaction)
             return
         item = self._open(
             BufferedTransaction(
-                header.transaction, begin, appended_ms, begun_in={stream}, log_position=self.log_position
+                header.transaction, begin, appended_ms, row.to, begun_in={stream}, log_position=self.log_position
             ),
             price,
         )
         item.first_offsets[partition] = offset
         if self.chronicle.is_noting:
             cause = f"client {begin.client_name}, a frame of {stream}"
-            self.chronicle.changed(item.id, State.UNKNOWN, State.OPEN, Event.BEGIN, cause)
+            self.chronicle.changed(item.id, state, row.to, Event.BEGIN, cause)
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
             self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
         if begin.lease_ms > self.limits.lease_ms_max:
@@ -562,7 +599,7 @@ class BufferFold:
             self.refuse(other.id, largest_reason(bound), now_ms)
 
     def _let_go(self, item: BufferedTransaction) -> None:
-        """Whoever still holds a transaction that is gone shall not hold its bytes, and they do not count."""
+        """Give up the bytes of a transaction that is gone: whoever still holds it does not hold its frames."""
         self.cached_bytes -= item.cached_bytes
         self.held_bytes -= item.held_bytes
         if item.is_refused:
@@ -582,21 +619,23 @@ class BufferFold:
         value: bytes,
     ) -> None:
         if transaction is None:
-            self.dropped["zombie"] += 1
+            row = DECISIONS[self._state_of(header.transaction)][_DATA]
+            if isinstance(row, Drop):
+                self.dropped[row] += 1
             return
         place = transaction.begin.places.get(stream)
         if place is None:
-            self.dropped["foreign"] += 1
-            return
-        if transaction.state is State.ABORTING:
-            self.dropped["late"] += 1
-            return
-        if transaction.owners.is_former(stream, header.part):
-            self.dropped["fenced"] += 1
+            self._drop(decide(transaction.state, Event.ASTRAY, transaction))
             return
         piece = PieceKey(header.part, place, header.segment)
-        if header.first_count <= transaction.last_count.get(piece, -1):
-            self.dropped["duplicate"] += 1
+        event = _DATA
+        if transaction.owners.is_former(stream, header.part):
+            event = Event.DATA_OF_FORMER
+        elif header.first_count <= transaction.last_count.get(piece, -1):
+            event = Event.DATA_AGAIN
+        row = DECISIONS[transaction.state][event]  # what decide() gives, without a call for each frame
+        if row is not _TAKEN:
+            self._drop(row)
             return
         fault = self._check_batch(value, header.records) if header.records else "a DATA frame without records"
         if fault is not None:
@@ -640,15 +679,14 @@ class BufferFold:
         appended_ms: int,
     ) -> None:
         if transaction is None:
-            self.dropped["zombie"] += 1
+            self._drop(decide(self._state_of(header.transaction), Event.COMMIT))
             return
-        if stream != transaction.begin.home:
-            self.dropped["foreign"] += 1
-            return
-        state, row = step(transaction.state, Event.COMMIT, transaction)
+        event = Event.COMMIT if stream == transaction.begin.home else Event.ASTRAY
+        row = decide(transaction.state, event, transaction)
         if not isinstance(row, Move):
-            self.dropped["late"] += 1
+            self._drop(row)
             return
+        state = row.to
         transaction.manifest = decode_manifest(value)
         price = manifest_price(transaction.manifest)
         if self.chronicle.is_noting:
@@ -675,11 +713,18 @@ class BufferFold:
         else:
             self.refuse(transaction.id, OVERTAKEN, appended_ms)
 
-    def _abort(self, transaction: BufferedTransaction | None, stream: str, reason: str, appended_ms: int) -> None:
+    def _abort(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        reason: str,
+        appended_ms: int,
+    ) -> None:
         if transaction is None:
-            self.dropped["zombie"] += 1
+            self._drop(decide(self._state_of(header.transaction), Event.ABORT))
         elif stream != transaction.begin.home:
-            self.dropped["foreign"] += 1
+            self._drop(decide(transaction.state, Event.ASTRAY, transaction))
         else:
             if transaction.state is State.OPEN:
                 transaction.ended_by = transaction.owners.session
@@ -689,12 +734,12 @@ class BufferFold:
         self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int, *, is_unusual: bool = False
     ) -> None:
         """Move towards ABORTING where the table says so; frames are of no use any more then."""
-        state, row = step(transaction.state, event, transaction)
+        row = decide(transaction.state, event, transaction)
         if not isinstance(row, Move):
-            self.dropped["late"] += 1
+            self._drop(row)
             return
-        self.chronicle.changed(transaction.id, transaction.state, state, event, reason, is_unusual=is_unusual)
-        transaction.state = state
+        self.chronicle.changed(transaction.id, transaction.state, row.to, event, reason, is_unusual=is_unusual)
+        transaction.state = row.to
         transaction.reason = reason
         transaction.decided_ms = now_ms
         if transaction.order is not None:

@@ -1,7 +1,18 @@
-"""The life of a transaction as one complete table: every pair of state and event, refusals and repeats included.
+"""The life of a transaction as one table, which decides what each frame and each act of the leader does to it.
 
-States are those of the proposals: OPEN, COMMITTING, COMMITTED, ABORTING, ABORTED, and UNKNOWN for an id that the
-decider has no record of. Events are the frames that arrive in the buffer and what the decider itself does.
+The fold of the buffers (:mod:`rollbridge.model.buffer`) makes an event of everything it meets: a frame with where it
+stands and who sent it, or what the leader has found out or done. It looks the event up in the row of the transaction's
+state, in :data:`DECISIONS`, and obeys:
+
+- a :class:`Move` changes the state;
+- a :class:`Stay` leaves it as it is: the frame belongs to the transaction, or there is nothing to do;
+- a :class:`Drop` is the reason for which a frame changes nothing, and under which it is counted.
+
+What is not in the table cannot happen, and :func:`decide` says so. A test drives a fold through every row. States are
+those of the proposals; a transaction whose outcome is on the commit log is gone from the fold but for its id, and that
+is the state ENDED here, whichever of COMMITTED and ABORTED it went to.
+
+Below the table: what a leader tells of a transaction, and the chronicle of what has happened to each.
 
 Source: PDP-24 (commit is first marked, then carried out), DistributedLog transactions (begin, commit and abort control
 records), PIP-255 (a repeated end gives the same answer).
@@ -14,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rollbridge.model.errors import InvalidTransitionError
@@ -27,40 +37,56 @@ class State(StrEnum):
     """Where a transaction stands."""
 
     UNKNOWN = "unknown"
+    """There is no record of it."""
     OPEN = "open"
+    """It takes frames, and its lease runs."""
     COMMITTING = "committing"
+    """Its commit was asked for, and it waits for its merge."""
     COMMITTED = "committed"
+    """Its records are visible, and its COMMIT record is on the commit log."""
     ABORTING = "aborting"
+    """Its abort is decided, and it waits for its ABORT record."""
     ABORTED = "aborted"
+    """Its ABORT record is on the commit log; nothing of it is or will be visible."""
+    ENDED = "ended"
+    """It has an outcome, and all that the fold keeps of it is its id."""
 
 
 class Event(StrEnum):
-    """What can happen to a transaction."""
+    """What can happen to a transaction: frames by what they are, where they stand and who sent them; then the rest."""
 
     BEGIN = "begin"
+    """Its owner's BEGIN frame; one stands in the buffer of each of its streams."""
+    RESUME = "resume"
+    """The BEGIN frame of somebody who goes on with it, likewise."""
+    CROWDED = "crowded"
+    """A BEGIN frame, and the group has no room for the transaction, nor to log that it is refused."""
     DATA = "data"
+    """A DATA frame with records that have not come before."""
+    DATA_AGAIN = "data-again"
+    """A DATA frame whose records have come before."""
+    DATA_OF_FORMER = "data-of-former-owner"
+    """A DATA frame of an owner after whom somebody else has resumed it."""
     COMMIT = "commit"
+    """The COMMIT frame, in the buffer of its first stream."""
     ABORT = "abort"
+    """The ABORT frame, in the buffer of its first stream, or an admin request."""
+    END_OF_FORMER = "end-of-former-owner"
+    """A COMMIT or ABORT frame of a former owner, or of a session that a newer one has fenced."""
+    ASTRAY = "astray"
+    """A frame in the buffer of a stream that is not one of its own, or an end that is not in that of the first."""
+    CORRUPT = "corrupt"
+    """A frame that does not parse; if the transaction still lacks it, it is then refused."""
     EXPIRE = "expire"
-    """The lease ran out and the buffer has been read to its end."""
+    """Its lease has run out, and the buffers have been read to their ends."""
     REFUSE = "refuse"
-    """The decider found that the transaction can not be merged: incomplete, corrupt or over a limit."""
+    """The leader found that it cannot be merged: incomplete, corrupt or over a limit."""
     MERGED = "merged"
-    """The native transaction that holds its records and its commit record is committed."""
+    """The native transaction that holds its records and its COMMIT record is committed."""
     ABORT_LOGGED = "abort-logged"
-    """The native transaction that holds its abort record is committed."""
-
-
-class Reply(Enum):
-    """What an event that changes nothing means."""
-
-    DONE = "the same was done before: same answer, nothing written"
-    IN_PROGRESS = "the same wish is being carried out"
-    CONFLICT = "the other outcome is decided"
-    ACCEPTED = "belongs to the transaction"
-    LATE = "arrived after the end was decided: dropped and counted"
-    ZOMBIE = "no such transaction is open: dropped and counted"
-    INVALID = "can not happen: a defect of the caller"
+    """The native transaction that holds its ABORT record is committed."""
+    OUTCOME_KNOWN = "outcome-known"
+    """The commit log turns out to hold its outcome already, so its frames had been read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,85 +96,123 @@ class Move:
     to: State
 
 
-Row = Move | Reply
+class Stay(Enum):
+    """No change of state, and nothing is dropped."""
 
-_S, _E, _R = State, Event, Reply
-
-TRANSITIONS: Final[Mapping[tuple[State, Event], Row]] = MappingProxyType(
-    {
-        (_S.UNKNOWN, _E.BEGIN): Move(_S.OPEN),
-        (_S.UNKNOWN, _E.DATA): _R.ZOMBIE,
-        (_S.UNKNOWN, _E.COMMIT): _R.ZOMBIE,
-        (_S.UNKNOWN, _E.ABORT): _R.ZOMBIE,
-        (_S.UNKNOWN, _E.EXPIRE): _R.INVALID,
-        (_S.UNKNOWN, _E.REFUSE): _R.INVALID,
-        (_S.UNKNOWN, _E.MERGED): _R.INVALID,
-        (_S.UNKNOWN, _E.ABORT_LOGGED): _R.INVALID,
-        (_S.OPEN, _E.BEGIN): _R.ACCEPTED,  # one BEGIN frame stands in the buffer of each of its streams
-        (_S.OPEN, _E.DATA): _R.ACCEPTED,
-        (_S.OPEN, _E.COMMIT): Move(_S.COMMITTING),
-        (_S.OPEN, _E.ABORT): Move(_S.ABORTING),
-        (_S.OPEN, _E.EXPIRE): Move(_S.ABORTING),
-        (_S.OPEN, _E.REFUSE): Move(_S.ABORTING),
-        (_S.OPEN, _E.MERGED): _R.INVALID,
-        (_S.OPEN, _E.ABORT_LOGGED): _R.INVALID,
-        (_S.COMMITTING, _E.BEGIN): _R.ACCEPTED,  # the buffers of several streams are read in no common order
-        (_S.COMMITTING, _E.DATA): _R.ACCEPTED,
-        (_S.COMMITTING, _E.COMMIT): _R.IN_PROGRESS,
-        (_S.COMMITTING, _E.ABORT): _R.CONFLICT,
-        (_S.COMMITTING, _E.EXPIRE): _R.CONFLICT,  # the lease ends with the request to commit
-        (_S.COMMITTING, _E.REFUSE): Move(_S.ABORTING),
-        (_S.COMMITTING, _E.MERGED): Move(_S.COMMITTED),
-        (_S.COMMITTING, _E.ABORT_LOGGED): _R.INVALID,
-        (_S.COMMITTED, _E.BEGIN): _R.LATE,
-        (_S.COMMITTED, _E.DATA): _R.LATE,
-        (_S.COMMITTED, _E.COMMIT): _R.DONE,
-        (_S.COMMITTED, _E.ABORT): _R.CONFLICT,
-        (_S.COMMITTED, _E.EXPIRE): _R.CONFLICT,
-        (_S.COMMITTED, _E.REFUSE): _R.INVALID,
-        (_S.COMMITTED, _E.MERGED): _R.DONE,
-        (_S.COMMITTED, _E.ABORT_LOGGED): _R.INVALID,
-        (_S.ABORTING, _E.BEGIN): _R.LATE,
-        (_S.ABORTING, _E.DATA): _R.LATE,
-        (_S.ABORTING, _E.COMMIT): _R.CONFLICT,
-        (_S.ABORTING, _E.ABORT): _R.IN_PROGRESS,
-        (_S.ABORTING, _E.EXPIRE): _R.IN_PROGRESS,
-        (_S.ABORTING, _E.REFUSE): _R.IN_PROGRESS,
-        (_S.ABORTING, _E.MERGED): _R.INVALID,
-        (_S.ABORTING, _E.ABORT_LOGGED): Move(_S.ABORTED),
-        (_S.ABORTED, _E.BEGIN): _R.LATE,
-        (_S.ABORTED, _E.DATA): _R.LATE,
-        (_S.ABORTED, _E.COMMIT): _R.CONFLICT,
-        (_S.ABORTED, _E.ABORT): _R.DONE,
-        (_S.ABORTED, _E.EXPIRE): _R.DONE,
-        (_S.ABORTED, _E.REFUSE): _R.DONE,
-        (_S.ABORTED, _E.MERGED): _R.INVALID,
-        (_S.ABORTED, _E.ABORT_LOGGED): _R.DONE,
-    }
-)
+    TAKEN = "it belongs to the transaction, which takes it"
+    IGNORED = "there is nothing to do any more"
 
 
-def step(state: State, event: Event, transaction: object = "?") -> tuple[State, Row]:
-    """The state after an event, and the row of the table that says so.
+class Drop(StrEnum):
+    """Why something changes nothing; each is a name under which :attr:`BufferFold.dropped` counts."""
+
+    LATE = "late"
+    """It came after the end was decided."""
+    ZOMBIE = "zombie"
+    """No such transaction is open."""
+    FENCED = "fenced"
+    """Whoever sent it does not own the transaction any more."""
+    DUPLICATE = "duplicate"
+    """It had been written before."""
+    FOREIGN = "foreign"
+    """It does not belong where it stands."""
+    CROWDED = "crowded"
+    """There is no room for it."""
+    CORRUPT = "corrupt"
+    """It does not parse."""
+    REPEATED = "repeated"
+    """The whole message has been folded before, whatever is in it; no transaction is looked at for that."""
+
+
+Row = Move | Stay | Drop
+
+_S, _E, _D = State, Event, Drop
+
+DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
+    _S.UNKNOWN: {
+        _E.BEGIN: Move(_S.OPEN),
+        _E.RESUME: _D.FOREIGN,  # nobody can go on with what has not begun
+        _E.CROWDED: _D.CROWDED,
+        _E.DATA: _D.ZOMBIE,
+        _E.COMMIT: _D.ZOMBIE,
+        _E.ABORT: _D.ZOMBIE,
+        _E.ASTRAY: _D.FOREIGN,
+        _E.CORRUPT: _D.CORRUPT,
+    },
+    _S.OPEN: {
+        _E.BEGIN: Stay.TAKEN,
+        _E.RESUME: Stay.TAKEN,
+        _E.DATA: Stay.TAKEN,
+        _E.DATA_AGAIN: _D.DUPLICATE,
+        _E.DATA_OF_FORMER: _D.FENCED,
+        _E.COMMIT: Move(_S.COMMITTING),
+        _E.ABORT: Move(_S.ABORTING),
+        _E.END_OF_FORMER: _D.FENCED,
+        _E.ASTRAY: _D.FOREIGN,
+        _E.CORRUPT: _D.CORRUPT,
+        _E.EXPIRE: Move(_S.ABORTING),
+        _E.REFUSE: Move(_S.ABORTING),
+        _E.OUTCOME_KNOWN: _D.LATE,
+    },
+    _S.COMMITTING: {
+        _E.BEGIN: Stay.TAKEN,  # the buffers of several streams are read in no common order
+        _E.RESUME: Stay.TAKEN,
+        _E.DATA: Stay.TAKEN,
+        _E.DATA_AGAIN: _D.DUPLICATE,
+        _E.DATA_OF_FORMER: _D.FENCED,
+        _E.COMMIT: _D.LATE,
+        _E.ABORT: _D.LATE,
+        _E.END_OF_FORMER: _D.FENCED,
+        _E.ASTRAY: _D.FOREIGN,
+        _E.CORRUPT: _D.CORRUPT,
+        _E.EXPIRE: Stay.IGNORED,  # the lease ends with the request to commit
+        _E.REFUSE: Move(_S.ABORTING),
+        _E.MERGED: Move(_S.COMMITTED),
+        _E.OUTCOME_KNOWN: _D.LATE,
+    },
+    _S.ABORTING: {
+        _E.BEGIN: Stay.TAKEN,  # whose it is, and from where on buffers are kept, is known until its end is logged
+        _E.RESUME: Stay.TAKEN,
+        _E.DATA: _D.LATE,  # what had come is forgotten: it cannot be told whether it comes again
+        _E.DATA_OF_FORMER: _D.LATE,
+        _E.COMMIT: _D.LATE,
+        _E.ABORT: _D.LATE,
+        _E.END_OF_FORMER: _D.FENCED,
+        _E.ASTRAY: _D.FOREIGN,
+        _E.CORRUPT: _D.CORRUPT,
+        _E.EXPIRE: Stay.IGNORED,
+        _E.REFUSE: Stay.IGNORED,
+        _E.ABORT_LOGGED: Move(_S.ABORTED),
+        _E.OUTCOME_KNOWN: _D.LATE,
+    },
+    _S.ENDED: {
+        _E.BEGIN: _D.LATE,  # from another stream's buffer, or doubled: it must not open the transaction again
+        _E.RESUME: _D.LATE,
+        _E.DATA: _D.ZOMBIE,
+        _E.COMMIT: _D.ZOMBIE,
+        _E.ABORT: _D.ZOMBIE,
+        _E.CORRUPT: _D.CORRUPT,
+    },
+}
+
+
+def decide(state: State, event: Event, transaction: object = "?") -> Row:
+    """Return what an event does to a transaction in a state.
 
     ``transaction`` is turned into text for the error only.
 
     Raises:
         InvalidTransitionError: the pair can only come from a defect of the caller.
     """
-    row = TRANSITIONS[state, event]
-    match row:
-        case Move(to):
-            return to, row
-        case Reply.INVALID:
-            raise InvalidTransitionError(
-                f"transaction {transaction} is {state} and got {event}, which must not happen; nothing was written",
-                transaction=str(transaction),
-                state=state,
-                request=event,
-            )
-        case _:
-            return state, row
+    row = DECISIONS.get(state, {}).get(event)
+    if row is None:
+        raise InvalidTransitionError(
+            f"transaction {transaction} is {state} and got {event}, which must not happen; nothing was written",
+            transaction=str(transaction),
+            state=state,
+            request=event,
+        )
+    return row
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -157,7 +221,7 @@ def step(state: State, event: Event, transaction: object = "?") -> tuple[State, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTransaction:
-    """One transaction.
+    """Tell of one transaction.
 
     Attributes:
         id: Its id.
@@ -199,7 +263,6 @@ class KnownTransaction:
 # Source: dask's stories of tasks (each transition with its stimulus); Kafka's transaction coordinator, which logs
 # each transition with the transactional id.
 
-
 UNREAD_MAX: Final = 1_000
 """Notes that wait to be taken; of more, the oldest are dropped and counted."""
 DROPS_MAX: Final = 1_000
@@ -233,13 +296,13 @@ class TransactionEvent(NamedTuple):
     is_unusual: bool = False
 
     def change(self) -> str:
-        """What changed, without the name of the transaction."""
+        """Say what changed, without the name of the transaction."""
         about = f"{self.event}: {self.cause}" if self.cause else self.event
         change = f"{self.before} -> {self.after}" if self.before is not self.after else f"stays {self.before}"
         return f"{change} ({about}), round {self.round}"
 
     def line(self) -> str:
-        """The same with the time (UTC) before it."""
+        """Say it with the time (UTC) before it."""
         at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return f"{at.removesuffix('+00:00')}Z {self.change()}"
 
@@ -248,7 +311,7 @@ class TransactionEvent(NamedTuple):
 
 
 class Chronicle:
-    """Of one fold; not thread-safe.
+    """Keep what happens to the transactions of one fold; not thread-safe.
 
     Attributes:
         is_tracing: Whether ordinary changes are given to logs, too.
@@ -272,7 +335,7 @@ class Chronicle:
 
     @property
     def is_noting(self) -> bool:
-        """Whether anybody is interested in ordinary changes: whoever notes one asks this before making up a cause."""
+        """Tell whether anybody wants ordinary changes: whoever notes one asks this before making up a cause."""
         return self.is_live or self.is_tracing
 
     def changed(
@@ -296,12 +359,12 @@ class Chronicle:
             self._end(transaction)
 
     def take(self) -> Iterator[TransactionEvent]:
-        """What was noted for logs since, oldest first."""
+        """Yield what was noted for logs since the last time, oldest first."""
         while self._notes:
             yield self._notes.popleft()
 
     def story(self, transaction: bytes) -> tuple[TransactionEvent, ...]:
-        """The events of a transaction that are kept, oldest first."""
+        """Return the events of a transaction that are kept, oldest first."""
         return tuple(self._ended.get(transaction, ())) + tuple(self._open.get(transaction, ()))
 
     def forget(self, transaction: bytes) -> None:
@@ -319,7 +382,7 @@ class Chronicle:
                 del story[1]
 
     def _end(self, transaction: bytes) -> None:
-        """The transaction is not open, so its events are kept among those of a limited number of others."""
+        """Keep the events of one that is not open among those of a limited number of others."""
         story = self._open.pop(transaction, None)
         if story is None:
             return
