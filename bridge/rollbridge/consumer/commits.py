@@ -1,4 +1,12 @@
-"""Commits of a consumer, asked for or at intervals, and what it does when segments come and go."""
+"""Offsets of a consumer: which ones callers mean, when they are committed, and what a rebalance does to them.
+
+:class:`Places` resolves partitions and special offsets, :class:`Commits` commits on request or at intervals, and
+:class:`Rebalances` receives librdkafka's callbacks. All three run on the thread that polls and take no locks.
+
+A transaction commits whatever offsets it is given and knows nothing of what a group has read. The consumer does, if it
+lives in the same process. So ``consumer_group_metadata()`` registers it by group and member id (:func:`introduce`), and
+:func:`check_offsets` consults it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +34,7 @@ from rollbridge.model.lineage import topic_of_partition
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.reader_group import Reset
 
-# --------------------------------------------------------------------------------------------------------------------
-# Which segment, and which offset, the callers of a consumer mean.
+# Segments and offsets that callers name
 
 
 _TIMEOUT_S: Final = 30.0
@@ -35,7 +42,7 @@ _nobody: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Places:
-    """Turns partitions as applications name them into segments, and special offsets into figures."""
+    """Resolver of partitions, as applications name them, to segments, and of special offsets to figures."""
 
     def __init__(
         self,
@@ -52,11 +59,11 @@ class Places:
         self._reset = settings.reset
 
     def topic(self, place: TopicPartition) -> str:
-        """The topic of the segment that is meant.
+        """Return the topic of the segment that ``place`` names.
 
         Raises:
-            InvalidRequestError: none is.
-            TruncatedError, StreamRecreated: one that is not there any more.
+            InvalidRequestError: ``place`` names no segment.
+            TruncatedError, StreamRecreated: The segment no longer exists.
             StreamNotFound, ZooKeeperUnavailable.
         """
         try:
@@ -69,7 +76,7 @@ class Places:
         return topic_of_partition(name, place.partition, self.learn(name), lambda: self._read(name))
 
     def learn(self, stream: StreamName) -> EpochHistory:
-        """The epochs of a stream as they were last seen; read if they never were.
+        """Return the last known epochs of a stream; read them if there are none.
 
         Raises:
             StreamNotFound, ZooKeeperUnavailable.
@@ -81,10 +88,10 @@ class Places:
         return history
 
     def absolute(self, topic: str, offset: int) -> int:
-        """An offset in figures.
+        """Return ``offset`` as a figure, looking up the beginning or the end.
 
         Raises:
-            InvalidRequestError: it is negative, and neither the beginning nor the end.
+            InvalidRequestError: The offset is negative, and neither the beginning nor the end.
         """
         if offset == OFFSET_BEGINNING:
             return self._offsets.first([topic])[topic]
@@ -95,7 +102,9 @@ class Places:
         return offset
 
     def stored(self, topic: str) -> int:
-        """Where a segment that is assigned by hand goes on."""
+        """Return the offset at which a manually assigned segment resumes: the committed one, or as
+        ``auto.offset.reset`` says.
+        """
         [found] = self._consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_S)
         if found.offset >= 0:
             return int(found.offset)
@@ -106,7 +115,7 @@ logger = limited(logging.getLogger(__name__))
 
 
 class Commits:
-    """Knows what counts as processed, and commits it, if the settings say so."""
+    """Record of which offsets count as processed, and their commits if ``enable.auto.commit`` is set."""
 
     def __init__(
         self,
@@ -125,12 +134,12 @@ class Commits:
         self._given: list[Owned] = []
 
     def give(self, item: Owned, last: int) -> None:
-        """Records of a segment are handed out, up to an offset."""
+        """Record that a segment was handed out up to and including offset ``last``."""
         item.next = last + 1
         self._given.append(item)
 
     def handed_out(self) -> None:
-        """The application has asked for more, or is done: what it was given is processed."""
+        """Count everything handed out so far as processed: the application asks for more, or closes."""
         if self._settings.auto_store:
             for item in self._given:
                 item.handled = item.next
@@ -139,12 +148,14 @@ class Commits:
     def chosen(
         self, message: Message | None, offsets: list[TopicPartition] | None
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """What a call of ``commit`` asks for, rounded up; and, apart, what it need not ask for: segments that are over.
+        """Return the offsets that a call of ``commit`` asks for, rounded up, and those of finished segments.
+
+        Offsets of finished segments are reported as committed but not sent.
 
         Raises:
-            InvalidRequestError: it asks for two things, or for an offset that is none or can not be.
-            StreamRecreated: for one of a former life of its stream.
-            KafkaException: there is nothing to commit.
+            InvalidRequestError: Both a message and offsets were given, or an offset is invalid or was never handed out.
+            StreamRecreated: A segment belongs to a former life of its stream.
+            KafkaException: There is nothing to commit.
         """
         if message is not None and offsets is not None:
             raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
@@ -154,7 +165,7 @@ class Commits:
         elif offsets is not None:
             for place in offsets:
                 if place.offset == OFFSET_INVALID:
-                    continue  # as `position` says of what has not been begun
+                    continue  # what `position` returns for a segment that was not begun
                 if place.offset < 0:
                     raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
                 with suppress(TruncatedError):
@@ -176,11 +187,11 @@ class Commits:
         )
 
     def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
-        """Take the application's word for what is processed.
+        """Record offsets that the application has processed.
 
         Raises:
-            InvalidRequestError: that is found out automatically; or as for :meth:`chosen`.
-            KafkaException: a segment is not assigned.
+            InvalidRequestError: ``enable.auto.offset.store`` is on; or as for :meth:`chosen`.
+            KafkaException: A segment is not assigned.
         """
         if self._settings.auto_store:
             raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
@@ -196,17 +207,18 @@ class Commits:
             self._members.owned[topic].handled = offset
 
     def commit_sometimes(self) -> None:
-        """Commit when the interval is over."""
+        """Commit once the interval has elapsed."""
         if time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._settings.interval_ms / 1000
             self.commit(list(self._members.owned))
 
     def commit(self, topics: Iterable[str]) -> None:
-        """Commit what is processed of these segments and was not committed yet; the outcome comes with a later poll.
+        """Commit processed offsets of these segments that were not committed yet; a later poll reports the outcome.
 
-        Nothing is waited for, also when segments are given up: the commit goes to the broker over the connection over
-        which this member says afterwards that it has given them up, or leaves, and brokers answer in that order. So
-        whoever gets them finds the commit, and a broker that is silent holds up nobody.
+        Does not block, not even when segments are revoked: the commit travels to the broker on the connection on which
+        this
+        member afterwards gives up the segments or leaves, and brokers answer in that order. So the next owner finds the
+        commit, and a silent broker delays nobody.
         """
         if not self._settings.auto_commit:
             return
@@ -223,14 +235,15 @@ class Commits:
             logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
 
     def carry_out(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        """Commit, and wait for the answer; also within what the application is told of while it polls.
+        """Commit and wait for the answer; may be called within rebalance callbacks.
 
-        The library is not asked: it waits without end if a broker goes in the wrong moment. An automatic commit that
-        was sent before, over another connection, is carried out later only if a broker stands still in between.
+        Bypasses librdkafka, which waits without end if a broker goes away at the wrong moment. An automatic commit sent
+        earlier, on another connection, can be applied later than this one only if a broker stalls in between.
 
         Raises:
-            KafkaException: as from confluent-kafka's consumer; ``_TIMED_OUT`` if there is no answer in time, and it is
-                not known then what was committed.
+            KafkaException: As from confluent-kafka's consumer; ``_TIMED_OUT`` if no answer arrived in time, in which
+                case
+                the outcome is unknown.
         """
         member = parse_group_metadata(self._consumer.consumer_group_metadata())
         commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
@@ -249,7 +262,7 @@ class Commits:
         return [TopicPartition(item.topic, item.partition, item.offset) for item in places]
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
-        """Take the outcome of a commit; False if the application has nothing to do with it."""
+        """Process the outcome of a commit; return False if the application did not ask for it."""
         own = self._members.sent(error, partitions)
         if error is None:
             self._members.noted(partitions)
@@ -258,18 +271,18 @@ class Commits:
         return not own
 
     def _unsent(self, topics: Iterable[str]) -> None:
-        """Send commits of these segments again with the next ones."""
+        """Mark commits of these segments as not sent, so that the next round repeats them."""
         for topic in topics:
             if (item := self._members.owned.get(topic)) is not None:
                 item.sent = -1
 
 
 class Rebalances:
-    """Called while polling when segments come and go.
+    """Rebalance callbacks of the consumer; librdkafka calls them on the polling thread.
 
     Attributes:
-        tell: What the application wants to be told of, by event.
-        placing: Whether the application is being told of new segments, and may say where they are to begin.
+        tell: Callbacks of the application, by event.
+        placing: True during the ``on_assign`` callback, in which ``assign`` chooses start offsets.
     """
 
     def __init__(self, members: Membership, commits: Commits, *, cooperative: bool) -> None:
@@ -280,7 +293,7 @@ class Rebalances:
         self.placing = False
 
     def assigned(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Take segments; they stay paused until they may be read."""
+        """Take over segments and pause them; :meth:`.Membership.step` resumes each once it may be read."""
         places = [TopicPartition(item.topic, item.partition, 0) for item in partitions]
         if self._cooperative:
             consumer.incremental_assign(places)
@@ -297,13 +310,13 @@ class Rebalances:
             self.placing = False
 
     def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Give segments up that are still this member's."""
+        """Commit and give up segments that this member still owns."""
         self._commits.commit([item.topic for item in partitions])
         self._call("revoke", partitions)
         self._give_up(consumer, partitions)
 
     def lost(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Give segments up that belong to others already: nothing can be committed in them any more."""
+        """Give up segments that already belong to others: nothing can be committed in them any more."""
         self._call("lost" if "lost" in self.tell else "revoke", partitions)
         self._give_up(consumer, partitions)
 
@@ -320,41 +333,37 @@ class Rebalances:
             callback([TopicPartition(item.topic, item.partition, item.offset) for item in partitions])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Members of consumer groups that were introduced to transactions: what they may have committed there.
-# A transaction commits whatever offsets it is given, but knows nothing of what a group has read. The consumer does,
-# if it is in the same process; so it is asked, by the group and the member that its ``consumer_group_metadata()``
-# names.
+# Registry of consumers, consulted when a transaction commits offsets for their group
 
 
 class Judge(Protocol):
-    """What a member knows of its group."""
+    """Knowledge that a member has of its group."""
 
     def is_over(self, topic: str) -> bool:
-        """Whether the group has read a segment to its end."""
+        """Return True if the group has read a segment to its end."""
 
     def check_commit(self, topic: str, offset: int) -> None:
-        """Raise InvalidRequestError for what nobody can have read."""
+        """Raise InvalidRequestError for an offset that no member can have read."""
 
 
 _introduced: Final[WeakValueDictionary[tuple[str, str], Judge]] = WeakValueDictionary()
 
 
 def introduce(metadata: object, judge: Judge) -> None:
-    """Have ``judge`` asked about what is committed with these metadata, as long as it lives."""
+    """Register ``judge`` for commits that carry these group metadata; the registry holds it weakly."""
     try:
         member = parse_group_metadata(metadata)
     except InvalidRequestError:
-        return  # whoever is given them says so
+        return  # the call that receives the metadata raises for them
     if member.member_id:
         _introduced[member.group_id, member.member_id] = judge
 
 
 def check_offsets(member: GroupMember, segments: Iterable[tuple[str, int]]) -> None:
-    """Refuse to have offsets of segments, by topic, committed that count as read what nobody can have read.
+    """Refuse offsets of segments, given by topic, that would count records as read that no member can have read.
 
     Raises:
-        InvalidRequestError: a segment waits for what it continues, or less than that was handed out of it.
+        InvalidRequestError: A segment waits for its predecessors, or fewer records of it were handed out.
     """
     judge = _introduced.get((member.group_id, member.member_id))
     if judge is not None:

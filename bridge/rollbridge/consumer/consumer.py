@@ -8,15 +8,15 @@
         message = consumer.poll(1.0)
 
 Members share the segments by Kafka's own group protocol. A segment is handed out only after the group has committed
-what it continues to the sealed end, whoever read that. So who commits by hand has to commit what there is, not only
-every so many records: after a seal nothing else may come until that is done.
+its predecessors to their sealed ends, whichever member read them. An application that commits manually must therefore
+commit everything it has read, not only every so many records: after a seal, nothing else may arrive until it does.
 
-Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them goes on to do so;
-everything else is one of :mod:`rollbridge.errors`.
+Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them keeps working;
+all others are of :mod:`rollbridge.errors`.
 
-Where partitions are taken, ``TopicPartition("sales/orders", 3)`` means the segment that ``message.topic()`` and
-``message.partition()`` name so: partition numbers count the segments of a stream, and name the same ones for as long as
-it lives. The topic of a segment is understood as well. Partitions that are given back are named by their topics.
+Wherever partitions are accepted, ``TopicPartition("sales/orders", 3)`` means the segment with that ``message.topic()``
+and ``message.partition()``: partition numbers count the segments of a stream and keep their meaning for as long as it
+lives. The topic of a segment is accepted as well. Partitions that are returned carry the topics of segments.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FOREVER_S: Final = 10.0**9
 
 
 class Consumer:
-    """A member of a consumer group over streams. One thread at a time may use it. Close it, or use ``with``."""
+    """Member of a consumer group over streams. Only one thread at a time may use it. Close it, or use ``with``."""
 
     def __init__(self, config: Mapping[str, Any], /, *, logger: logging.Logger = logger) -> None:
         """Connect; a subscription or an assignment comes next.
@@ -74,11 +74,11 @@ class Consumer:
         Args:
             config: confluent-kafka's settings, as far as :mod:`rollbridge.consumer.settings` allows them, and
                 ``zookeeper`` (``host:port,...``) and ``zookeeper.root``.
-            logger: Where librdkafka's messages go.
+            logger: Receiver of librdkafka's messages.
 
         Raises:
-            ConfigError: settings that are unknown, not allowed or wrong; all are named.
-            ZooKeeperUnavailable: nobody answered.
+            ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
+            ZooKeeperUnavailable: No server answered.
         """
         self._settings = settings = consumer_settings(config)
         connection = settings.connection
@@ -129,17 +129,17 @@ class Consumer:
         on_revoke: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
     ) -> None:
-        """Share the segments of streams with the other members of the group, those of later epochs included.
+        """Subscribe to streams: share their segments, those of later epochs included, with the group's other members.
 
         Args:
             topics: Streams, ``scope/stream``. All members of a group name the same ones.
-            on_assign: Called, while polling, with this consumer and segments that became this member's. It may call
-                :meth:`assign` with other offsets, to begin there; a segment still waits for what it continues.
-            on_revoke: Called before segments are given up; the last moment to commit.
-            on_lost: Called instead when they belong to others already.
+            on_assign: Called, while polling, with this consumer and newly assigned segments. The callback may call
+                :meth:`assign` with other offsets, to begin there; a segment still waits for its predecessors.
+            on_revoke: Called before segments are given up; the last chance to commit.
+            on_lost: Called instead if they already belong to others.
 
         Raises:
-            ConflictError: the group reads other streams, as its committed offsets show.
+            ConflictError: The group reads other streams, as its committed offsets show.
             InvalidNameError, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
         """
         self._check_open()
@@ -161,7 +161,7 @@ class Consumer:
         self._members.histories.clear()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Read exactly these, without a group; or, in ``on_assign``, begin at these offsets."""
+        """Read exactly these segments, without a group; within ``on_assign``, set the offsets to begin at."""
         self._check_open()
         if self._rebalances.placing:
             for place in partitions:
@@ -188,31 +188,32 @@ class Consumer:
         self._consumer.assign(places)
 
     def unassign(self) -> None:
-        """Read nothing any more."""
+        """Stop reading all segments."""
         self._consumer.unassign()
         self._members.revoked(list(self._members.owned))
 
     def assignment(self) -> list[TopicPartition]:
-        """The segments that are this member's, also those that wait for what they continue."""
+        """Return the segments assigned to this member, including those that wait for their predecessors."""
         return [TopicPartition(topic, 0) for topic in sorted(self._members.owned)]
 
     # Reading ---------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """The next message, or error, or None if there is none within ``timeout`` seconds (-1: wait for ever).
+        """Return the next message or error; None if none arrives within ``timeout`` seconds (-1: no limit).
 
         Raises:
-            StreamNotFound: a stream was deleted.
-            StreamRecreated: and created again. Nothing is handed out until :meth:`subscribe` is called again, or a new
-                consumer is made; it begins there as ``auto.offset.reset`` says.
-            ConflictError: the group reads other streams.
+            StreamNotFound: A stream was deleted.
+            StreamRecreated: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe` is
+                called
+                again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
+            ConflictError: The group reads other streams.
         """
         return next(iter(self._take(1, timeout)), None)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Up to so many messages: those that are there, or the first that come within the time.
+        """Return up to ``num_messages`` messages: those at hand, or the first that arrive within ``timeout`` seconds.
 
-        confluent-kafka's function of this name waits until there are as many as were asked for; this one does not.
+        Unlike confluent-kafka's method of this name, does not wait until that many messages have arrived.
         """
         if num_messages < 1:
             raise InvalidRequestError(f"at least one message has to be asked for, not {num_messages}")
@@ -254,29 +255,29 @@ class Consumer:
                 self._members.reached(topic, offset)
                 return self._settings.show_ends
             if isinstance(translate(error, "read"), NotFoundError) and self._members.histories:
-                # Brokers learn of new topics one after the other; a stream that is gone is found out by its epochs.
+                # Brokers learn of new topics one after the other; whether the stream itself is gone, its epochs tell.
                 logger.info("reading %s: %s", topic, error)
                 self._members.recheck()
                 return False
             return True
         if item is None or offset is None:
-            return False  # it was revoked between two messages
+            return False  # revoked between two messages
         if item.phase is not Phase.OPEN:
             logger.warning("a record of %s came although the segment waits; it will be read again", topic)
             self._consumer.pause([TopicPartition(topic, 0)])
             return False
         if self._members.is_late(topic, offset):
             self._members.reached(topic, offset)
-            return False  # leaders write it to what continues the segment
+            return False  # leaders write it to the successors of the segment
         self._commits.give(item, offset)
         return True
 
     def _step(self) -> None:
-        """What has to be done between messages, now and then."""
+        """Do the periodic work between messages."""
         now = time.monotonic()
         if now < self._step_at:
             return
-        self._step_at = 0.0  # what is raised here is raised again before anything is handed out
+        self._step_at = 0.0  # an error raised here is raised again before anything is handed out
         if self._manual:
             self._commits.commit_sometimes()
             self._step_at = now + _STEP_S
@@ -292,7 +293,7 @@ class Consumer:
 
     def _subscribe(self, topics: list[str]) -> None:
         if not set(topics) - self._subscribed:
-            return  # to drop what has been read is not worth a rebalance
+            return  # dropping segments that were read is not worth a rebalance
         self._subscribed = frozenset(topics)
         rebalances = self._rebalances
         self._consumer.subscribe(
@@ -309,18 +310,20 @@ class Consumer:
     ) -> list[TopicPartition] | None:
         """Commit behind a message, or these offsets, or all that was handed out.
 
-        When nothing but markers is left of a sealed segment, its end is committed, which lets its successors go on.
-        Nothing is committed any more in a segment that has been read to its end, whoever read it, or was removed: to
-        take that back would keep its successors waiting.
+        If only markers are left of a sealed segment, its end is committed, which lets its successors go on. In a
+        segment
+        that was removed, or that any member has read to its end, nothing is committed any more: taking the offset back
+        would
+        keep its successors waiting.
 
         Raises:
-            InvalidRequestError: an offset behind what this member was given, or in a segment that waits for others:
-                both would count what nobody has read as read. Nothing was committed.
-            StreamRecreated: a segment is of a stream that was deleted and created again; nothing was committed.
-            KafkaException: as from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
-                ``default.api.timeout.ms``, a minute unless said, when it is not known what was committed.
+            InvalidRequestError: An offset is beyond what this member was given, or in a segment that waits for others:
+                both would count unread records as read. Nothing was committed.
+            StreamRecreated: A segment is of a stream that was deleted and created again; nothing was committed.
+            KafkaException: As from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
+                ``default.api.timeout.ms`` (default: a minute), in which case the outcome is unknown.
         """
-        if self._left:  # while it closes, what it gives up can still be committed
+        if self._left:  # revocation callbacks may still commit while it closes
             self._check_open()
         places, over = self._commits.chosen(message, offsets)
         if asynchronous:
@@ -342,23 +345,27 @@ class Consumer:
         return done + over
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """Say what counts as processed, for the automatic commit; needs ``enable.auto.offset.store=false``."""
+        """Mark offsets as processed for the automatic commit; needs ``enable.auto.offset.store=false``."""
         self._commits.store(message, offsets)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """What the group has committed in segments; ``OFFSET_INVALID`` where that is nothing."""
+        """Return the group's committed offsets of segments; ``OFFSET_INVALID`` where there is none."""
         return self._consumer.committed([TopicPartition(self._places.topic(item), 0) for item in partitions], timeout)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The offset behind the last message that was handed out, by segment; ``OFFSET_INVALID`` before the first.
+        """Return the offset behind the last message handed out, by segment; ``OFFSET_INVALID`` before the first.
 
-        Of a segment of which nothing is left it is the sealed end, behind markers, too.
+        For a segment of which nothing is left, that is the sealed end, behind any markers.
         """
         topics = [self._places.topic(place) for place in partitions]
         return [TopicPartition(topic, 0, self._members.position(topic)) for topic in topics]
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on in a segment from another offset; raises ``KafkaException`` unless it is assigned and begun."""
+        """Continue reading a segment from another offset.
+
+        Raises:
+            KafkaException: The segment is not assigned, or waits for its predecessors.
+        """
         topic = self._places.topic(partition)
         item = self._members.owned.get(topic)
         if item is None or item.phase is Phase.WAITING:
@@ -374,13 +381,13 @@ class Consumer:
         self._set_paused(partitions, True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand out their records again; a segment that waits for what it continues goes on waiting."""
+        """Hand out records of these segments again; those that wait for their predecessors keep waiting."""
         self._set_paused(partitions, False)
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
-        """First offset of a segment, and its end."""
+        """Return the first offset of a segment and its end."""
         return self._consumer.get_watermark_offsets(
             TopicPartition(self._places.topic(partition), 0), timeout=timeout, cached=cached
         )
@@ -388,20 +395,20 @@ class Consumer:
     # The group -------------------------------------------------------------------------------------------------
 
     def consumer_group_metadata(self) -> Any:
-        """What ``send_offsets_to_transaction`` takes."""
+        """Return the group metadata that ``send_offsets_to_transaction`` takes."""
         metadata = self._consumer.consumer_group_metadata()
         introduce(metadata, self._members)
         return metadata
 
     def memberid(self) -> str:
-        """This member's id in the group."""
+        """Return this member's id in the group."""
         return self._consumer.memberid()
 
     def close(self) -> None:
-        """Commit, if that is automatic, what was handed out; leave the group and disconnect.
+        """Commit what was handed out if commits are automatic, leave the group and disconnect.
 
-        Takes little longer than 10 s, also if nobody answers: then the group's other members get the segments, from
-        what was committed before, once this member's session has timed out.
+        Takes little longer than 10 s even if no broker answers: the group's other members then resume from the offsets
+        committed earlier, once this member's session has timed out.
         """
         if self._closed or is_gone(self._consumer):
             return
@@ -417,9 +424,9 @@ class Consumer:
             self._session.close()
 
     def _give_up(self, deadline: Deadline) -> None:
-        """Give segments up on this thread, on which the application is told of it, and may commit a last time.
+        """Give up all segments on the calling thread, so that ``on_revoke`` runs here and may commit a last time.
 
-        A member that comes back under its own name does not give them up before it is gone.
+        A static member keeps its segments until its session times out.
         """
         if self._manual or self._settings.is_static:
             return
@@ -429,7 +436,10 @@ class Consumer:
                 self._consumer.poll(min(_SLICE_S, deadline.left()))
 
     def _leave(self, deadline: Deadline) -> None:
-        """Leave the group; the library waits for answers of its coordinator for minutes, if that is silent."""
+        """Leave the group within the deadline.
+
+        librdkafka's ``close`` waits for minutes if the group coordinator is silent, so it runs on a thread of its own.
+        """
         closing = Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
         closing.start()
         closing.join(deadline.left())
@@ -452,7 +462,7 @@ class Consumer:
     def _check_open(self) -> None:
         check(self._consumer)
         if self._closed:
-            raise RuntimeError("Consumer closed")  # what confluent-kafka raises
+            raise RuntimeError("Consumer closed")  # the error that confluent-kafka raises
 
     def _load(self, name: StreamName, changed: Callable[[], None], known: EpochHistory | None) -> EpochHistory:
         history = self._metadata.history(name, changed, known)
@@ -471,6 +481,6 @@ class Consumer:
                 (self._consumer.pause if paused else self._consumer.resume)([TopicPartition(topic, 0)])
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Called while polling with the outcome of a commit."""
+        """Process the outcome of a commit; librdkafka calls this while polling."""
         if self._commits.confirmed(error, partitions) and self._settings.on_commit is not None:
             self._settings.on_commit(error, partitions)

@@ -1,9 +1,11 @@
-"""One member of a consumer group: which of its segments it may read, and what it commits when one has been read.
+"""One member of a consumer group: which of its segments may be read, and the commits that open and close them.
 
-The decisions are those of :mod:`rollbridge.model.reader_group`; here they are carried out. A segment that was assigned
-stays paused until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all
-of it has been handed out and committed its sealed end is committed, which lets its successors be opened by whoever
-owns them.
+:mod:`rollbridge.model.reader_group` decides; this module carries the decisions out. An assigned segment stays paused
+until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it has been
+handed out and committed, its sealed end is committed, which lets the owners of its successors open those.
+
+Everything runs on the thread that polls, without locks. Questions to brokers and ZooKeeper run as :class:`.Errand` on
+background threads, whose answers a later poll takes in.
 """
 
 from __future__ import annotations
@@ -42,26 +44,26 @@ from rollbridge.model.reader_group import Reset, Standing, Verdict, check_stream
 logger = limited(logging.getLogger(__name__))
 
 LoadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], EpochHistory]
-"""Reads the epochs of a stream; calls back when there may be more; may be given what was read before."""
+"""Loader of a stream's epochs, given a callback for when there may be more, and the epochs known so far, if any."""
 
 _ASK_S: Final = 0.1
-"""How often the group's commits are looked at while a segment waits for them."""
+"""Interval between reads of the group's commits while a segment waits for them; backs off to ``_ASK_MAX_S``."""
 _ASK_MAX_S: Final = 1.0
 _ENDS_S: Final = 0.2
 _AT_ONCE_S: Final = 0.02
-"""How long the thread that polls waits for an answer; one that takes longer is looked at when it polls again."""
+"""Time that the polling thread waits for an answer; a slower one is taken in by a later poll."""
 _REREAD_S: Final = 10.0
-"""How long a commit that was refused waits to be told why."""
+"""Time that a refused commit waits for the epochs that explain the refusal."""
 _BACKGROUND_S: Final = 5.0
-"""How long a question in the background may take before it is asked anew."""
+"""Timeout of a question on a background thread, after which it is asked anew."""
 _RESEND_S: Final = 10.0
-"""When a commit of which nothing has been heard is sent once more; it is the same one."""
+"""Time after which an unanswered commit is sent again, unchanged."""
 _REMIND_S: Final = 30.0
 _BEHIND: Final = -1
 
 
 class Phase(Enum):
-    """What a member does with a segment that was assigned to it."""
+    """Reading state of an assigned segment."""
 
     WAITING = auto()
     OPEN = auto()
@@ -70,15 +72,15 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Owned:
-    """A segment that is assigned to this member.
+    """Segment assigned to this member.
 
     Attributes:
-        next: Offset that follows the last record that was handed out, or at which it was begun.
-        handled: Everything below counts as processed, as far as the application has let us know.
-        committed: What the group is known to have committed.
-        sent: The largest offset that a commit was sent for.
+        next: Offset behind the last record handed out, or the one at which the segment was begun.
+        handled: Offset below which everything counts as processed, as far as the application has told.
+        committed: Offset that the group is known to have committed.
+        sent: Largest offset for which a commit was sent.
         end: Offset at which there was nothing more to read.
-        override: Where the application wants it to begin.
+        override: Start offset chosen by the application.
     """
 
     topic: str
@@ -96,13 +98,13 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the group has committed, as it was asked for.
+    """Answer to a question for the group's commits.
 
     Attributes:
-        everything: Whether all commits were asked for, or those of segments that matter.
-        found: The answer.
-        ends: Where segments end that are to be begun at their end.
-        age: How many commits had been sent or confirmed when it was asked for.
+        everything: True if all commits were asked for, False if those of relevant segments.
+        found: The commits.
+        ends: Ends of the segments that are to be begun at their end.
+        age: Number of commits sent or confirmed when the question was asked; a larger one by now makes it stale.
     """
 
     everything: bool
@@ -112,10 +114,10 @@ class _Asked:
 
 
 class Membership:
-    """The segments of one member. Not thread-safe; used by the thread that polls.
+    """Segments of one member. Not thread-safe; used by the thread that polls.
 
-    Brokers and ZooKeeper are asked on threads beside it, so that a poll takes no longer than it may however long they
-    take to answer. Commits that open or close a segment are sent, and their outcome comes with a later poll.
+    Brokers and ZooKeeper are queried on background threads, so that a poll keeps its timeout however long they take to
+    answer. Commits that open or close a segment are sent asynchronously; a later poll reports their outcome.
     """
 
     def __init__(
@@ -153,23 +155,23 @@ class Membership:
         self._sending: dict[str, tuple[int, float]] = {}
         self._fault: Exception | None = None
         self._recreated: str | None = None
-        """Said with each call until the streams are taken anew."""
+        """Message of the error that every call raises until the streams are subscribed to again."""
         self._open_ends: frozenset[str] = frozenset()
-        """Segments that have been read to their end, but some of what continues them has not been begun."""
+        """Segments that were read to their end while some of their successors have not been begun."""
         self._given: dict[str, int] = {}
-        """Up to where segments were handed out that were given up since."""
+        """Offsets up to which segments were handed out that were given up since."""
         self.histories: dict[StreamName, EpochHistory] = {}
         self.known: dict[StreamName, EpochHistory] = {}
-        """The epochs of every stream that was ever read."""
+        """Epochs of every stream that was ever read."""
         self.owned: dict[str, Owned] = {}
 
     # Streams and topics ----------------------------------------------------------------------------------------
 
     def begin(self, streams: Iterable[StreamName]) -> list[str]:
-        """Take the streams of the group; returns the topics to subscribe to.
+        """Adopt the streams of the group; return the topics to subscribe to.
 
         Raises:
-            ConflictError: the group reads other streams.
+            ConflictError: The group reads other streams.
             StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, NotAuthorizedError.
         """
         names = list(dict.fromkeys(streams))
@@ -184,7 +186,7 @@ class Membership:
         return self.topics()
 
     def topics(self) -> list[str]:
-        """The topics that may still be of use."""
+        """Return the topics of the segments that are still wanted."""
         return sorted(
             name.segment_topic(segment)
             for name, history in self.histories.items()
@@ -192,13 +194,13 @@ class Membership:
         )
 
     def refresh(self) -> bool:
-        """Read the epochs again if there may be more, or an end is missing; True if there are new segments.
+        """Read the epochs again if there may be more, or an end is missing; return True if there are new segments.
 
-        What does not come at once is taken in by a later call.
+        A slow answer is taken in by a later call.
 
         Raises:
-            StreamNotFound: a stream was deleted.
-            StreamRecreated: and created again.
+            StreamNotFound: A stream was deleted.
+            StreamRecreated: A stream was deleted and created again.
         """
         return self._refresh(_AT_ONCE_S)
 
@@ -224,12 +226,12 @@ class Membership:
         return self._loaded()
 
     def _loaded(self) -> bool:
-        """Take in the epochs that were read; True if there are new segments."""
+        """Adopt the epochs that were read; return True if there are new segments."""
         before = self._sealed.keys()
         try:
             found = self._loading.take()
         except StreamNotFound:
-            self._changed.set()  # so that it is said again with the next call
+            self._changed.set()  # raised again by the next call
             raise
         except UnavailableError as fault:
             logger.warning("the epochs can not be read now, trying again: %s", fault)
@@ -239,7 +241,7 @@ class Membership:
         if found is None:
             return False
         if found.keys() != self.histories.keys():
-            self._changed.set()  # other streams are read by now
+            self._changed.set()  # the subscription has changed meanwhile
             return False
         for name, known in self.histories.items():
             if found[name].is_outdated(known):
@@ -263,12 +265,12 @@ class Membership:
         self._changed.set()
 
     def reread(self) -> bool:
-        """Read the epochs again and wait for them, though not for ever; True if there are new segments.
+        """Read the epochs again and wait up to ``_REREAD_S`` for them; return True if there are new segments.
 
         Raises:
-            StreamNotFound, StreamRecreated: as :meth:`refresh`.
+            StreamNotFound, StreamRecreated: As :meth:`refresh`.
         """
-        self._loading.wait(_REREAD_S)  # what was asked for before may have been answered before
+        self._loading.wait(_REREAD_S)  # an answer under way may predate the reason for this call
         found = self._loading.under_way and self._loaded()
         self.recheck()
         self._load_at = 0.0
@@ -285,7 +287,7 @@ class Membership:
                 continue
             now = self.histories.get(item.stream)
             if now is not None and now.is_former(item.segment):
-                item.phase = Phase.DONE  # it will be taken away; the stream was created again
+                item.phase = Phase.DONE  # the stream was created again, so Kafka will revoke the topic
             elif now is not None and now.is_removed(item.segment):
                 item.phase = Phase.DONE
                 logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
@@ -306,7 +308,7 @@ class Membership:
             )
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of some places whose segments have not been removed, as the streams were last seen."""
+        """Return the places whose segments were not removed, as of the epochs last seen."""
         return [place for place in places if not self._is_removed(place.topic)]
 
     def _is_removed(self, topic: str) -> bool:
@@ -319,7 +321,7 @@ class Membership:
     # Assignment ------------------------------------------------------------------------------------------------
 
     def assigned(self, topics: Iterable[str]) -> None:
-        """Take segments that were just assigned and are paused."""
+        """Add segments that were just assigned and are paused."""
         for topic in topics:
             stream, segment = parse_segment_topic(topic)
             self.owned[topic] = Owned(topic, stream, segment)
@@ -328,7 +330,7 @@ class Membership:
         self._waiting_since = time.monotonic()
 
     def revoked(self, topics: Iterable[str]) -> None:
-        """Let segments go."""
+        """Remove segments, remembering how far they were handed out."""
         for topic in topics:
             item = self.owned.pop(topic, None)
             if item is not None and item.next > self._given.get(topic, _BEHIND):
@@ -339,11 +341,12 @@ class Membership:
     # What may be read ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Commit the ends of what has been read, and open what may be read now. Called again and again.
+        """Commit the ends of segments that have been read, and open those that may be read now. Called before each
+        poll.
 
         Raises:
-            ConflictError: the group reads other streams.
-            KafkaException: the group has committed nothing, and that is to be an error.
+            ConflictError: The group reads other streams.
+            KafkaException: The group has committed nothing and ``auto.offset.reset`` is ``error``.
         """
         if self._fault is not None:
             fault, self._fault = self._fault, None
@@ -365,7 +368,7 @@ class Membership:
         if asked is None:
             return
         if asked.age != self._age:
-            self._ask_at = 0.0  # what was committed meanwhile may be newer than the answer
+            self._ask_at = 0.0  # commits sent meanwhile may be newer than the answer
             return
         self._take_in(asked)
         if asked.everything:
@@ -380,24 +383,24 @@ class Membership:
         self._remind(now)
 
     def reached(self, topic: str, offset: int) -> None:
-        """There was nothing more to read at an offset."""
+        """Record that there was nothing more to read at an offset."""
         item = self.owned.get(topic)
         if item is not None:
             item.end = max(item.end, offset)
 
     def is_late(self, topic: str, offset: int) -> bool:
-        """Whether an offset is at or behind the sealed end of its segment."""
+        """Return True if an offset is at or behind the sealed end of its segment."""
         sealed = self._sealed.get(topic)
         return sealed is not None and offset >= sealed
 
     def _is_pending(self, item: Owned) -> bool:
         if item.phase is Phase.OPEN:
             return self._end_of(item) is not None
-        # A late commit of somebody else may take an end back as long as something waits for it.
+        # A late commit of another member may take an end back for as long as successors wait for it.
         return item.phase is Phase.WAITING or item.topic in self._open_ends or self._is_taken_back(item)
 
     def _is_taken_back(self, item: Owned) -> bool:
-        """Whether the group has read a segment to its end, and somebody committed less in it afterwards."""
+        """Return True if the group had read a segment to its end and a later commit took the offset back."""
         verdict = self._verdicts.get(item.stream, {}).get(item.segment)
         return (
             item.phase is Phase.DONE
@@ -407,12 +410,12 @@ class Membership:
         )
 
     def _end_of(self, item: Owned) -> int | None:
-        """The sealed end of a segment all of which has been handed out; None while it has not been."""
+        """Return the sealed end of a segment that was handed out completely; None if it was not."""
         sealed = self._sealed.get(item.topic)
         return sealed if sealed is not None and max(item.end, item.next) >= sealed else None
 
     def _ask(self, *, everything: bool) -> None:
-        """Read what the group has committed: all of it, or where it matters for what waits."""
+        """Start reading the group's commits: all of them, or those of segments that are not done."""
         topics = None
         if not everything:
             topics = {
@@ -433,7 +436,7 @@ class Membership:
         self._asking.begin(ask)
 
     def _wants_ends(self) -> list[str]:
-        """Segments to be begun at their end, of which that is not known yet."""
+        """Return the segments that begin at their end, as long as that end is unknown."""
         return [
             item.topic
             for item in self.owned.values()
@@ -444,7 +447,7 @@ class Membership:
         ]
 
     def _take_in(self, asked: _Asked) -> None:
-        """Decide anew with what the group has committed."""
+        """Adopt the group's commits and decide anew."""
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
             streams = [str(name) for name in self.histories]
@@ -464,7 +467,7 @@ class Membership:
             item.committed = offset
 
     def _open(self) -> None:
-        """Begin to read what may be read."""
+        """Open the segments that may be read."""
         ready: dict[str, int] = {}
         for item in self.owned.values():
             verdict = self._verdicts.get(item.stream, {}).get(item.segment)
@@ -500,7 +503,7 @@ class Membership:
             if not item.paused:
                 self._consumer.resume([place])
         except KafkaException as exc:
-            # Right after an assignment the consumer may not be ready for it; it is tried again.
+            # The consumer may not be ready right after an assignment; the next step tries again.
             logger.debug("segment %s of %s can not be opened yet: %s", item.segment, item.stream, exc)
             self._ask_at = 0.0
             return
@@ -510,7 +513,7 @@ class Membership:
         logger.info("group %s reads %s from %d on", self._group_id, item.topic, offset)
 
     def _finish(self) -> None:
-        """Commit the ends of segments all of which has been handed out and committed."""
+        """Commit the ends of segments that were handed out and committed completely."""
         ends: dict[str, int] = {}
         taken_back: dict[str, int] = {}
         for item in self.owned.values():
@@ -535,7 +538,7 @@ class Membership:
             self._ask_every_s = _ASK_S
 
     def _remind(self, now: float) -> None:
-        """Say in the log what an application that commits by itself keeps waiting."""
+        """Warn about segments whose manual commit is missing and keeps successors waiting."""
         if now - self._waiting_since < _REMIND_S:
             return
         self._waiting_since = now
@@ -550,27 +553,28 @@ class Membership:
     # Commits ---------------------------------------------------------------------------------------------------
 
     def is_over(self, topic: str) -> bool:
-        """Whether the group has read a segment to its end, as far as this member knows; commits in it change nothing.
+        """Return True if, as far as this member knows, the group has read a segment to its end, so that commits change
+        nothing.
 
-        One that was removed before is left to Kafka, which knows whether its stream was created again.
+        Returns False for a removed segment: Kafka knows whether its stream was created again.
         """
         item = self.owned.get(topic)
         if item is not None and item.phase is Phase.OPEN:
-            return False  # as after a seek: it is read once more
+            return False  # as after a seek: the segment is read once more
         stream, segment = parse_segment_topic(topic)
         verdict = self._verdicts.get(stream, {}).get(segment)
         return verdict is not None and verdict.standing is Standing.DONE and not self._is_removed(topic)
 
     def check_commit(self, topic: str, offset: int) -> None:
-        """Refuse to count as read what nobody can have read.
+        """Refuse an offset that would count records as read that no member can have read.
 
         Raises:
-            InvalidRequestError: the segment waits, or less than that was handed out of it.
+            InvalidRequestError: The segment waits for its predecessors, or fewer records of it were handed out.
         """
         stream, segment = parse_segment_topic(topic)
         verdict = self._verdicts.get(stream, {}).get(segment)
         if verdict is None:
-            return  # assigned by hand, or of another stream: it is in nobody's order
+            return  # manually assigned, or of another stream: no order to keep
         if verdict.standing is Standing.WAITS:
             names = ", ".join(map(str, verdict.after))
             raise InvalidRequestError(
@@ -579,7 +583,7 @@ class Membership:
             )
         item = self.owned.get(topic)
         if item is None:
-            return  # somebody else's by now; what was given out before may still be committed
+            return  # owned by another member now; what was handed out earlier may still be committed
         given = max(item.next, item.end, item.committed, self._given.get(topic, _BEHIND))
         if offset > given:
             raise InvalidRequestError(
@@ -588,7 +592,7 @@ class Membership:
             )
 
     def position(self, topic: str) -> int:
-        """Where reading goes on in a segment; OFFSET_INVALID if nothing of it was begun."""
+        """Return the offset at which reading of a segment goes on; OFFSET_INVALID if it was not begun."""
         item = self.owned.get(topic)
         if item is None or item.next < 0:
             return OFFSET_INVALID
@@ -597,14 +601,14 @@ class Membership:
         return max(item.next, (sealed if is_over else self._end_of(item)) or 0)
 
     def rounded(self, topic: str, offset: int) -> TopicPartition:
-        """What to commit for an offset: the sealed end, if there is nothing between the two."""
+        """Return the commit for an offset, rounded up to the sealed end if there are no records in between."""
         item = self.owned.get(topic)
         if item is not None and item.phase is Phase.OPEN and offset >= item.next:
             offset = max(offset, self._end_of(item) or 0)
         return TopicPartition(topic, 0, offset, metadata=self._mark)
 
     def _send(self, offsets: Mapping[str, int]) -> None:
-        """Commit what opens or closes segments; the outcome comes with a later poll."""
+        """Send commits that open or close segments; a later poll reports the outcome."""
         now = time.monotonic()
         due = {}
         for topic, offset in offsets.items():
@@ -626,7 +630,7 @@ class Membership:
                 raise fault from exc
 
     def sent(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> bool:
-        """Take the outcome of a commit; True if all of it was one that opens or closes segments."""
+        """Process the outcome of a commit; return True if all of it opens or closes segments."""
         own = True
         for place in partitions:
             if self._sending.pop(place.topic, (_BEHIND, 0.0))[0] < 0:
@@ -637,18 +641,18 @@ class Membership:
         return own
 
     def _judged(self, exc: KafkaException) -> Exception | None:
-        """What is wrong with a commit; None if it has to be repeated."""
+        """Return the error of a failed commit; None if the commit has to be repeated."""
         error = kafka_error(exc)
         fault = translate(exc, f"commit offsets of group {self._group_id}")
         if isinstance(fault, NotFoundError):
-            self.recheck()  # says so if a stream is gone
+            self.recheck()  # raises in the next refresh if a stream is gone
         if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
             logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
             return None
         return fault
 
     def noted(self, places: Iterable[TopicPartition]) -> None:
-        """Commits that the group's coordinator has confirmed."""
+        """Record commits that the group coordinator has confirmed."""
         changed = False
         self._age += 1
         for place in places:
@@ -670,4 +674,4 @@ def _is_rebalance(error: KafkaError | None) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Ignore the change."""

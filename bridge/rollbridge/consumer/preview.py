@@ -1,7 +1,8 @@
-"""Reading the records of open transactions from a stream's buffer, before their outcome is known.
+"""Preview of open transactions: their records, read from a stream's buffer before the outcome is known.
 
-At the start the buffer is read once for the ABORT frames in it, and the commit log for the outcomes since the oldest
-frame, so that what has ended by then is not shown. Then the buffer is read again, from its beginning and on.
+At the start the buffer is read once for its ABORT frames, and the commit log for the outcomes since the oldest frame,
+so
+that transactions that have ended by then are not shown. Then the buffer is read again from its beginning and followed.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 logger = limited(logging.getLogger(__name__))
 
 _BATCH: Final = 50
-"""Frames may have a quarter of a megabyte each."""
+"""Frames per call of ``consume``; each may have a quarter of a megabyte."""
 _POLL_S: Final = 1.0
 _SILENT_POLLS_MAX: Final = 30
 _CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
-"""How much the clocks of brokers and leaders may differ before an outcome is overlooked."""
+"""Allowed difference between the clocks of brokers and leaders; with a larger one an outcome may be missed."""
 
 
 class PreviewTail:
-    """Follows the buffer of a stream. Not for several threads."""
+    """Follower of a stream's buffer. Not thread-safe."""
 
     def __init__(self, settings: ConnectionSettings, stream: StreamConfig) -> None:
-        """Read what has ended; see the module.
+        """Read which transactions have ended; see the module.
 
         Raises:
             KafkaUnavailable, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
@@ -77,11 +78,11 @@ class PreviewTail:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything that was in the buffer at the start, and somewhat more, has been taken."""
+        """True once everything that was in the buffer at the start has been taken."""
         return not self._unread
 
     def take(self) -> Iterator[Preview]:
-        """Records of open transactions that have not been given yet, in the order of the buffer; does not wait."""
+        """Yield records of open transactions not given yet, in the order of the buffer. Does not wait."""
         for message in self._consumer.consume(_BATCH, 0):
             error = message.error()
             if error is not None:
@@ -121,11 +122,11 @@ class PreviewTail:
                     (record.timestamp, record.key, record.value, record.headers),
                 )
         except (CorruptDataError, InvalidRequestError) as fault:
-            # The leader refuses the transaction when it comes to that frame; here it is only not shown.
+            # The leader refuses the transaction when it reaches that frame; a preview only leaves it out.
             logger.warning("a frame of transaction %s can not be shown: %s", transaction, fault)
 
     def _learn(self, offsets: LogOffsets) -> set[bytes]:
-        """Ids of the transactions that have ended."""
+        """Return the ids of the transactions that have ended."""
         ended: set[bytes] = set()
         oldest_ms: list[int] = []
 
@@ -140,7 +141,7 @@ class PreviewTail:
             if _is_outcome(message):
                 ended.add(message.key() or b"")
 
-        # The log's end is taken before the buffer is read: outcomes from there on are followed.
+        # Take the log's end before reading the buffer: outcomes from there on are followed.
         log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
         topic = self._topic
         ends = {
@@ -162,7 +163,7 @@ class PreviewTail:
         ends: Mapping[tuple[str, int], int],
         take: Callable[[Message], None],
     ) -> None:
-        """Read partitions up to ends that their leaders have told; see :mod:`rollbridge.kafka.snapshots`."""
+        """Read partitions up to the ends that their leaders reported; see :mod:`rollbridge.kafka.snapshots`."""
         partitions = [item for item in partitions if item.offset < ends[item.topic, item.partition]]
         if not partitions:
             return
@@ -188,12 +189,12 @@ class PreviewTail:
     def _judge(self, error: KafkaError, message: Message) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             number = message.partition() or 0
-            # A leader that has just been elected may tell of an end that is none, see rollbridge.kafka.snapshots.
+            # A newly elected leader may report an end that is too early, see rollbridge.kafka.snapshots.
             if message.topic() == self._topic and is_end(message, self._unread.get(number, 0)):
                 self._unread.pop(number, None)
             return
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            # The buffer was truncated, so what is gone belongs to transactions that have ended.
+            # The buffer was truncated, which only takes transactions that have ended.
             topic, number = message.topic() or "", message.partition() or 0
             logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
             low = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SILENT_POLLS_MAX)[0]

@@ -1,8 +1,11 @@
-"""Reading a stream: a ``read_committed`` consumer that is led through the epochs by a reading plan.
+"""Reader of a stream: a ``read_committed`` consumer that follows the epochs by a reading plan.
 
-Any Kafka client can read a stream by subscribing to the pattern of its topics. What this adds is the order across
-epochs: predecessors to their sealed ends before successors; and positions that can be saved, where to begin by time or
-by DLSN, and previews of open transactions.
+Any Kafka client can read a stream by subscribing to the pattern of its topics. This reader adds the order across
+epochs (predecessors to their sealed ends before successors), positions that can be saved, a start by time or by DLSN,
+and previews of open transactions.
+
+:func:`locate` and :func:`cut_before` turn a start, or a truncation, into offsets of segments by asking the brokers. A
+reader runs on the caller's thread, without locks; only the epochs are loaded on a thread beside it.
 """
 
 from __future__ import annotations
@@ -43,25 +46,24 @@ from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since,
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.truncation import consistent, frontier
 
-# --------------------------------------------------------------------------------------------------------------------
-# Where a reader begins, or a stream is cut off: a start, turned into offsets of segments by asking the brokers.
+# From a start to offsets of segments
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a :class:`~rollbridge.model.reading.ReadingPlan` is to begin with."""
+    """Offsets with which a :class:`~rollbridge.model.reading.ReadingPlan` begins."""
 
     start: Mapping[SegmentId, int] | None = None
     floor: Mapping[SegmentId, int] = field(default_factory=dict)
 
 
 def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Begin:
-    """Offsets to begin at.
+    """Return the offsets to begin at.
 
     Raises:
-        InvalidRequestError: a segment that the stream does not have, or an offset beyond its end.
-        TruncatedError: records from there on have been deleted.
-        StreamRecreated: what it names is of a stream of this name that was deleted.
+        InvalidRequestError: The start names a segment that the stream does not have, or an offset beyond its end.
+        TruncatedError: Records from there on have been deleted.
+        StreamRecreated: The start belongs to a deleted stream of this name.
         KafkaUnavailable, NotFoundError.
     """
     topics = {stream.segment_topic(segment): segment for segment in history.stored()}
@@ -92,11 +94,12 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
 
 
 def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Mapping[SegmentId, int]:
-    """The cut that takes away what a reader which begins there leaves out; see :mod:`rollbridge.model.truncation`.
+    """Return the stream cut that deletes whatever a reader with this start leaves out; see
+    :mod:`rollbridge.model.truncation`.
 
     Raises:
-        InvalidRequestError: that is nothing.
-        StreamRecreated: what it names is of a stream of this name that was deleted.
+        InvalidRequestError: The cut would delete nothing.
+        StreamRecreated: The start belongs to a deleted stream of this name.
         KafkaUnavailable, NotFoundError.
     """
     match start:
@@ -115,7 +118,7 @@ def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, s
 
 
 def beginning(offsets: LogOffsets, stream: StreamName, history: EpochHistory) -> ReadPosition:
-    """The first offset that was not deleted of the first segments that are left.
+    """Return the position of the first records that are left.
 
     Raises:
         KafkaUnavailable, NotFoundError.
@@ -125,7 +128,7 @@ def beginning(offsets: LogOffsets, stream: StreamName, history: EpochHistory) ->
 
 
 def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict[SegmentId, int]:
-    """The offset of the first record of a time or later in each segment; the end of those that have none.
+    """Return the offset of the first record at or after a time (ms since 1970), by segment; the end if there is none.
 
     Raises:
         KafkaUnavailable, NotFoundError.
@@ -137,7 +140,7 @@ def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict
 def readable_ends(
     offsets: LogOffsets, stream: StreamName, history: EpochHistory, isolation: Isolation
 ) -> dict[SegmentId, int]:
-    """Where the active segments end."""
+    """Return the ends of the active segments."""
     topics = {stream.segment_topic(segment): segment for segment in history.active.segment_ids}
     return _by_segment(topics, offsets.end(topics, isolation))
 
@@ -163,22 +166,22 @@ def _check(stream: StreamName, segment: SegmentId, offset: int, first: int | Non
 logger = limited(logging.getLogger(__name__))
 
 LoadHistory = Callable[[Callable[[], None] | None], EpochHistory]
-"""Reads the epochs of the stream; what it is given is called once when there may be more of them."""
+"""Loader of the stream's epochs; calls its argument once when there may be more of them."""
 
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
 
 _POLL_S: Final = 0.1
 _PREVIEW_POLL_S: Final = 0.02
 _BATCH: Final = 500
-"""Larger ones leave the processor's cache before they are looked at."""
+"""Records per call of ``consume``; larger batches leave the processor's cache before they are processed."""
 _REFRESH_S: Final = 0.02
 _AT_ONCE_S: Final = 0.02
-"""How long the epochs are waited for; those that take longer are looked at with the next poll."""
+"""Time that a poll waits for the epochs; slower ones are taken in by the next poll."""
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
 _QUEUE_FULL_MS: Final = 5
 _IDLE_S: Final = 2.0
-"""When nothing has come for so long, brokers may hold back the answer that there is nothing new for longer."""
+"""Silence after which brokers may delay their empty answers (``_IDLE_WAIT_MS``)."""
 _IDLE_WAIT_MS: Final = 2_000
 _IDLE_POLL_S: Final = 0.25
 
@@ -186,16 +189,16 @@ _error = Message.error
 
 
 class Reader:
-    """Reads a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not for several threads.
+    """Reader of a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not thread-safe.
 
     Iterate over it, or take records with :meth:`poll` and :meth:`consume`. Use it in a ``with`` block, or close it.
 
     Every method that reads raises:
-        UnavailableError: nothing became readable for ``stalled_s``; says what is waited for (unless it follows).
-        StreamNotFound: the stream was deleted.
-        ConflictError: it was deleted and created again.
-        TruncatedError: records that were still to be read have been deleted.
-        CorruptDataError: records stand where none can be.
+        UnavailableError: Nothing became readable for ``stalled_s``; names what is missing (unless ``follow``).
+        StreamNotFound: The stream was deleted.
+        ConflictError: The stream was deleted and created again.
+        TruncatedError: Records that were still to be read have been deleted.
+        CorruptDataError: Records stand where none can be.
     """
 
     def __init__(
@@ -210,21 +213,20 @@ class Reader:
         stalled_s: float = 30.0,
         preview: PreviewTail | None = None,
     ) -> None:
-        """Look up where to begin and, unless it follows, where to stop; see :meth:`rollbridge.Bridge.reader`.
+        """Look up where to begin and, unless ``follow``, where to stop; see :meth:`rollbridge.Bridge.reader`.
 
         Args:
             settings: How to reach Kafka.
-            stream: What to read.
-            load: Reads its epochs.
-            start: Where to begin, see :mod:`rollbridge.model.position`.
-            isolation: Whether records of open transactions are previewed, by ``preview``.
-            follow: Go on with what is committed later, in epochs that are made later; otherwise stop where the
-                active segments end now.
-            stalled_s: How long nothing may become readable before reading gives up, unless it follows.
-            preview: Reads open transactions; closed with this reader.
+            stream: Stream to read.
+            load: Loader of its epochs.
+            start: Start position, see :mod:`rollbridge.model.position`.
+            isolation: ``read_uncommitted`` shows records of open transactions, by ``preview``.
+            follow: Continue with later commits, in later epochs; otherwise stop where the active segments end now.
+            stalled_s: Seconds without a readable record after which reading fails, unless ``follow``.
+            preview: Reader of open transactions; closed with this reader.
 
         Raises:
-            InvalidRequestError, TruncatedError: it can not begin there.
+            InvalidRequestError, TruncatedError: Reading cannot begin there.
             StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
         """
         wanted = parse_start(stream, start)
@@ -247,9 +249,10 @@ class Reader:
             fresh = load(None)
             if (fresh.removed, fresh.first) == (history.removed, history.first):
                 raise
-            self._history = history = fresh  # a segment was removed between the two questions
+            self._history = history = fresh  # a segment was removed between the two requests
             begin = locate(offsets, stream, history, wanted)
-        # What was written before now may still wait for its marker, so the goal is the end, not the last stable offset.
+        # Records written before now may still wait for their marker, so the goal is the end, not the last
+        # stable offset.
         goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
         self._before: dict[SegmentId, int] | None = None
@@ -289,27 +292,27 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Disconnect. The position can still be asked for."""
+        """Disconnect. The position remains available."""
         if self._preview is not None:
             self._preview.close()
         self._consumer.close()
 
     @property
     def stream(self) -> str:
-        """``scope/stream``."""
+        """Name of the stream, ``scope/stream``."""
         return str(self._stream)
 
     @property
     def position(self) -> ReadPosition:
-        """Where to go on after the records that were handed out: give it, or its text, as ``start``.
+        """Position behind the records handed out: pass it, or its text, as ``start``.
 
-        Previews do not count: a reader that begins there previews what is open then.
+        Previews do not count: a reader that begins there previews the transactions that are open then.
         """
         left = length_hint(self._rest)
         if not left:
             return ReadPosition(self._stream, self._plan.frontier())
         begin = len(self._batch) - left
-        if self._before is None:  # nothing was finished with this batch, so it is enough to go back
+        if self._before is None:  # no segment was finished with this batch, so going back is enough
             offsets = self._plan.frontier()
             offsets |= dict(map(self._place, reversed(self._batch[begin:])))
         else:
@@ -321,7 +324,7 @@ class Reader:
         return self._topics[message.topic() or ""], message.offset() or 0
 
     def __iter__(self) -> Iterator[Record]:
-        """Records as they become readable; ends at the goal, or never when it follows."""
+        """Yield records as they become readable; end at the goal, or never with ``follow``."""
         while True:
             yield from self._records
             if not self._fetch(self._slice_s):
@@ -330,9 +333,9 @@ class Reader:
                 self._check_stalled()
 
     def batches(self) -> Iterator[Batch]:
-        """The same in batches, as they arrive; a batch counts as handed out as a whole."""
+        """Yield records in batches, as they arrive; a batch counts as handed out as a whole."""
         while True:
-            # A loop that is left at the previews finds what is committed when it is entered again.
+            # If the caller leaves the loop at the previews, the committed records are still there when it comes back.
             if previews := list(self._previews):
                 yield Batch(previews, self._origin)
             if left := length_hint(self._rest):
@@ -344,11 +347,11 @@ class Reader:
                 self._check_stalled()
 
     def poll(self, timeout_s: float = 0.0) -> Record | None:
-        """The next record, or None if there is none within the time, or ever (see :meth:`is_finished`)."""
+        """Return the next record; None if none arrives in time, or none is left (see :meth:`is_finished`)."""
         return next(iter(self.consume(1, timeout_s)), None)
 
     def consume(self, records_max: int, timeout_s: float = 0.0) -> list[Record]:
-        """Up to so many records: those that are there, or the first that come within the time."""
+        """Return up to ``records_max`` records: those at hand, or the first that arrive within ``timeout_s``."""
         if records_max < 1:
             raise InvalidRequestError(f"at least one record has to be asked for, not {records_max}")
         deadline = time.monotonic() + timeout_s
@@ -363,7 +366,7 @@ class Reader:
                     return []
 
     def is_finished(self) -> bool:
-        """Whether everything up to the goal was handed out; never true of a reader that follows."""
+        """Return True if everything up to the goal was handed out; never with ``follow``."""
         return self._is_finished() and not length_hint(self._rest)
 
     def _is_finished(self) -> bool:
@@ -371,11 +374,11 @@ class Reader:
 
     @property
     def _slice_s(self) -> float:
-        """How often it is looked whether there are other epochs."""
+        """Interval between checks for new epochs."""
         return _IDLE_POLL_S if self._is_idle else _POLL_S
 
     def _fetch(self, timeout_s: float) -> bool:
-        """Read what is there, or comes within the time, into ``_records``; False if that is nothing."""
+        """Take the records at hand, or that arrive in time, into ``_records``; return False if there are none."""
         previews: list[Preview] = []
         if self._preview is not None:
             previews = list(self._preview.take())
@@ -407,7 +410,7 @@ class Reader:
             first = self._consumer.poll(timeout_s)
             if first is None:
                 return []
-            # consume(n, t) waits until there are n messages or t has passed; with 0 it takes what is there.
+            # consume(n, t) waits for n messages or until t has passed; with 0 it takes what is at hand.
             messages = [first, *self._consumer.consume(_BATCH, 0)]
         if self._take_all(messages):
             self._before = None
@@ -416,7 +419,7 @@ class Reader:
         return self._take_each(messages)
 
     def _take_each(self, messages: list[Message]) -> list[Message]:
-        """Those that are to be handed out; what comes before an error is, and the error is raised the next time."""
+        """Return the messages to hand out up to the first error; the next call raises that error."""
         found: list[Message] = []
         for place, message in enumerate(messages):
             try:
@@ -439,11 +442,12 @@ class Reader:
         return self._plan.is_at_front()
 
     def _reopen(self, *, idle: bool) -> None:
-        """Go on with another consumer where this one is; what it has fetched and not handed out comes again.
+        """Replace the consumer by one at the same position; what was fetched and not handed out is fetched again.
 
-        Idle ones ask brokers less often. They hear of records as soon, but later that a segment has ended, and a
-        segment that is added waits for the fetch that is under way: so there is one while all segments that are read
-        are active, until there are other epochs.
+        An idle consumer asks brokers less often. Records reach it as early, but the end of a segment does not, and an
+        added
+        segment waits for the fetch in flight. So a reader idles only while all segments that it reads are active, until
+        the epochs change.
         """
         before, self._is_idle = self._consumer, idle
         self._consumer, self._assigned, self._planned = self._open(), set(), -1
@@ -457,7 +461,7 @@ class Reader:
         }
 
     def _take_all(self, messages: list[Message]) -> bool:
-        """Take note of records all of which are to be handed out; False if they have to be looked at one by one."""
+        """Record messages all of which are to be handed out; return False if each has to be judged by itself."""
         if any(map(_error, messages)):
             return False
         taken: dict[SegmentId, int] = {}
@@ -484,14 +488,15 @@ class Reader:
         return False
 
     def _judge(self, error: KafkaError, segment: SegmentId | None) -> None:
-        """Raise unless the consumer gets over an error by itself."""
+        """Raise unless the consumer recovers from an error by itself."""
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise TruncatedError(
                 f"segment {segment} of {self._stream} has lost records that were still to be read: {error.str()}"
             )
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
-            # Says so if the stream is gone. If it is not and the segment is, not all brokers know its topic yet.
+            # Loading raises if the stream is gone. If neither it nor the segment is, some brokers do not
+            # know the topic yet.
             if segment is not None and self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
@@ -503,7 +508,7 @@ class Reader:
     def _refresh(self) -> None:
         """Read the epochs again when there may be more, or the end of a segment is missing.
 
-        Beside this thread, which whoever polls waits for: ZooKeeper may take long to answer.
+        Runs on a thread beside the polling one, because ZooKeeper may take long to answer.
         """
         if not self._loading.under_way:
             now = time.monotonic()
@@ -539,7 +544,7 @@ class Reader:
                 self._moved_at = self._loaded_at
 
     def _assign(self) -> None:
-        """Have the consumer read exactly what the plan says."""
+        """Assign exactly the segments that the plan names to the consumer."""
         if self._planned == self._plan.changes:
             return
         self._planned = self._plan.changes

@@ -1,7 +1,8 @@
-"""What readers hand out: a record, with everything that is known of where it stands.
+"""Records as readers hand them out, with everything that is known of their place.
 
 A record is a thin tuple around confluent-kafka's message. Reading is fast only if next to nothing is done for each
-record, so headers are looked at when they are asked for, and never otherwise.
+record, so headers are decoded on request only. :class:`Message` is the same record with confluent-kafka's methods, for
+:class:`rollbridge.Consumer`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ HistoryOf = Callable[[StreamName], EpochHistory | None]
 
 
 class Origin:
-    """What the records of one reader have in common: the epochs of its streams, and their place in the commit log.
+    """Context shared by the records of one reader: the epochs of its streams, and a place in the commit log.
 
     Attributes:
         commit_position: Offset of the transaction's record in the commit log, where that is known.
@@ -54,13 +55,13 @@ class Origin:
         self.commit_position = commit_position
 
     def at(self, commit_position: int) -> Origin:
-        """The same for the records of one transaction."""
+        """Return the context for the records of one transaction."""
         other = Origin(self._history_of, commit_position)
         other._partitions = self._partitions
         return other
 
     def sequence_id(self, stream: StreamName, segment: SegmentId, offset: int) -> int | None:
-        """The sequence id of a record; None while the end of a predecessor is not known."""
+        """Return the sequence id of a record; None while the end of a predecessor is unknown."""
         history = self._history_of(stream)
         if history is None:
             return None
@@ -68,17 +69,17 @@ class Origin:
         return None if base is None else base + offset
 
     def partition(self, stream: StreamName, segment: SegmentId) -> int | None:
-        """The partition number of a segment, see :class:`.SegmentNode`; None where it was never known."""
+        """Return the partition number of a segment, see :class:`.SegmentNode`; None if it was never known."""
         found = self._partitions.get((stream, segment))
         if found is None and (history := self._history_of(stream)) is not None:
-            # Kept when a segment, or its stream, has gone: somebody may still hold what was read of it.
+            # Kept after a segment or its stream is gone: the application may still hold records of it.
             self._partitions |= {(stream, item): number for item, number in history.graph.partitions.items()}
             found = self._partitions.get((stream, segment))
         return found
 
 
 class Preview:
-    """A record of an open transaction, as it stands in the buffer; answers like a message of confluent-kafka."""
+    """Record of an open transaction, as it stands in the buffer, with the methods of confluent-kafka's message."""
 
     __slots__ = ("_record", "local_sequence", "segment", "stream", "transaction_id")
 
@@ -90,7 +91,15 @@ class Preview:
         local_sequence: int,
         record: tuple[int, bytes | None, bytes | None, Headers],
     ) -> None:
-        """``record`` is timestamp in ms, key, value, headers."""
+        """Create a preview.
+
+        Args:
+            stream: Stream it is written to.
+            segment: Segment of the transaction's reference epoch.
+            transaction_id: The open transaction.
+            local_sequence: Number of the record in the transaction.
+            record: Timestamp in ms since 1970, key, value and headers.
+        """
         self.stream = stream
         self.segment = segment
         self.transaction_id = transaction_id
@@ -98,26 +107,28 @@ class Preview:
         self._record = record
 
     def topic(self) -> str:
-        """The topic of the segment of the transaction's reference epoch; a commit may place it in another one."""
+        """Return the topic of the segment of the transaction's reference epoch; a commit may place the record
+        elsewhere.
+        """
         return self.stream.segment_topic(self.segment)
 
     def offset(self) -> None:
-        """It has none yet."""
+        """Return None: the offset is not assigned before the commit."""
 
     def key(self) -> bytes | None:
-        """The key."""
+        """Return the key."""
         return self._record[1]
 
     def value(self) -> bytes | None:
-        """The value."""
+        """Return the value."""
         return self._record[2]
 
     def headers(self) -> Headers:
-        """The headers, ours included."""
+        """Return the headers, rollbridge's own included."""
         return self._record[3]
 
     def timestamp(self) -> tuple[int, int]:
-        """Kind and ms since 1970."""
+        """Return the kind of timestamp (1: creation time) and ms since 1970."""
         return 1, self._record[0]
 
 
@@ -132,17 +143,17 @@ _Fields = tuple[bytes | None, bytes | None, KafkaMessage | Preview, Origin]
 
 
 class Record(_Fields):
-    """A record as :meth:`rollbridge.Bridge.reader` hands it out; its fields are attributes.
+    """Record as :meth:`rollbridge.Bridge.reader` hands it out; its fields are attributes.
 
     Attributes:
         key: The key; None if there is none.
         value: The value; None for a tombstone.
         raw: confluent-kafka's message, or a :class:`Preview`.
-        origin: What it has in common with others of its reader.
+        origin: Context shared with other records of its reader.
     """
 
-    # A tuple made of a tuple takes two thirds of the time of a named one or of an object with slots, and its fields are
-    # read without a step of Python.
+    # A tuple made of a tuple takes two thirds of the time of a named one or of an object with slots, and its fields
+    # are read without executing Python bytecode.
     __slots__ = ()
     if TYPE_CHECKING:
         key: bytes | None
@@ -154,27 +165,27 @@ class Record(_Fields):
 
     @property
     def topic(self) -> str:
-        """The Kafka topic of its segment."""
+        """Kafka topic of its segment."""
         return self.raw.topic() or ""
 
     @property
     def stream(self) -> str:
-        """``scope/stream``."""
+        """Name of its stream, ``scope/stream``."""
         return str(place_of(self.topic)[0])
 
     @property
     def segment(self) -> SegmentId:
-        """Its segment; for a preview that of the transaction's reference epoch."""
+        """Its segment; for a preview, that of the transaction's reference epoch."""
         return place_of(self.topic)[1]
 
     @property
     def epoch(self) -> int:
-        """The epoch in which its segment began."""
+        """Epoch in which its segment began."""
         return self.segment.epoch
 
     @property
     def committed(self) -> bool:
-        """False for a preview: its transaction was open when this was read, and may still be aborted."""
+        """True unless this is a preview, whose transaction was open when it was read and may still be aborted."""
         return not isinstance(self.raw, Preview)
 
     @property
@@ -184,7 +195,7 @@ class Record(_Fields):
 
     @property
     def timestamp_ms(self) -> int:
-        """The record's timestamp, ms since 1970."""
+        """Timestamp of the record, ms since 1970."""
         return self.raw.timestamp()[1]
 
     @property
@@ -198,17 +209,17 @@ class Record(_Fields):
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """The transaction that wrote it; None for a plain or compare-and-set write."""
+        """Transaction that wrote it; None for a plain or compare-and-set write."""
         return source_of(self.raw)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction: part and count; None without a transaction."""
+        """Its number in its transaction, made of part and count; None without a transaction."""
         return source_of(self.raw)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
-        """Where it stands; None for a preview."""
+        """Its place in the stream; None for a preview."""
         return dlsn_of(self.raw)
 
     @property
@@ -218,7 +229,7 @@ class Record(_Fields):
 
     @property
     def commit_position(self) -> int | None:
-        """Offset of its transaction's record in the commit log, where the reader knows that."""
+        """Offset of its transaction's record in the commit log, where the reader knows it."""
         return self.origin.commit_position
 
     def __repr__(self) -> str:
@@ -230,18 +241,18 @@ _key, _value = KafkaMessage.key, KafkaMessage.value
 
 
 def records_of(messages: Iterable[KafkaMessage], rest: Iterator[KafkaMessage], origin: Origin) -> Iterator[Record]:
-    """Records of messages, one after the other as they are asked for, without a step of Python in between.
+    """Return an iterator that makes records of messages on request, without executing Python bytecode in between.
 
     Args:
-        messages: What was read.
-        rest: An iterator over the same that is advanced with each record.
-        origin: What they have in common.
+        messages: Messages that were read.
+        rest: Iterator over the same messages, advanced with each record.
+        origin: Context that the records share.
     """
     return map(Record, zip(map(_key, messages), map(_value, messages), rest, repeat(origin), strict=False))
 
 
 class Batch(Sequence[Record]):
-    """Records that were read together. Their keys and values can be had as lists, which costs least of all."""
+    """Records that were read together. Taking keys and values as lists costs least of all."""
 
     __slots__ = ("_messages", "_origin")
 
@@ -250,11 +261,11 @@ class Batch(Sequence[Record]):
         self._origin = origin
 
     def keys(self) -> list[bytes | None]:
-        """The keys, in order."""
+        """Return the keys, in order."""
         return [message.key() for message in self._messages]
 
     def values(self) -> list[bytes | None]:
-        """The values, in order."""
+        """Return the values, in order."""
         return [message.value() for message in self._messages]
 
     def __len__(self) -> int:
@@ -276,7 +287,9 @@ class Batch(Sequence[Record]):
 
 
 def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:
-    """The offset of the last message of each topic. Consumers hand out runs of one topic, so the search is short."""
+    """Return the offset of the last message of each topic. Consumers hand out runs of one topic, so the search is
+    short.
+    """
     missing = set(map(KafkaMessage.topic, messages))
     found: dict[str, int] = {}
     for message in reversed(messages):
@@ -290,23 +303,23 @@ def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:
 
 
 def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
-    """The record in one message."""
+    """Return the record of one message."""
     return Record((raw.key(), raw.value(), raw, origin))
 
 
-# Where a name is not UTF-8, confluent-kafka gives a list whose tuples have holes, and an exception with it: whoever
-# looks into the list ends the process (SIGSEGV), and so does whoever asks the message again. The interpreter notices
-# the exception only where it does not take the short way for calls of methods, which it does not through this one.
+# If a name is not UTF-8, confluent-kafka returns a list whose tuples have holes and sets an exception as well.
+# Looking into that list ends the process (SIGSEGV), and so does asking the message again. The interpreter notices
+# the exception only outside its fast path for method calls; a call through methodcaller does not take that path.
 _get_headers = operator.methodcaller("headers")
 _UNREADABLE: Final[list[tuple[str, str | bytes | None]]] = [("", None)]
-"""Stands for headers that confluent-kafka can not give."""
+"""Replacement for headers that confluent-kafka cannot decode."""
 
 
 def headers_of(raw: KafkaMessage | Preview) -> Headers:
-    """The headers of a message, ours included.
+    """Return the headers of a message, rollbridge's own included.
 
     Raises:
-        CorruptDataError: a name is not UTF-8, which confluent-kafka does not give; such a record is none of ours.
+        CorruptDataError: A name is not UTF-8, which confluent-kafka cannot decode and rollbridge never writes.
     """
     try:
         found = _get_headers(raw)
@@ -319,12 +332,12 @@ def headers_of(raw: KafkaMessage | Preview) -> Headers:
             f"the headers of the record at {raw.topic()}, offset {raw.offset()}, can not be given, as a name is not "
             "UTF-8; key and value can be read without them"
         )
-    # What a consumer hands out is narrower than the type that it shares with what a producer takes.
+    # The type that confluent-kafka shares with producers is wider than what a consumer hands out.
     return cast("Headers", found or [])
 
 
 def _own_headers(raw: KafkaMessage | Preview) -> Headers:
-    """The headers among which ours may be."""
+    """Return the headers to search for rollbridge's own; none if they cannot be decoded."""
     try:
         return headers_of(raw)
     except CorruptDataError:
@@ -344,7 +357,7 @@ def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[
 
 
 def given_id_of(raw: KafkaMessage | Preview) -> int | None:
-    """The transaction id that the writer gave the record."""
+    """Return the transaction id that the writer gave the record."""
     for name, value in _own_headers(raw):
         if name == TRANSACTION_ID_HEADER and value is not None:
             try:
@@ -369,15 +382,15 @@ def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
     return SN(dlsn, given_id_of(raw), origin.sequence_id(stream, segment, dlsn.offset))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What :class:`rollbridge.Consumer` hands out: a message with confluent-kafka's methods.
+# Records with confluent-kafka's methods
 
 
 class Message:
-    """A record as :class:`rollbridge.Consumer` hands it out, with confluent-kafka's methods and some attributes more.
+    """Record as :class:`rollbridge.Consumer` hands it out, with confluent-kafka's methods and additional attributes.
 
-    ``topic()`` is the stream's name and ``partition()`` what names the segment in it, for as long as the stream lives;
-    the topic that holds it in Kafka is :attr:`segment_topic`.
+    ``topic()`` is the stream's name, and ``partition()`` the number of the segment in it, valid for as long as the
+    stream
+    lives; the topic that holds the segment in Kafka is :attr:`segment_topic`.
     """
 
     __slots__ = ("_origin", "_raw")
@@ -387,11 +400,11 @@ class Message:
         self._origin = origin
 
     def error(self) -> KafkaError | None:
-        """What went wrong, if this is no record."""
+        """Return the error, if this is no record."""
         return self._raw.error()
 
     def topic(self) -> str | None:
-        """``scope/stream``; for an error whatever Kafka names."""
+        """Return ``scope/stream``; for an error, whatever Kafka names."""
         topic = self._raw.topic()
         try:
             return topic and str(place_of(topic)[0])
@@ -399,49 +412,52 @@ class Message:
             return topic
 
     def partition(self) -> int | None:
-        """The partition number of its segment: no other one of the stream ever has it, whatever is scaled or rolled."""
+        """Return the partition number of its segment.
+
+        No other segment of the stream ever gets that number, whatever is scaled or rolled.
+        """
         try:
             return self._origin.partition(*place_of(self.segment_topic))
         except InvalidRequestError:
             return self._raw.partition()
 
     def offset(self) -> int | None:
-        """Its offset in its segment."""
+        """Return the offset in its segment."""
         return self._raw.offset()
 
     def key(self) -> bytes | None:
-        """The key."""
+        """Return the key."""
         return self._raw.key()
 
     def value(self) -> bytes | None:
-        """The value; None for a tombstone."""
+        """Return the value; None for a tombstone."""
         return self._raw.value()
 
     def headers(self) -> Headers | None:
-        """The headers as the writer gave them; None if there are none.
+        """Return the headers as the writer gave them; None if there are none.
 
         Raises:
-            CorruptDataError: a stranger has written the record with a header whose name is not UTF-8.
+            CorruptDataError: Another Kafka client wrote a header whose name is not UTF-8.
         """
         return [item for item in headers_of(self._raw) if item[0] not in OWN_HEADERS] or None
 
     def timestamp(self) -> tuple[int, int]:
-        """Kind of timestamp, and ms since 1970."""
+        """Return the kind of timestamp, and ms since 1970."""
         return self._raw.timestamp()
 
     def latency(self) -> float | None:
-        """Nothing, as for any message that was read."""
+        """Return None, as for any consumed message."""
         return self._raw.latency()
 
     def leader_epoch(self) -> int | None:
-        """The partition leader's epoch, which is Kafka's; see :attr:`epoch` for the stream's."""
+        """Return Kafka's partition leader epoch; the stream's epoch is :attr:`epoch`."""
         return self._raw.leader_epoch()
 
     def __len__(self) -> int:
         return len(self._raw)
 
     def record(self) -> Record:
-        """The same with attributes in place of methods."""
+        """Return the same record with attributes in place of methods."""
         return record_of(self._raw, self._origin)
 
     @property
@@ -466,17 +482,17 @@ class Message:
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """The transaction that wrote it; None for a plain or compare-and-set write."""
+        """Transaction that wrote it; None for a plain or compare-and-set write."""
         return source_of(self._raw)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction: part and count; None without a transaction."""
+        """Its number in its transaction, made of part and count; None without a transaction."""
         return source_of(self._raw)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
-        """Where it stands."""
+        """Its place in the stream."""
         return dlsn_of(self._raw)
 
     @property
@@ -486,7 +502,7 @@ class Message:
 
     @property
     def commit_position(self) -> int | None:
-        """Nothing: a consumer does not read the commit log; :meth:`rollbridge.Bridge.transactions` does."""
+        """Always None: a consumer does not read the commit log; :meth:`rollbridge.Bridge.transactions` does."""
         return self._origin.commit_position
 
     def __repr__(self) -> str:

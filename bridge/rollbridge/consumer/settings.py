@@ -1,6 +1,6 @@
-"""The configuration of :class:`rollbridge.Consumer`: confluent-kafka's names, checked against a list of those allowed.
+"""Configuration of :class:`rollbridge.Consumer`: confluent-kafka's names, checked against a list of those allowed.
 
-Settings that load code (``plugin.library.paths``) or undo what is promised are refused by name, all at once.
+Settings that load code (``plugin.library.paths``) or undo a guarantee are refused by name, all at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
 _COOPERATIVE: Final = "cooperative-sticky"
 _DAY_MS: Final = 86_400_000
 _CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
-"""Functions that librdkafka is handed as they are."""
+"""Functions that are passed on to librdkafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class ConsumerOptions(ClientAddresses):
     """Those of confluent-kafka's settings that are ours to carry out."""
 
     group_id: str = option(MISSING, key="group.id", check=filled)
-    """The consumer group."""
+    """Consumer group."""
     instance_id: str | None = option(None, key="group.instance.id")
-    """Name of a member that keeps its segments while it is away for a moment."""
+    """Name of a static member, which keeps its segments through a short absence."""
     reset: Reset = option(
         Reset.LATEST,
         key="auto.offset.reset",
@@ -41,7 +41,7 @@ class ConsumerOptions(ClientAddresses):
             "error": Reset.ERROR,
         },
     )
-    """Where a group begins that has committed nothing."""
+    """Start of a group that has committed nothing."""
     isolation: str = option(
         "read_committed",
         key="isolation.level",
@@ -49,7 +49,7 @@ class ConsumerOptions(ClientAddresses):
         why="a group reads committed records only; Bridge.reader(isolation='read_uncommitted') previews those of open "
         "transactions",
     )
-    """Only committed records are read."""
+    """Isolation level; only committed records are read."""
     assignor: str = option(
         _COOPERATIVE,
         key="partition.assignment.strategy",
@@ -57,19 +57,19 @@ class ConsumerOptions(ClientAddresses):
         why=f"{_COOPERATIVE} and roundrobin are; 'range' would give every segment to the same member, since each is a "
         "topic of one partition",
     )
-    """How segments are shared out among the members."""
+    """Assignment of segments to members."""
     auto_commit: bool = option(True, key="enable.auto.commit")
-    """Commit by itself, at intervals, what was handed out."""
+    """Commit at intervals what was handed out."""
     interval_ms: int = option(5_000, key="auto.commit.interval.ms", low=1, high=_DAY_MS)
-    """The interval."""
+    """Interval between automatic commits, in ms."""
     auto_store: bool = option(True, key="enable.auto.offset.store")
-    """A record counts as processed once the application asks for the next one; otherwise by ``store_offsets``."""
+    """Count a record as processed once the application asks for the next one; otherwise by ``store_offsets``."""
     show_ends: bool = option(False, key="enable.partition.eof")
     """Hand out ``_PARTITION_EOF`` events."""
     api_timeout_ms: int = option(60_000, key="default.api.timeout.ms", low=1, high=_DAY_MS)
-    """How long a commit that is waited for may take. Kafka's name in Java."""
+    """Timeout of a synchronous commit, in ms. The name is that of Kafka's Java client."""
     on_commit: Callable[..., None] | None = option(None, convert=function)
-    """Called after each commit with its error, or None, and the partitions."""
+    """Callback after each commit, with its error, or None, and the partitions."""
 
     @property
     def cooperative(self) -> bool:
@@ -78,23 +78,23 @@ class ConsumerOptions(ClientAddresses):
 
     @property
     def is_static(self) -> bool:
-        """Whether the member keeps its segments while it is away for a moment."""
+        """True if the member keeps its segments through a short absence."""
         return self.instance_id is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings(ConsumerOptions):
-    """What a consumer was told, checked; ``kafka`` is what confluent-kafka is told."""
+    """Checked settings of a consumer; ``kafka`` is the configuration for confluent-kafka."""
 
     connection: ConnectionSettings
     kafka: Config = field(repr=False)
 
 
 def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
-    """Check a configuration; addresses that are missing come from where :func:`rollbridge.connect` finds them.
+    """Check a configuration; missing addresses come from where :func:`rollbridge.connect` finds them.
 
     Raises:
-        ConfigError: settings that are unknown, not allowed or wrong; all are named.
+        ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
     """
     faults = list(unknown(config, _ALLOWED, "may not be set here"))
     values = values_of(ConsumerOptions, config, faults)

@@ -1,10 +1,11 @@
-"""Whole transactions in commit order: a group's commit log, and the records to which its COMMIT records point.
+"""Reader of whole transactions in commit order: a group's commit log, and the records to which its COMMIT records
+point.
 
-What Debezium's transaction topic gives to users of change data capture: each transaction once, in one order over all
-streams of the group, and each of its records with its number in it.
+Like Debezium's transaction topic for change data capture: each transaction once, in one order over all streams of the
+group, and each of its records with its number in it.
 
-The records are read when they are asked for. A reader holds a few hundred of each segment, however large a transaction
-is, because the order of a commit log is the order in each segment: a consumer goes through every segment once.
+Records are read on request. A reader holds a few hundred of each segment, however large a transaction is: the order of
+a commit log is the order in each segment, so a consumer passes through every segment once.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from rollbridge.model.position import Latest, LogPosition, Since, parse_log_star
 logger = limited(logging.getLogger(__name__))
 
 LogStart = str | LogPosition | int | datetime
-"""``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""
+"""Start: ``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""
 
 _POLL_S: Final = 0.1
 _BATCH: Final = 500
 _HELD_MAX: Final = 1_000
-"""Records of a segment that are held before it is paused."""
+"""Records held of a segment before it is paused."""
 _DOUBT_S: Final = 1.0
-"""After this time without a record it is looked whether its segment is still there."""
+"""Seconds without a record after which the reader checks that the segment still exists."""
 _SEEK_BEYOND: Final = 10_000
-"""Offsets that are not read through to get to a later one."""
+"""Distance in offsets beyond which the reader seeks instead of reading through."""
 _SEGMENTS_MAX: Final = 256
-"""Segments that are read at a time; the one that was left alone the longest makes room."""
+"""Segments read at a time; the least recently used one makes room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class CommittedTransaction:
 
     @property
     def id(self) -> TransactionId:
-        """The transaction."""
+        """Id of the transaction."""
         return self.control.transaction
 
     @property
@@ -83,17 +84,17 @@ class CommittedTransaction:
 
     @property
     def label(self) -> str | None:
-        """What its client called it."""
+        """Label that its client gave it."""
         return self.control.label
 
     @property
     def client_name(self) -> str:
-        """Who began it."""
+        """Name of the client that began it."""
         return self.control.client_name
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """Number of its records."""
         return self.control.records
 
     @property
@@ -102,20 +103,21 @@ class CommittedTransaction:
         return self._segments.held
 
     def counts(self) -> dict[str, int]:
-        """How many records it has in each stream."""
+        """Return the number of its records in each stream."""
         return self.control.counts()
 
     def records(self) -> Iterator[Record]:
-        """Its records of all streams, read from Kafka as they are asked for, by their local sequence.
+        """Yield its records of all streams by local sequence, reading them from Kafka on request.
 
-        Records that one process wrote come in the order in which it wrote them, over all streams and segments. Of
-        several parts the order within each segment is kept. Take the records of one transaction before those of the
-        next; going back works, but costs a seek.
+        Records that one process wrote come in the order in which it wrote them, over all streams and segments. Among
+        several parts, the order within each segment is kept. Take the records of one transaction before those of the
+        next;
+        going back works, but costs a seek.
 
         Raises:
-            TruncatedError: some of them have been deleted.
-            UnavailableError: they can not be read now.
-            CorruptDataError: they are not where the commit log says.
+            TruncatedError: Some of the records have been deleted.
+            UnavailableError: The records cannot be read now.
+            CorruptDataError: The records are not where the commit log says.
         """
         origin = self._segments.origin.at(self.order)
         columns = [
@@ -126,7 +128,7 @@ class CommittedTransaction:
 
 
 class TransactionReader:
-    """Reads the committed transactions of a group in their order; ``b.transactions(...)``. Not for several threads."""
+    """Reader of a group's committed transactions in their order; ``b.transactions(...)``. Not thread-safe."""
 
     def __init__(
         self,
@@ -138,12 +140,12 @@ class TransactionReader:
         follow: bool = True,
         stalled_s: float = 30.0,
     ) -> None:
-        """See :meth:`rollbridge.Bridge.transactions`.
+        """Open the commit log; see :meth:`rollbridge.Bridge.transactions`.
 
         Raises:
-            InvalidRequestError, TruncatedError: it can not begin there.
-            NotFoundError: there is no such group.
-            KafkaUnavailable: nobody answered.
+            InvalidRequestError, TruncatedError: Reading cannot begin there.
+            NotFoundError: The group does not exist.
+            KafkaUnavailable: No broker answered.
         """
         self._group = group
         self._follow = follow
@@ -174,24 +176,24 @@ class TransactionReader:
         self.close()
 
     def close(self) -> None:
-        """Disconnect. The position can still be asked for."""
+        """Disconnect. The position remains available."""
         self._consumer.close()
         self._segments.close()
 
     @property
     def position(self) -> LogPosition:
-        """Where to go on after the transactions that were handed out; give it, or its text, as ``start``."""
+        """Position behind the transactions handed out; pass it, or its text, as ``start``."""
         return LogPosition(self._group, self._next)
 
     def __iter__(self) -> Iterator[CommittedTransaction]:
-        """Transactions as they are committed; ends where the log ended at the start, or never when it follows.
+        """Yield transactions as they are committed; end where the log ended at the start, or never with ``follow``.
 
-        A loop that is left may be entered again: it goes on with the transaction after the last one.
+        Iteration may be left and entered again: it goes on with the transaction after the last one.
 
         Raises:
-            TruncatedError: the log has been truncated where it was to be read.
-            CorruptDataError: a message of the log is no control record.
-            UnavailableError: nothing could be read for ``stalled_s``, although there is more.
+            TruncatedError: The log was truncated where it was to be read.
+            CorruptDataError: A message of the log is no control record.
+            UnavailableError: Nothing could be read for ``stalled_s``, although there is more.
         """
         moved_at = time.monotonic()
         while self._goal is None or self._next < self._goal:
@@ -199,7 +201,7 @@ class TransactionReader:
                 found = self._take(self._fetched[0])
                 if found is not None:
                     yield found
-                    moved_at = time.monotonic()  # whoever takes long over it is not kept waiting by the broker
+                    moved_at = time.monotonic()  # time spent by the caller does not count as a stall
                 continue
             first = self._consumer.poll(_POLL_S)
             if first is None:
@@ -213,7 +215,7 @@ class TransactionReader:
             self._fetched.extend((first, *self._consumer.consume(_BATCH, 0)))
 
     def _take(self, message: Message) -> CommittedTransaction | None:
-        """Take the first of what was fetched; one that can not be read stays the first."""
+        """Take the first fetched message; one that cannot be decoded stays first."""
         error, offset = message.error(), message.offset()
         if error is not None or offset is None:
             self._fetched.popleft()
@@ -231,7 +233,7 @@ class TransactionReader:
 
 
 class Segments:
-    """Reads runs of records of many segments, each of them from front to back, and holds few of them."""
+    """Reader of runs of records in many segments, each from front to back, holding few records of each."""
 
     def __init__(self, config: Config, origin: Origin, offsets: LogOffsets, stalled_s: float) -> None:
         self.origin = origin
@@ -251,14 +253,14 @@ class Segments:
         return sum(len(cursor.held) for cursor in self._cursors.values())
 
     def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
-        """The records of some runs, which are in order of offset."""
+        """Yield the records of runs, which are in order of offset."""
         for run in runs:
             for offset in range(run.base_offset, run.base_offset + run.count):
                 message = self._at(topic, offset)
                 yield record_of(message, origin)
 
     def _at(self, topic: str, offset: int) -> Message:
-        """The record at an offset."""
+        """Return the record at an offset, waiting up to ``stalled_s`` for it."""
         cursor = self._cursor(topic, offset)
         held = cursor.held
         deadline = doubt_at = 0.0
@@ -285,7 +287,7 @@ class Segments:
             self._read_some(cursor)
 
     def _check_stored(self, topic: str) -> None:
-        """Raise TruncatedError if a segment has been removed; the library waits for half a minute for it to appear."""
+        """Raise TruncatedError if a segment was removed; librdkafka waits half a minute for a missing topic to appear."""
         try:
             self._offsets.first([topic])
         except NotFoundError:
@@ -295,7 +297,7 @@ class Segments:
             ) from None
 
     def _cursor(self, topic: str, offset: int) -> _Cursor:
-        """What is held of a topic, read from this offset or from one that is little before it."""
+        """Return the cursor of a topic, at this offset or shortly before it."""
         cursor = self._cursors.pop(topic, None)
         if cursor is not None and not cursor.next <= offset <= cursor.next + _SEEK_BEYOND:
             self._consumer.incremental_unassign([TopicPartition(topic, 0)])
@@ -306,7 +308,7 @@ class Segments:
                 self._drop(next(iter(self._cursors)))
             cursor = _Cursor(topic, offset)
             assign_more(self._consumer, [TopicPartition(topic, 0, offset)])
-        self._cursors[topic] = cursor  # at the end, as the one that was used last
+        self._cursors[topic] = cursor  # last, as the most recently used
         return cursor
 
     def _drop(self, topic: str) -> None:
@@ -323,7 +325,7 @@ class Segments:
             cursor = self._cursors.get(topic)
             if error is not None and topic not in ("", wanted.topic):
                 if cursor is not None:
-                    self._drop(topic)  # a fault of another topic is told to whoever asks for that
+                    self._drop(topic)  # an error of another topic is raised for the caller that asks for that topic
             elif error is not None:
                 _judge(error, f"topic {topic}")
             elif cursor is not None and (message.offset() or 0) >= cursor.fetched:
@@ -336,7 +338,7 @@ class Segments:
 
 
 class _Cursor:
-    """How far a topic has been read, and what of it is held."""
+    """Reading position in a topic, and the records held of it."""
 
     __slots__ = ("fetched", "held", "next", "paused", "topic")
 
@@ -348,10 +350,10 @@ class _Cursor:
 
 
 def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
-    """The offset of the commit log at which to begin.
+    """Return the offset of the commit log at which to begin.
 
     Raises:
-        InvalidRequestError, TruncatedError: it can not be begun there.
+        InvalidRequestError, TruncatedError: Reading cannot begin there.
         KafkaUnavailable, NotFoundError.
     """
     topic = group.commit_log_topic
@@ -391,7 +393,7 @@ def _milliseconds(time: Since | datetime | int) -> int:
 
 
 def _judge(error: KafkaError, what: str) -> None:
-    """Raise unless the consumer gets over an error by itself."""
+    """Raise unless the consumer recovers from an error by itself."""
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         raise TruncatedError(f"{what} has lost records that were still to be read: {error.str()}")
     fault = translate(error, f"read {what}", what)
