@@ -102,9 +102,7 @@ class Places:
         return offset
 
     def stored(self, topic: str) -> int:
-        """Return the offset at which a manually assigned segment resumes: the committed one, or as
-        ``auto.offset.reset`` says.
-        """
+        """Return the start offset of a manually assigned segment: as committed, or as ``auto.offset.reset`` says."""
         [found] = self._consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_S)
         if found.offset >= 0:
             return int(found.offset)
@@ -216,9 +214,8 @@ class Commits:
         """Commit processed offsets of these segments that were not committed yet; a later poll reports the outcome.
 
         Does not block, not even when segments are revoked: the commit travels to the broker on the connection on which
-        this
-        member afterwards gives up the segments or leaves, and brokers answer in that order. So the next owner finds the
-        commit, and a silent broker delays nobody.
+        this member afterwards gives up the segments or leaves, and brokers answer in that order. So the next owner
+        finds the commit, and a silent broker delays nobody.
         """
         if not self._settings.auto_commit:
             return
@@ -242,8 +239,7 @@ class Commits:
 
         Raises:
             KafkaException: As from confluent-kafka's consumer; ``_TIMED_OUT`` if no answer arrived in time, in which
-                case
-                the outcome is unknown.
+                case the outcome is unknown.
         """
         member = parse_group_metadata(self._consumer.consumer_group_metadata())
         commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
@@ -262,7 +258,7 @@ class Commits:
         return [TopicPartition(item.topic, item.partition, item.offset) for item in places]
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
-        """Process the outcome of a commit; return False if the application did not ask for it."""
+        """Process the outcome of a commit; return False if it only opens or closes segments, which is no news."""
         own = self._members.sent(error, partitions)
         if error is None:
             self._members.noted(partitions)

@@ -204,8 +204,7 @@ class Consumer:
         Raises:
             StreamNotFound: A stream was deleted.
             StreamRecreated: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe` is
-                called
-                again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
+                called again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
             ConflictError: The group reads other streams.
         """
         return next(iter(self._take(1, timeout)), None)
@@ -311,10 +310,8 @@ class Consumer:
         """Commit behind a message, or these offsets, or all that was handed out.
 
         If only markers are left of a sealed segment, its end is committed, which lets its successors go on. In a
-        segment
-        that was removed, or that any member has read to its end, nothing is committed any more: taking the offset back
-        would
-        keep its successors waiting.
+        segment that was removed, or that any member has read to its end, nothing is committed any more: taking the
+        offset back would keep its successors waiting.
 
         Raises:
             InvalidRequestError: An offset is beyond what this member was given, or in a segment that waits for others:

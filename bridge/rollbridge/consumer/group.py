@@ -341,8 +341,8 @@ class Membership:
     # What may be read ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Commit the ends of segments that have been read, and open those that may be read now. Called before each
-        poll.
+        """Commit the ends of segments that have been read, and open those that may be read now. Called between
+        messages.
 
         Raises:
             ConflictError: The group reads other streams.
@@ -553,8 +553,7 @@ class Membership:
     # Commits ---------------------------------------------------------------------------------------------------
 
     def is_over(self, topic: str) -> bool:
-        """Return True if, as far as this member knows, the group has read a segment to its end, so that commits change
-        nothing.
+        """Return True if this member knows that the group has read a segment to its end: commits are void then.
 
         Returns False for a removed segment: Kafka knows whether its stream was created again.
         """

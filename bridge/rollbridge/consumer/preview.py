@@ -1,8 +1,8 @@
 """Preview of open transactions: their records, read from a stream's buffer before the outcome is known.
 
 At the start the buffer is read once for its ABORT frames, and the commit log for the outcomes since the oldest frame,
-so
-that transactions that have ended by then are not shown. Then the buffer is read again from its beginning and followed.
+so that transactions that have ended by then are not shown. Then the buffer is read again from its beginning and
+followed.
 """
 
 from __future__ import annotations

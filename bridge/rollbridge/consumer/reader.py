@@ -94,8 +94,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
 
 
 def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Mapping[SegmentId, int]:
-    """Return the stream cut that deletes whatever a reader with this start leaves out; see
-    :mod:`rollbridge.model.truncation`.
+    """Return the stream cut that deletes what a reader with this start skips; see :mod:`rollbridge.model.truncation`.
 
     Raises:
         InvalidRequestError: The cut would delete nothing.
@@ -445,9 +444,8 @@ class Reader:
         """Replace the consumer by one at the same position; what was fetched and not handed out is fetched again.
 
         An idle consumer asks brokers less often. Records reach it as early, but the end of a segment does not, and an
-        added
-        segment waits for the fetch in flight. So a reader idles only while all segments that it reads are active, until
-        the epochs change.
+        added segment waits for the fetch in flight. So a reader idles only while all segments that it reads are active,
+        until the epochs change.
         """
         before, self._is_idle = self._consumer, idle
         self._consumer, self._assigned, self._planned = self._open(), set(), -1

@@ -107,9 +107,7 @@ class Preview:
         self._record = record
 
     def topic(self) -> str:
-        """Return the topic of the segment of the transaction's reference epoch; a commit may place the record
-        elsewhere.
-        """
+        """Return the topic of its segment in the transaction's reference epoch; a commit may choose another one."""
         return self.stream.segment_topic(self.segment)
 
     def offset(self) -> None:
@@ -200,10 +198,10 @@ class Record(_Fields):
 
     @property
     def headers(self) -> Headers:
-        """The headers as the writer gave them.
+        """Headers as the writer gave them.
 
         Raises:
-            CorruptDataError: a stranger has written the record with a header whose name is not UTF-8.
+            CorruptDataError: Another Kafka client wrote a header whose name is not UTF-8.
         """
         return [item for item in headers_of(self.raw) if item[0] not in OWN_HEADERS]
 
@@ -287,9 +285,7 @@ class Batch(Sequence[Record]):
 
 
 def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:
-    """Return the offset of the last message of each topic. Consumers hand out runs of one topic, so the search is
-    short.
-    """
+    """Return the last offset of each topic. Consumers hand out runs of one topic, so the search is short."""
     missing = set(map(KafkaMessage.topic, messages))
     found: dict[str, int] = {}
     for message in reversed(messages):
@@ -389,8 +385,7 @@ class Message:
     """Record as :class:`rollbridge.Consumer` hands it out, with confluent-kafka's methods and additional attributes.
 
     ``topic()`` is the stream's name, and ``partition()`` the number of the segment in it, valid for as long as the
-    stream
-    lives; the topic that holds the segment in Kafka is :attr:`segment_topic`.
+    stream lives; the topic that holds the segment in Kafka is :attr:`segment_topic`.
     """
 
     __slots__ = ("_origin", "_raw")
@@ -462,7 +457,7 @@ class Message:
 
     @property
     def segment_topic(self) -> str:
-        """The Kafka topic of its segment."""
+        """Kafka topic of its segment."""
         return self._raw.topic() or ""
 
     @property
@@ -472,7 +467,7 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The epoch in which its segment began."""
+        """Epoch in which its segment began."""
         return self.segment.epoch
 
     @property

@@ -26,7 +26,7 @@ _CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions(ClientAddresses):
-    """Those of confluent-kafka's settings that are ours to carry out."""
+    """Settings of confluent-kafka's that rollbridge carries out itself."""
 
     group_id: str = option(MISSING, key="group.id", check=filled)
     """Consumer group."""
@@ -73,7 +73,7 @@ class ConsumerOptions(ClientAddresses):
 
     @property
     def cooperative(self) -> bool:
-        """Whether members keep what they have while others come and go."""
+        """True if members keep their segments while others join and leave."""
         return self.assignor == _COOPERATIVE
 
     @property
@@ -120,8 +120,8 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     kafka |= {
         "enable.partition.eof": True,
         "partition.assignment.strategy": options.assignor,
-        # Offsets to begin at are always given. This is for those that were deleted: what is left is read, whatever a
-        # new group begins with, since to go to the end would skip records that are still there.
+        # Start offsets are always explicit, so this setting only applies to deleted ones: reading goes on with what is
+        # left, whatever a new group begins with, since going to the end would skip records that are still there.
         "auto.offset.reset": "error" if options.reset is Reset.ERROR else "earliest",
         **{key: config[key] for key in _CALLBACKS & set(config)},
     }

@@ -1,5 +1,4 @@
-"""Reader of whole transactions in commit order: a group's commit log, and the records to which its COMMIT records
-point.
+"""Reader of whole transactions in commit order: a group's commit log and the records to which its COMMITs point.
 
 Like Debezium's transaction topic for change data capture: each transaction once, in one order over all streams of the
 group, and each of its records with its number in it.
@@ -61,11 +60,11 @@ _SEGMENTS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """A committed transaction.
+    """Committed transaction and its records.
 
     Attributes:
         control: Its record on the commit log.
-        position: Where to go on after it; give it, or its text, as ``start``.
+        position: Position behind it; pass it, or its text, as ``start``.
     """
 
     control: ControlRecord
@@ -99,7 +98,7 @@ class CommittedTransaction:
 
     @property
     def held(self) -> int:
-        """How many records its reader holds in memory now, of this transaction and of later ones."""
+        """Number of records that its reader holds in memory now, of this transaction and later ones."""
         return self._segments.held
 
     def counts(self) -> dict[str, int]:
@@ -111,8 +110,7 @@ class CommittedTransaction:
 
         Records that one process wrote come in the order in which it wrote them, over all streams and segments. Among
         several parts, the order within each segment is kept. Take the records of one transaction before those of the
-        next;
-        going back works, but costs a seek.
+        next; going back works, but costs a seek.
 
         Raises:
             TruncatedError: Some of the records have been deleted.
@@ -249,7 +247,7 @@ class Segments:
 
     @property
     def held(self) -> int:
-        """How many records are held now."""
+        """Number of records held now."""
         return sum(len(cursor.held) for cursor in self._cursors.values())
 
     def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
@@ -287,7 +285,7 @@ class Segments:
             self._read_some(cursor)
 
     def _check_stored(self, topic: str) -> None:
-        """Raise TruncatedError if a segment was removed; librdkafka waits half a minute for a missing topic to appear."""
+        """Raise TruncatedError if a segment was removed; librdkafka waits half a minute for a topic to appear."""
         try:
             self._offsets.first([topic])
         except NotFoundError:
