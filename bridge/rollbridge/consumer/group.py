@@ -341,7 +341,7 @@ class Membership:
     # What may be read ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Commit the ends of segments that have been read, and open those that may be read now. Called between
+        """Commit the ends of segments that have been read, and open those that may be read. Called between
         messages.
 
         Raises:

@@ -1,14 +1,11 @@
 """Plain writes: records that go straight to the active segments, idempotent and batched, and follow every scale.
 
 ======================  ==================================================================================
-``lanes``               pure: what is written where, and when, while segments are sealed and succeeded
-``batch``               a record batch on its way, and the futures of its records
-``channel``             one stream as a connection writes it: routing, open batches, re-routing
-``dispatch``            what goes to which broker, and what the answers mean
-``searches``            sealed segments looked up where an answer was lost
-``engine``              what is shared, and the thread that looks after it
-``writer``              what the user holds
-``options``             sizes, delays and limits
+``lanes``               pure: which batch may be written where while segments are sealed and succeeded
+``accumulator``         batches, the futures of their records, and the channel of each stream; options
+``dispatch``            sending of batches to brokers, and the meaning of their answers
+``engine``              the thread and lock shared by all writers, and searches of sealed segments
+``writer``              the public object of the user
 ======================  ==================================================================================
 """
 

@@ -1,10 +1,11 @@
-"""Records on their way: batches, the futures of their records, and for each stream what is open and in line.
+"""Accumulator of plain writes: batches, the futures of their records, and the channel of each stream.
 
-A future is two references; everything is computed when somebody asks. A batch that is taken apart, because its segment
-was split, says where each of its records went, and its futures follow.
+A future holds two references, batch and index; everything else is computed on request. A batch whose segment was split
+is divided: it maps each of its records to the piece that now holds it, and futures follow that map.
 
-All writers of a stream on one connection share its channel, because the order of a segment is one. Everything of a
-channel is done under the engine's lock.
+All writers of a stream on one connection share its channel, because a segment has one order. Everything of a channel
+runs under the engine's lock. Events and watchers of batches have a lock of their own, ``_creation``, since callers wait
+for a batch and add callbacks to it without the engine's lock.
 """
 
 from __future__ import annotations
@@ -43,33 +44,32 @@ from rollbridge.model.routing import StreamView, hash_bounds
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.lanes import Course, Lane, Parcel
 
-# --------------------------------------------------------------------------------------------------------------------
-# The errors of plain writes, as functions that make them: a new object each time, because it will be raised.
+# Errors of plain writes, as factories: each raise needs a new object
 
 
 Fault = Callable[[], RollbridgeError]
 
 
 def denied(topic: str, code: str) -> Fault:
-    """The principal may not write there."""
+    """Return the error of a record that the principal may not write."""
     return lambda: NotAuthorizedError(f"not allowed to write to topic {topic} ({code})", resource=f"topic {topic}")
 
 
 def refused(topic: str, code: str, detail: str | None) -> Fault:
-    """The broker refuses the record for good."""
+    """Return the error of a record that the broker rejects permanently."""
     why = f" ({detail})" if detail else ""
     return lambda: InvalidRequestError(f"topic {topic} refuses the record: {code}{why}; it was not written")
 
 
 def unknown(topic: str, why: str) -> Fault:
-    """Nobody can tell whether it was written."""
+    """Return the error of a record of which nobody can tell whether it was written."""
     return lambda: OutcomeUnknown(
         f"the record may have been written to {topic} or not: {why}; read the segment to find out", transaction=""
     )
 
 
 def late(topic: str, timeout_s: float, doubtful: bool) -> Fault:
-    """No answer came within the delivery time-out."""
+    """Return the error of a record without an answer within the delivery timeout."""
     if doubtful:
         return unknown(topic, f"no broker has answered for {timeout_s:g} s")
     return lambda: UnavailableError(
@@ -78,17 +78,16 @@ def late(topic: str, timeout_s: float, doubtful: bool) -> Fault:
 
 
 def closed_before() -> RollbridgeError:
-    """The connection was closed before the record was written."""
+    """Return the error of a record given to a closed connection."""
     return InvalidRequestError("this connection is closed; connect again; the record was not written")
 
 
 def closed() -> RollbridgeError:
-    """The connection was closed while the record was under way."""
+    """Return the error of a record that was in flight when the connection was closed."""
     return OutcomeUnknown("the connection was closed before the brokers had answered for this record", transaction="")
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How plain writes behave: sizes, delays and limits, each with its unit, default and reason.
+# Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,32 +95,32 @@ class WriterOptions:
     """Options of plain writes; checked on construction.
 
     Raises:
-        ConfigError: one or several are wrong; all are named.
+        ConfigError: One or several options are wrong; the error names all of them.
     """
 
     linger_s: float = option(0.005, low=0, high=900)
-    """How long a record waits for others to share its batch; 0 sends it as soon as nothing else is under way."""
+    """Seconds that a record waits for others to share its batch; 0 sends as soon as nothing else is in flight."""
     batch_bytes: int = option(FRAME_BYTES_DEFAULT, low=KIB, high=MIB)
-    """Largest batch before compression; larger ones cost less each record."""
+    """Largest batch before compression, in bytes; larger ones cost less per record."""
     compression: str = option("none", check=Compression.named)
     """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
     buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
-    """How much may wait for the brokers; beyond it writers wait."""
+    """Bytes that may wait for the brokers; beyond that, writers block."""
     block_s: float = 60.0
-    """How long a writer waits for room before it gets a ``BackpressureError``."""
+    """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
     delivery_timeout_s: float = 300.0
-    """How long a record may stay without an answer before it fails; as librdkafka's ``message.timeout.ms``."""
+    """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
     request_timeout_s: float = 30.0
-    """How long the answer to one request may take before its connection is given up."""
+    """Seconds without an answer to a request after which its connection is given up."""
     in_flight_max: int = option(5, low=1, high=5)
-    """Most requests under way to one broker: brokers recognise the last five batches of a producer."""
+    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
 
     def __post_init__(self) -> None:
         ConfigError.raise_for(faults_of(self))
 
     @property
     def codec(self) -> Compression:
-        """The codec's number."""
+        """Number of the codec in Kafka's batch header."""
         return Compression.named(self.compression)
 
 
@@ -131,21 +130,21 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 _MAGIC: Final = 2
 _SEGMENT_BYTES_SPARE: Final = 8 * 1024
-"""How much smaller than a segment's message limit the batches are that are made when others are taken apart."""
+"""Bytes by which batches made by dividing others stay below a segment's message limit."""
 _SEGMENT_BYTES: Final = 1_048_588
 Watcher = Callable[["Batch", int], object]
-"""Is told the batch that holds a record, and the record's place in it, once its fate is known."""
+"""Callback with the batch that holds a settled record, and the index of the record in it."""
 
 
 _creation: Final = module_lock()
-"""Guards events and watchers, which most batches never need."""
+"""Guards events and watchers of batches, which most batches never need."""
 
 
 class Account:
-    """What one writer is still to be told of its records.
+    """Failures that one writer still has to report.
 
     Attributes:
-        refused: The first fault since it was told last; None if there was none.
+        refused: First fault since the last report; None if there was none.
     """
 
     __slots__ = ("refused",)
@@ -155,20 +154,20 @@ class Account:
 
 
 class Batch(Parcel):
-    """Records of one segment: being collected, waiting, under way, or answered.
+    """Records of one segment: being collected, waiting, in flight, or answered.
 
     Attributes:
-        channel: The stream.
-        append: Of the builder, while records are collected.
-        data: The batch as Kafka has it, once it is closed.
-        opened_s: When the first record came (monotonic seconds).
-        settled: Whether its fate is known.
-        lane: Where it was written, once it was.
+        channel: Channel of its stream.
+        append: Method of the builder, while records are collected.
+        data: The batch in Kafka's format, once it is closed.
+        opened_s: Time of the first record (monotonic seconds).
+        settled: True once the records were written or have failed.
+        lane: Lane in which it was written, once it was.
         base_offset: Offset of its first record, once it was written.
-        fault: Why it was not written, or is not known to be.
-        ids: Transaction ids that the user gave, by place of the record.
-        where: After it was taken apart, the batch and the place to which each record went.
-        author: Who wrote its last record.
+        fault: Reason why it was not written, or why that is unknown.
+        ids: Transaction ids that the user gave, by index of the record.
+        where: After it was divided, the batch and index to which each record went.
+        author: Account of the writer of its last record.
     """
 
     __slots__ = (
@@ -210,25 +209,25 @@ class Batch(Parcel):
         self._runs: list[tuple[int, Account]] = []
 
     def begin_run(self, author: Account) -> None:
-        """From its last record on, what is added is somebody else's."""
+        """Attribute its last record, and those that follow, to another writer."""
         self.author = author
         self._runs.append((self.count - 1, author))
 
     def close(self) -> None:
-        """Take no more records."""
+        """Close the batch: build its data and take no more records."""
         if self.builder is not None:
             self.data = bytes(self.builder.build())
             self.builder = None
             self.append = _closed
 
     def written(self, lane: Lane[Batch], base_offset: int) -> None:
-        """It stands in the log. Watchers are told by :meth:`tell`."""
+        """Settle as written, at ``base_offset``. Watchers are notified later, by :meth:`tell`."""
         self.lane = lane
         self.base_offset = base_offset
         self._settle()
 
     def failed(self, fault: Fault) -> None:
-        """It will not be written, or nobody will learn whether it was; each of its authors is to be told."""
+        """Settle as failed, or with an unknown outcome; each of its writers reports the fault."""
         self.fault = fault
         for _, author in self._runs:
             if author.refused is None:
@@ -236,14 +235,14 @@ class Batch(Parcel):
         self._settle()
 
     def tell(self) -> None:
-        """Tell the watchers; outside of any lock, because they run code of the user."""
+        """Notify the watchers; call it without holding any lock, because they run code of the user."""
         with _creation:
             watchers, self._watchers = self._watchers, None
         for index, watcher in watchers or ():
             call_back(partial(watcher, self, index), logger, "a written record")
 
     def watch(self, index: int, watcher: Watcher) -> None:
-        """Have a watcher told of one record: later, or now if its fate is known."""
+        """Notify a watcher of one record: later, or now if the record is settled."""
         batch = self
         while True:
             batch, index = batch.find(index)
@@ -259,18 +258,18 @@ class Batch(Parcel):
             return
 
     def find(self, index: int) -> tuple[Batch, int]:
-        """The batch that holds a record now, and the record's place in it."""
+        """Return the batch that holds a record now, and the record's index in it."""
         batch = self
         while batch.where is not None:
             batch, index = batch.where[index]
         return batch, index
 
     def is_decided(self) -> bool:
-        """Whether its fate is known, or it was taken apart, after which it has none."""
+        """Return True if it is settled, or was divided, after which its pieces settle instead."""
         return self.settled or self.where is not None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until its fate is known, or it is taken apart, or the time is over."""
+        """Wait until it is settled or divided, or the time has passed."""
         if self._forks != forks() and not self.is_decided():
             raise OutcomeUnknown(
                 f"it was being written at a fork, and only the parent will know: {refusal()}", transaction=""
@@ -284,7 +283,10 @@ class Batch(Parcel):
         event.wait(timeout_s)
 
     def take_apart(self, heirs: Sequence[Lane[Batch]], limit_bytes: int) -> Iterator[tuple[Batch, Lane[Batch]]]:
-        """The same records in other batches: each in one for the first lane that holds its key, or has none."""
+        """Divide it by key: yield new batches, each with its lane.
+
+        A record goes to the first lane whose range holds its key, without a key to the first lane.
+        """
         ranges = [heir.segment.range for heir in heirs]
         pieces = self._divide(
             len(heirs),
@@ -296,13 +298,13 @@ class Batch(Parcel):
                 yield piece, heir
 
     def take_out(self, faulty: Collection[int], limit_bytes: int) -> tuple[list[Batch], list[Batch]]:
-        """The same records in other batches: those at the given places, each in one of its own, and all others."""
+        """Divide it by index: return all other records, and the faulty ones in a batch each."""
         order = {place: 1 + rank for rank, place in enumerate(sorted(faulty))}
         rest, *out = self._divide(1 + len(order), lambda place, _: order.get(place, 0), limit_bytes)
         return rest, [batch for batches in out for batch in batches]
 
     def _divide(self, parts: int, part_of: Callable[[int, bytes | None], int], limit_bytes: int) -> list[list[Batch]]:
-        """Take it apart by the place and the key of each record; what waits for a record finds it again."""
+        """Divide it by index and key of each record; futures and waiting threads follow their records."""
         pieces: list[list[Batch]] = [[] for _ in range(parts)]
         where: list[tuple[Batch, int]] = []
         authors = dict(self._runs)
@@ -326,7 +328,7 @@ class Batch(Parcel):
             watchers, self._watchers = self._watchers, None
             event = self._event
         if event is not None:
-            event.set()  # whoever waits finds out where to wait now
+            event.set()  # waiting threads look up which piece to wait for
         for index, watcher in watchers or ():
             self.watch(index, watcher)
         self.data = b""
@@ -335,7 +337,7 @@ class Batch(Parcel):
         return pieces
 
     def locate(self, index: int) -> SN:
-        """Where a record of this batch, which was written, stands; raises what it met otherwise."""
+        """Return the SN of a record of this settled batch; raise its fault if it has one."""
         if self.fault is not None:
             raise self.fault()
         assert self.lane is not None
@@ -358,24 +360,24 @@ class Batch(Parcel):
 
 
 class PlainFuture(LightFuture[SN]):
-    """Where one record will stand: its SN once the brokers have it, an error if they will not take it."""
+    """Future of one record: its SN once the brokers have it, an error if they do not take it."""
 
-    # Set by the writer, without an __init__: this object is made a million times a second.
+    # The writer sets these, without an __init__: a million of these objects are made per second.
     __slots__ = ("batch", "index")
 
     batch: Batch
     index: int
 
     def result(self, timeout: float | None = None) -> SN:
-        """Wait until the brokers have the record, and say where it stands.
+        """Wait until the brokers have the record; return its SN.
 
         Args:
-            timeout: Seconds; None waits without end, or rather until the delivery time-out of the writer.
+            timeout: Seconds; None waits without limit, in effect up to the delivery timeout of the writer.
 
         Raises:
-            TimeoutError: not known in time; ask again.
-            OutcomeUnknown: it may have been written or not.
-            RollbridgeError: it was not written.
+            TimeoutError: The outcome is not known yet; ask again.
+            OutcomeUnknown: The record may have been written or not.
+            RollbridgeError: The record was not written.
         """
         batch, index = self.batch.find(self.index)
         while not batch.settled:
@@ -386,19 +388,20 @@ class PlainFuture(LightFuture[SN]):
         return batch.locate(index)
 
     def done(self) -> bool:
-        """Whether the record's fate is known."""
+        """Return True once the record was written or has failed."""
         return self.batch.find(self.index)[0].settled
 
     def add_done_callback(self, callback: Callable[[PlainFuture], object]) -> None:
-        """Call ``callback`` with this future once the record's fate is known.
+        """Call ``callback`` with this future once the record was written or has failed.
 
-        It runs on the thread that hears from the brokers and must not block; its exceptions are logged.
+        Runs on the thread that receives the brokers' answers and must not block; exceptions are logged. Runs on the
+        calling thread if the record is already settled.
         """
         self.batch.watch(self.index, lambda _batch, _index: callback(self))
 
 
 class Sending(Protocol):
-    """What carries batches to the brokers, as a channel sees it."""
+    """Transport of batches to the brokers, as a channel sees it."""
 
     @property
     def options(self) -> WriterOptions: ...
@@ -407,29 +410,29 @@ class Sending(Protocol):
         """Return once there is room for another batch."""
 
     def opened(self, channel: Channel) -> None:
-        """A batch was begun."""
+        """Take note of a new open batch."""
 
     def queued(self, lane: Lane[Batch], batch: Batch) -> None:
-        """A batch was closed and put in line."""
+        """Take note of a batch that was closed and queued."""
 
     def read_again(self, stream: str) -> StreamView | None:
-        """The stream as it is now."""
+        """Return the stream as it is now; None if it cannot be read."""
 
     def replaced(self, size: int, pieces: list[Batch]) -> None:
-        """A batch was taken apart."""
+        """Take note of a batch of ``size`` bytes that was divided."""
 
 
 class Channel:
-    """A stream that is being written.
+    """Stream that is being written. Guarded by the engine's lock.
 
     Attributes:
         course: Its lanes.
-        bounds: The smallest hash of each active lane but the first.
-        lanes: The active lanes.
-        opened: The lanes with an open batch.
-        unsettled: Batches whose fate is not known, oldest first.
-        records: Records of these batches.
-        failure: Why nothing more can be written; None while it can.
+        bounds: Smallest hash of each active lane but the first.
+        lanes: Active lanes.
+        opened: Lanes with an open batch.
+        unsettled: Batches that are not settled, oldest first.
+        records: Records in these batches.
+        failure: Factory of the error with which writes fail; None while they succeed.
     """
 
     def __init__(self, engine: Sending, view: StreamView) -> None:
@@ -449,11 +452,11 @@ class Channel:
 
     @property
     def records(self) -> int:
-        """Records whose fate is not known."""
+        """Number of records that are not settled."""
         return sum(batch.count for batch in self.unsettled)
 
     def lane_of(self, key: bytes | None) -> Lane[Batch]:
-        """Where a record goes now; those without a key stay together for a batch."""
+        """Return the lane of a record; records without a key share one until its batch is full."""
         if key is None:
             return self.lanes[self._sticky % len(self.lanes)]
         return self.lanes[bisect_right(self.bounds, xxh64_intdigest(key, HASH_SEED))] if self.bounds else self.lanes[0]
@@ -467,9 +470,11 @@ class Channel:
     ) -> Batch:
         """Append a record to a batch with room for it, or to a new one; the record is the batch's last.
 
+        May release the engine's lock while it waits for room, so segments and batches may change meanwhile.
+
         Raises:
-            RecordTooLargeError, BackpressureError: it was not written; the writer stays usable.
-            RollbridgeError: nothing more can be written.
+            RecordTooLargeError, BackpressureError: The record was not written; the writer stays usable.
+            RollbridgeError: Nothing more can be written.
         """
         size = DefaultRecordBatchBuilder.size_of(key, value, headers)
         if size > self.record_bytes_max:
@@ -482,7 +487,7 @@ class Channel:
         self._engine.await_room()
         if self.failure is not None:
             raise self.failure()
-        lane = self.lane_of(key)  # only now: while this waited, the segments may have changed
+        lane = self.lane_of(key)  # only now: the segments may have changed while this waited
         batch = lane.open
         if batch is not None:
             if batch.append(batch.count, timestamp_ms, key, value, headers) is not None:
@@ -505,14 +510,14 @@ class Channel:
         return batch
 
     def new_batch(self, opened_s: float, limit_bytes: int) -> Batch:
-        """An empty batch of this stream."""
+        """Return an empty batch of this stream."""
         builder = DefaultRecordBatchBuilder(_MAGIC, self._compression, 0, -1, -1, -1, limit_bytes)
         batch = Batch(self, builder, opened_s)
         self.unsettled[batch] = None
         return batch
 
     def cut(self, lane: Lane[Batch]) -> None:
-        """Close a lane's open batch and put it in line."""
+        """Close a lane's open batch and queue it."""
         batch = lane.open
         if batch is not None:
             lane.open = None
@@ -522,12 +527,12 @@ class Channel:
             self._engine.queued(lane, batch)
 
     def cut_older(self, than_s: float) -> None:
-        """Close the open batches that were begun before ``than_s`` (monotonic seconds)."""
+        """Close the open batches begun before ``than_s`` (monotonic seconds)."""
         for lane in [lane for lane in self.opened if lane.open is not None and lane.open.opened_s <= than_s]:
             self.cut(lane)
 
     def adopt(self, view: StreamView) -> None:
-        """Take the epochs as they are now."""
+        """Adopt the current epochs, and route records to the active segments."""
         ids = view.history.active.segment_ids
         for lane in self.lanes:
             if lane.id not in ids:
@@ -537,12 +542,12 @@ class Channel:
         self._route()
 
     def is_of(self, view: StreamView) -> bool:
-        """Whether a view is of the same stream, not of one that was deleted and made again."""
+        """Return True if a view is of this stream, not of one that was deleted and created again."""
         config = self.view.config
         return (config.created_ms, config.buffer_topic_id) == (view.config.created_ms, view.config.buffer_topic_id)
 
     def stop(self, fault: Callable[[], RollbridgeError]) -> list[Batch]:
-        """Refuse all further records and give up on those whose fate is not known; gives their batches."""
+        """Fail all further records with ``fault``; return the batches that are not settled."""
         self.failure = fault
         for lane in tuple(self.opened):
             lane.open = None
@@ -551,20 +556,20 @@ class Channel:
         return [batch for batch in self.unsettled if batch.where is None]
 
     def gone(self) -> RollbridgeError:
-        """The error of records of a stream that was deleted."""
+        """Return the error of records of a stream that was deleted."""
         return StreamNotFound(
             f"stream {self.stream} was deleted; whatever was written of this record is gone with it, and nothing more "
             "can be written: if the stream was made again, open a new writer"
         )
 
     def sequence_base(self, segment: SegmentId) -> int | None:
-        """Where the sequence ids of a segment begin; None if that is not known yet."""
+        """Return the sequence id of a segment's first record; None if it is not known yet."""
         base = self._bases.get(segment)
         if base is None:
             self._bases = self.view.history.graph.sequence_bases
             base = self._bases.get(segment)
         if base is None:
-            # The end of a segment between two incarnations of the active epoch is noted a moment after its successors.
+            # The end of a segment between two incarnations of the active epoch is stored shortly after its successors.
             view = self._engine.read_again(self.stream)
             if view is not None and self.is_of(view):
                 self._bases = view.history.graph.sequence_bases
@@ -576,7 +581,7 @@ class Channel:
         self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
 
     def take_out(self, batch: Batch, faulty: Collection[int]) -> tuple[list[Batch], list[Batch]]:
-        """Take a batch apart of which some records were refused, by their places: the others, and each of these."""
+        """Divide a batch of which the broker refused some records: return the others, and each refused one, in batches."""
         size = len(batch.data)
         rest, out = batch.take_out(faulty, self._piece_bytes)
         self._replaced(batch, size, [*rest, *out])
@@ -602,17 +607,17 @@ def _first(ranges: Sequence[KeyRange], position: float) -> int:
 
 
 def _closed(*_: object) -> None:
-    """Stands in for ``append`` of a batch that takes no more records: nothing fits."""
+    """Replace ``append`` of a closed batch: nothing fits."""
 
 
 def _checked(append: Callable[..., object], limit_bytes: int) -> Callable[..., object]:
-    """``append`` for a stream whose records must be smaller than a batch: each of them is measured."""
+    """Wrap ``append`` for a stream whose record limit is below the batch size: measure each record."""
 
     def measured(
         offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers
     ) -> object:
         if DefaultRecordBatchBuilder.size_of(key, value, headers) > limit_bytes:
-            return None  # as if it did not fit: what starts a batch says why it is refused
+            return None  # as if it did not fit: starting a new batch raises the error
         return append(offset, timestamp, key, value, headers)
 
     return measured

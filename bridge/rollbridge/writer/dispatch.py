@@ -1,10 +1,11 @@
-"""Dispatch: what of the lanes goes to which broker, and what the answers mean for them. Under the engine's lock.
+"""Dispatcher: sending of batches to their brokers, and the consequences of the answers. Runs under the engine's lock.
 
-Up to five requests are under way to a broker. Each carries at most one batch for a segment, so the batches of a segment
-are answered in the order in which they were sent.
+Up to five requests are in flight to a broker. Each carries at most one batch per segment, so batches of a segment are
+answered in the order in which they were sent.
 
-Before the first batch of a segment the leader is asked where the log ends, over the same connection and for all such
-segments at once: should an answer be lost at a seal, what is doubtful is looked for from there on, not from offset 0.
+Before the first batch of a segment, its leader is asked for the end of the log, over the same connection and for all
+such segments at once: if an answer is lost at a seal, possibly persisted batches are searched from that offset on, not
+from offset 0.
 """
 
 from __future__ import annotations
@@ -46,37 +47,37 @@ _HOLD_S: Final = 0.05
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Batches that travel together, by topic."""
+    """Produce request in flight: lane and batch by topic."""
 
     items: dict[str, tuple[Lane[Batch], Batch]]
 
 
 @dataclass(slots=True, eq=False)
 class Inquiry:
-    """Where the logs of lanes end that have sent nothing yet, by topic."""
+    """ListOffsets request in flight, for the log ends of lanes that have sent nothing yet, by topic."""
 
     lanes: dict[str, Lane[Batch]]
 
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A connection to one broker, and the requests that wait for their answers."""
+    """Connection to one broker, and its requests in flight."""
 
     connection: Connection
     requests: deque[Request | Inquiry] = field(default_factory=deque)
 
 
 class Dispatcher:
-    """Sends batches and takes answers.
+    """Sender of batches and receiver of answers.
 
     Attributes:
         producer: Producer id and epoch.
-        expired: Whether a broker does not accept the producer id any more.
-        links: The connections in use.
+        expired: True if a new producer id is needed.
+        links: Connections in use.
         ready: Lanes that may have something to send.
-        bytes: Of closed batches whose fate is not known.
-        settled: Batches whose fate has become known, and whose watchers are to be told.
-        retry_at: Before this (monotonic seconds) nothing is sent.
+        bytes: Size of the closed batches that are not settled.
+        settled: Settled batches whose watchers have not been notified.
+        retry_at: End of the back-off (monotonic seconds); nothing is sent before.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class Dispatcher:
         """Start with nothing to send.
 
         Args:
-            cluster: Used by nobody else.
+            cluster: Cluster for exclusive use.
             producer: Producer id and epoch.
             options: Sizes, delays and limits.
-            suspect: Is given a stream of which a segment refuses what it should take.
-            settled: Called when the fate of a batch has become known.
+            suspect: Called with a stream of which a segment refused a batch as sealed.
+            settled: Called when a batch was settled.
         """
         self.producer = producer
         self.expired = False
@@ -117,14 +118,14 @@ class Dispatcher:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether something waits for :meth:`reach`."""
+        """True if :meth:`reach` has work: leaders to look up or brokers to connect to."""
         return bool(self._unknown or self._unreached)
 
     def reach(self, lock: threading.Lock) -> None:
-        """Look up leaders, and connect to those that something waits for.
+        """Look up unknown leaders, and connect to brokers for which batches wait.
 
-        Both may take as long as a broker is silent, so neither is done under the lock, which those who write hold; and
-        only one thread does it.
+        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. Only
+        the engine's thread calls this.
         """
         with lock:
             if not self.is_cut_off or time.monotonic() < self.retry_at:
@@ -154,12 +155,12 @@ class Dispatcher:
                 self.back_off()
 
     def _is_unreached(self, node: NodeId) -> bool:
-        """Whether to connect to a broker: not while answers are awaited over the connection at hand."""
+        """Return True if a broker needs a new connection: not while answers are awaited on the present one."""
         link = self.links.get(node)
         return (link is None or not link.requests) and self._cluster.ready_connection(node) is None
 
     def _forget(self, node: NodeId) -> None:
-        """The broker may not come back, and the others know who leads then."""
+        """Forget a broker as leader of ready lanes: it may stay away, and other brokers know its successor."""
         for lane in self.ready:
             if self._cluster.known_leader(lane.topic, 0) == node:
                 self._cluster.forget_leader(lane.topic)
@@ -173,14 +174,14 @@ class Dispatcher:
         self._hold(lane)
 
     def pump(self) -> None:
-        """Send whatever may be sent now over connections that are there; the rest waits for :meth:`reach`."""
+        """Send what may be sent now over existing connections; the rest waits for :meth:`reach`."""
         while self.ready and not self.expired and time.monotonic() >= self.retry_at:
             requests: dict[NodeId, Request] = {}
             inquiries: dict[NodeId, Inquiry] = {}
             sizes: dict[NodeId, int] = {}
             for lane in tuple(self.ready):
                 if lane in self._asked or not lane.may_send():
-                    del self.ready[lane]  # it comes back when something changes
+                    del self.ready[lane]  # put back when its state changes
                     continue
                 node = self._leader(lane)
                 if node is None:
@@ -215,12 +216,12 @@ class Dispatcher:
             self._unknown[lane.topic] = lane
             return None
         if self._is_unreached(node):
-            self._unreached.add(node)  # another one, if that at hand has gone or is too old
+            self._unreached.add(node)  # a new connection, as the present one is gone or too old
             return None
         return node
 
     def _link(self, node: NodeId) -> Link | None:
-        """The link to a broker; None if its connection has gone since a moment ago."""
+        """Return the link to a broker; None if its connection was lost a moment ago."""
         link = self.links.get(node)
         if link is None or not link.requests:
             connection = self._cluster.ready_connection(node)
@@ -231,7 +232,7 @@ class Dispatcher:
         return link
 
     def _inquire(self, node: NodeId, inquiry: Inquiry) -> None:
-        """Ask where logs end; the lanes wait for the answer."""
+        """Ask for the ends of logs; their lanes send nothing until the answer."""
         link = self._link(node)
         if link is None:
             return
@@ -271,7 +272,7 @@ class Dispatcher:
             self.lost(node, fault)
 
     def receive(self, node: NodeId, link: Link) -> None:
-        """Take the answers that are there."""
+        """Process the answers that have arrived."""
         try:
             while link.requests and link.connection.has_answer():
                 request = link.requests[0]
@@ -285,12 +286,12 @@ class Dispatcher:
                     for partition in topic.partition_responses:
                         lane, batch = request.items.pop(topic.name)
                         self._judge(lane, batch, partition)
-                self._return(request, doubtful=True)  # a broker that leaves one out has lost it
+                self._return(request, doubtful=True)  # a batch left out of the answer counts as lost
         except ConnectionLostError as fault:
             self.lost(node, fault)
 
     def _place(self, inquiry: Inquiry, answer: ListOffsetsResponse) -> None:
-        """Learn where logs end; if that can not be said, what becomes of the batches will say why."""
+        """Record the ends of logs. Errors that would persist are left to the batches, whose answers tell the reason."""
         for topic in answer.topics:
             lane = inquiry.lanes.get(str(topic.name))
             if lane is None or not topic.partitions:
@@ -309,7 +310,7 @@ class Dispatcher:
         self._end(inquiry)
 
     def _end(self, inquiry: Inquiry) -> None:
-        """Nothing is asked any more: its lanes go on, those without an answer to ask again."""
+        """Release the lanes of an answered or lost request; those without an answer will ask again."""
         for lane in inquiry.lanes.values():
             self._asked.discard(lane)
             if lane.may_send():
@@ -320,7 +321,7 @@ class Dispatcher:
         if found is Verdict.WRITTEN and answer.base_offset < 0:
             found = (
                 Verdict.DOUBTFUL
-            )  # it says neither where the batch stands, nor so whether it does; sent again, it will
+            )  # the answer does not prove that the batch was written; sending it again will tell, with the offset
         if found is not Verdict.WRITTEN:
             logger.info("segment %s: a batch met %s", lane.topic, codes.name(answer.error_code))
         match found:
@@ -335,8 +336,9 @@ class Dispatcher:
                 is_lost = lane.is_next(batch)
                 lane.misplace(batch)
                 if is_lost:
-                    # What is missing before it was acknowledged: the log has lost its end, and takes no number of
-                    # ours any more. As Kafka's producer does (KIP-360), begin with another id.
+                    # A predecessor was acknowledged but is missing: the log has lost its end, and
+                    # accepts no sequence number of this
+                    # producer any more. Begin with a new producer id, as Kafka's producer does (KIP-360).
                     self.expired = True
                     self.back_off()
             case Verdict.RETRY | Verdict.MOVED | Verdict.DOUBTFUL:
@@ -358,9 +360,10 @@ class Dispatcher:
         self.after(lane, batch.channel)
 
     def _refused(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
-        """Give up what the broker refuses; if it says which records, the others of the batch are written.
+        """Fail the records that the broker rejects; if it says which, the others of the batch are sent again.
 
-        Not if it may have been written before: whatever got other numbers would be written twice.
+        A possibly persisted batch fails as a whole: its other records would get new sequence numbers and be written
+        twice.
         """
         code = codes.name(answer.error_code)
         why = {
@@ -377,21 +380,21 @@ class Dispatcher:
             self.fail(lane, piece, faults.refused(lane.topic, code, message))
 
     def after(self, lane: Lane[Batch], channel: Channel) -> None:
-        """A lane has changed: something may be handed over, or sent."""
+        """React to a changed lane: drain it if it has ended, or mark it as ready."""
         if lane.phase is Phase.ENDED and channel.course.drain():
             self.scan(channel)
         elif lane.may_send():
             self.ready[lane] = None
 
     def scan(self, channel: Channel) -> None:
-        """Find the lanes of a channel that may send."""
+        """Mark the lanes of a channel that may send as ready."""
         for lane in channel.course.active:
             if lane.may_send():
                 self.ready[lane] = None
 
     def settle(self, batch: Batch, how: Callable[[], None]) -> None:
         if batch.settled:
-            return  # it was given up before its answer came
+            return  # given up before its answer came
         self.bytes -= len(batch.data)
         batch.channel.unsettled.pop(batch, None)
         how()
@@ -399,27 +402,27 @@ class Dispatcher:
         self._notify()
 
     def fail(self, lane: Lane[Batch], batch: Batch, fault: Callable[[], RollbridgeError]) -> None:
-        """Give a batch up for good."""
+        """Give a batch up; its records fail."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
         lane.drop(batch)
         self.settle(batch, lambda: batch.failed(fault))
 
     def _return(self, request: Request, *, doubtful: bool) -> None:
-        """Everything of a request has to be sent again."""
+        """Give all batches of a request back to their lanes, to be sent again."""
         for lane, batch in request.items.values():
             lane.give_back(batch, doubtful=doubtful)
             self.after(lane, batch.channel)
         request.items.clear()
 
     def lost(self, node: NodeId, fault: ConnectionLostError) -> None:
-        """A connection is gone; nobody knows what became of the requests on it."""
+        """Drop a connection; the outcome of its requests is unknown."""
         logger.info("%s; what was under way is sent again", fault)
         link = self.links.pop(node)
         link.connection.close()
         for request in link.requests:
             asked = request.lanes if isinstance(request, Inquiry) else request.items
             for topic in asked:
-                self._cluster.forget_leader(topic)  # the broker may not come back, and the others know who leads then
+                self._cluster.forget_leader(topic)  # the broker may stay away, and others know the new leader
             if isinstance(request, Inquiry):
                 self._end(request)
             else:
@@ -427,7 +430,7 @@ class Dispatcher:
         self.back_off()
 
     def _hold(self, lane: Lane[Batch]) -> None:
-        """Send nothing of a segment for a moment; the others go on."""
+        """Send nothing of a segment for ``_HOLD_S``; others go on."""
         now = time.monotonic()
         self._held = {topic: until for topic, until in self._held.items() if until > now}
         self._held[lane.topic] = now + _HOLD_S

@@ -1,8 +1,13 @@
-"""The engine of plain writes: the channels of one connection, what they share, and the thread that looks after them.
+"""Engine of plain writes: the channels of one connection, their shared state, and the thread that looks after them.
 
 One engine serves all plain writers of a connection: it has one producer id, one connection to each broker, one lock and
-one thread. Whoever fills a batch sends it; the thread takes answers, and sends what has lingered. It waits for the
-brokers without the lock. Where an answer was lost and the segment is sealed, its log is read beside that thread.
+one thread. A writing thread that fills a batch sends it, under the lock. The engine's thread, ``rollbridge-writer``,
+processes answers and sends batches that have lingered. It never holds the lock while it waits for brokers, looks up
+leaders, connects, or calls code of the user.
+
+If an answer was lost and the segment is sealed, the segment's log is read to find out which possibly persisted batches
+it holds. A broker may be silent for a whole request timeout, and a log may be long. So each :class:`Search` has a
+thread and a connection of its own; ``_SEARCHES_MAX`` run at a time, and those that met no broker go last.
 """
 
 from __future__ import annotations
@@ -26,10 +31,7 @@ from rollbridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatche
 from rollbridge.writer.lanes import Lane, Phase
 from rollbridge.zookeeper.catalog import Catalog
 
-# --------------------------------------------------------------------------------------------------------------------
-# Searches: sealed logs are read for what became of doubtful batches, beside the thread that serves all writers.
-# A broker may be silent for as long as a request may take, and a log may be long. So each search has a thread and a
-# connection of its own; a few go on at a time, and those that found nobody come after the others.
+# Searches of sealed logs for possibly persisted batches
 
 
 logger = logging.getLogger(__name__)
@@ -40,13 +42,13 @@ _PAUSE_MAX_S: Final = 1.0
 
 
 class Search:
-    """What is looked up of one lane; goes on where it was after a broker was away.
+    """Search for the possibly persisted batches of one lane; resumes where it stopped after a broker was away.
 
     Attributes:
-        channel: The lane's stream.
-        lane: Whose doubtful batches are looked for.
-        log: What was found.
-        not_before: When it may go on, by ``time.monotonic()``.
+        channel: Channel of the lane's stream.
+        lane: Lane whose batches are searched.
+        log: Batches found so far.
+        not_before: Time before which it does not resume (``time.monotonic()``).
     """
 
     def __init__(self, channel: Channel, lane: Lane[Batch], end: int, producer_id: int) -> None:
@@ -59,13 +61,13 @@ class Search:
 
     @property
     def under_way(self) -> bool:
-        """Whether a thread is at it."""
+        """True while its thread runs."""
         return self._errand.under_way
 
     def go_on(
         self, new_cluster: Callable[[], Cluster], is_wanted: Callable[[], bool], done: Callable[[], object]
     ) -> None:
-        """Read to the end on a thread, or until it is not wanted any more; ``done`` is called after it."""
+        """Read to the end on a thread, or until it is not wanted any more; that thread calls ``done`` afterwards."""
 
         def read() -> None:
             with new_cluster() as cluster:
@@ -75,10 +77,10 @@ class Search:
         self._errand.begin(read, done)
 
     def has_ended(self) -> bool:
-        """Whether the thread has come to the end; False also if it has to go on later.
+        """Return True once the log was read to the end; False also while a retry is due.
 
         Raises:
-            RollbridgeError: it can not be found out.
+            RollbridgeError: The search cannot succeed.
         """
         if not self._errand.done:
             return False
@@ -92,10 +94,10 @@ class Search:
 
 
 class Searches:
-    """The searches of one connection; used by one thread."""
+    """Searches of one connection; used by the engine's thread only."""
 
     def __init__(self, new_cluster: Callable[[], Cluster], done: Callable[[], object]) -> None:
-        """``done`` is called on another thread when one of them has something to say."""
+        """Create without searches; ``done`` is called on a search's thread when that thread ends."""
         self._new_cluster = new_cluster
         self._done = done
         self._searches: dict[Lane[Batch], Search] = {}
@@ -104,7 +106,7 @@ class Searches:
     def turn(
         self, wanted: Iterable[tuple[Channel, Lane[Batch]]], producer_id: int
     ) -> Iterator[tuple[Search, RollbridgeError | None]]:
-        """Begin what is to be found out and forget what is not any more; gives what has ended, perhaps with a fault."""
+        """Start wanted searches and forget unwanted ones; yield those that have ended, with the fault if there is one."""
         lanes = {lane: channel for channel, lane in wanted}
         for lane in [lane for lane in self._searches if lane not in lanes]:
             del self._searches[lane]
@@ -123,7 +125,7 @@ class Searches:
         self._begin()
 
     def close(self) -> None:
-        """Ask for nothing any more; threads end when a broker has answered, or has not in time."""
+        """Stop all searches; their threads end when a broker has answered or timed out."""
         self._closed = True
         self._searches.clear()
 
@@ -139,16 +141,16 @@ class Searches:
 
 
 _LOOK_AGAIN_S: Final = 1.0
-"""How often the epochs are read again while a broker says that a segment is sealed and they do not."""
+"""Interval of reading the epochs again while a broker reports a seal that they do not show."""
 _CHECK_S: Final = 0.5
 _POLL_MAX_S: Final = 0.5
 
 
 class Engine:
-    """Sends the batches of all channels of one connection.
+    """Sender of the batches of all channels of one connection.
 
     Attributes:
-        lock: Guards everything here and in the channels.
+        lock: Guards the engine, the dispatcher and the channels; held by each write.
         options: Sizes, delays and limits.
     """
 
@@ -164,8 +166,8 @@ class Engine:
         """Get a producer id and start the thread.
 
         Raises:
-            KafkaUnavailable: no broker answered.
-            NotAuthorizedError: we may write to no topic.
+            KafkaUnavailable: No broker answered.
+            NotAuthorizedError: The principal may write to no topic.
         """
         self.options = options
         self.lock = threading.Lock()
@@ -205,7 +207,7 @@ class Engine:
     # What writers do ----------------------------------------------------------------------------------------------
 
     def channel(self, stream: str) -> Channel:
-        """The channel of a stream, a new one unless there is one that can be written.
+        """Return the channel of a stream; a new one unless there is one that can be written.
 
         Raises:
             InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
@@ -218,10 +220,10 @@ class Engine:
             return known
 
     def await_room(self) -> None:
-        """Return once there is room for another batch; lets go of the lock, which is held, while it waits.
+        """Return once there is room for another batch. The caller holds the lock; waiting releases it.
 
         Raises:
-            BackpressureError: there was none in time.
+            BackpressureError: There was no room within ``block_s``.
         """
         if self._dispatch.bytes < self.options.buffer_bytes:
             return
@@ -233,12 +235,12 @@ class Engine:
             )
 
     def opened(self, channel: Channel) -> None:
-        """A batch was begun; the thread will close it when it has lingered."""
+        """Wake the thread, which closes the new batch once it has lingered."""
         if not self._wake.is_set():
             self._wake.set()
 
     def queued(self, lane: Lane[Batch], batch: Batch) -> None:
-        """A batch was closed and put in line."""
+        """Send a batch that was closed and queued, if it may be sent now. The caller holds the lock."""
         self._dispatch.bytes += len(batch.data)
         self._dispatch.ready[lane] = None
         self.pump()
@@ -246,11 +248,11 @@ class Engine:
             self._wake.set()
 
     def replaced(self, size: int, pieces: list[Batch]) -> None:
-        """A batch of ``size`` bytes was taken apart."""
+        """Correct the size of the buffer after a batch of ``size`` bytes was divided."""
         self._dispatch.bytes += sum(len(piece.data) for piece in pieces) - size
 
     def read_again(self, stream: str) -> StreamView | None:
-        """The stream as it is now; None if that can not be learned. Not under the lock."""
+        """Return the stream as it is now; None if it cannot be read. Not to be called under the lock."""
         try:
             return self._catalog.read(stream)
         except RollbridgeError as fault:
@@ -258,7 +260,7 @@ class Engine:
             return None
 
     def look(self) -> None:
-        """Adopt what the catalog has learned; called by housekeeping after it has refreshed the catalog."""
+        """Adopt new epochs from the catalog; called by housekeeping after it has refreshed the catalog."""
         if self._catalog.generation == self._generation:
             return
         self._generation = self._catalog.generation
@@ -284,7 +286,7 @@ class Engine:
         self._wake.set()
 
     def close(self, timeout_s: float) -> int:
-        """Send what there is, for a limited time, and stop; gives how many records were not acknowledged."""
+        """Send what is left within ``timeout_s`` and stop; return the number of records that were not acknowledged."""
         deadline = time.monotonic() + timeout_s
         with self.lock:
             for channel in self._channels.values():
@@ -311,7 +313,7 @@ class Engine:
         return sum(channel.records for channel in self._channels.values())
 
     def _stop(self, channel: Channel, fault: Callable[[], RollbridgeError]) -> None:
-        """Nothing more can be written to a stream."""
+        """Fail all records of a stream, present and future, with ``fault``."""
         with self.lock:
             if channel.failure is None:
                 for batch in channel.stop(fault):
@@ -336,7 +338,7 @@ class Engine:
             self._dispatch.links.clear()
 
     def _turn(self) -> None:
-        """Wait for an answer, or for what has lingered, and do what is to be done then."""
+        """Wait for an answer or for a batch that has lingered, then do all work that is due."""
         self._wait()
         with self.lock:
             self._wake.clear()
@@ -391,7 +393,7 @@ class Engine:
         return [lane for channel in self._channels.values() for lane in channel.course.lanes()]
 
     def _let_go(self) -> bool:
-        """Fail what only the old producer id could recognise; False while anything is under way with that."""
+        """Fail batches that only the old producer id could identify; return False while any are in flight."""
         lanes = self._lanes()
         if any(lane.in_flight for lane in lanes):
             return False
@@ -403,12 +405,12 @@ class Engine:
         return True
 
     def _renew_id(self) -> None:
-        """Take a new producer id; nothing is sent before there is one.
+        """Get a new producer id; nothing is sent before there is one.
 
-        A broker may be silent for long, so it is not asked under the lock, which those who write hold.
+        The broker is asked without the lock, because it may be silent for long and writing threads hold the lock.
         """
         try:
-            # Asked once: this thread serves all writers, and comes back by itself.
+            # Ask once, without retries: this thread serves all writers, and comes back by itself.
             producer = new_producer_id(self._cluster, timeout_s=0.0)
         except RollbridgeError as fault:
             logger.info("a new producer id can not be had now: %s", fault)
@@ -425,7 +427,7 @@ class Engine:
             self.pump()
 
     def _check(self, now: float) -> None:
-        """What takes too long: requests without an answer, records without a fate, seals without successors."""
+        """Handle timeouts: requests without an answer, records without an outcome, seals without successors."""
         for node, link in list(self._dispatch.links.items()):
             if link.requests and (link.connection.overdue() or not link.connection.in_flight):
                 self._dispatch.lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
@@ -448,7 +450,7 @@ class Engine:
             self._looked_at = now
 
     def _resolve(self, search: Search, fault: RollbridgeError | None) -> None:
-        """Take note of what was found in a sealed segment, or of why nobody can tell."""
+        """Apply the result of a search in a sealed segment, or the reason why there is none."""
         channel, lane, log = search.channel, search.lane, search.log
         with self.lock:
             if fault is None:
@@ -467,7 +469,7 @@ class Engine:
             self.pump()
 
     def _tell(self) -> None:
-        """Tell the watchers of batches whose fate is known."""
+        """Notify the watchers of settled batches; called without the lock."""
         settled = self._dispatch.settled
         while settled:
             settled.popleft().tell()

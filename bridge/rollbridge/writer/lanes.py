@@ -1,13 +1,21 @@
-"""Lanes: which batch may be written to which segment, while segments are sealed and succeeded. Pure, no I/O.
+"""Lanes: which batch may be written to which segment while segments are sealed and succeeded. Pure, no I/O.
 
-A lane is one segment as one producer writes it. Batches wait in it, are under way, and are answered in order. When the
-broker refuses one because the segment is sealed, it and all behind it come back; when the history says by which
-segments it is succeeded, they are handed over to these, ahead of what was written later. A successor is written only
-when no lane that it continues holds anything any more, so the records of a key keep their order.
+A lane is the queue of one segment and one producer. Its batches wait, are in flight, and are answered in order::
 
-A batch whose answer was lost is *doubtful*: it may have been written. To the same segment it is sent again with the
-same sequence number, by which the broker recognises it. A sealed segment refuses it without looking, so then its end
-must be read before anything of the lane is handed over: see :meth:`Course.unresolved`.
+    inherited ─┐
+               ├─ take ──► in_flight ── acknowledge ──► written
+    queue ─────┘              │
+        ▲                     └─ give_back, refuse ──► back in front, once nothing is in flight
+        └─ open (being filled)
+
+If the broker refuses a batch because the segment is sealed, that batch and all behind it come back. Once the history
+names the successors of the segment, the batches are handed over to these, ahead of later writes (``inherited``). A
+successor sends nothing while any of its predecessors' lanes still holds a batch, so the records of a key keep their
+order.
+
+A batch whose answer was lost is *doubtful*, that is possibly persisted. While the segment is open, the batch is sent
+again with the same sequence number, by which the broker recognises it. A sealed segment refuses it without looking, so
+its log must be read before anything of the lane is handed over: see :meth:`Course.unresolved`.
 
 Source: KIP-98 for sequence numbers; PDP-24 for the succession of segments.
 """
@@ -29,21 +37,21 @@ _UNNUMBERED: Final = -1
 
 
 class Phase(Enum):
-    """How far the life of a segment has got, as its writer knows it."""
+    """State of a segment, as its writer knows it."""
 
     OPEN = "open"
     REFUSED = "refused"
-    """The broker takes no more; the history does not say yet what comes next."""
+    """The broker takes no more; the history does not name successors yet."""
     ENDED = "ended"
-    """The history says that it is succeeded."""
+    """The history names its successors."""
 
 
 class Event(Enum):
-    """What a writer hears of a segment."""
+    """Event that changes the state of a segment."""
 
     REFUSAL = "refusal"
     RETRY = "retry"
-    """A while has passed since the refusal: perhaps it was none for good."""
+    """Time has passed since the refusal, which may not have been permanent."""
     END = "end"
 
 
@@ -63,12 +71,12 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
 
 
 class Parcel:
-    """A batch as far as lanes look at it.
+    """Batch, as far as lanes look at it.
 
     Attributes:
-        count: Records in it, which is how many sequence numbers it takes.
+        count: Number of its records, and so of the sequence numbers that it takes.
         sequence: Its first sequence number in its lane; negative before it was sent.
-        doubtful: Whether it may have been written although no answer says so.
+        doubtful: True if it may have been written although no answer says so (possibly persisted).
     """
 
     __slots__ = ("count", "doubtful", "sequence")
@@ -83,21 +91,21 @@ P = TypeVar("P", bound=Parcel)
 
 
 class Lane(Generic[P]):
-    """One segment as one producer writes it. What may be done to it is up to its :class:`Course`.
+    """Queue of one segment and one producer; its :class:`Course` moves batches between lanes.
 
     Attributes:
-        course: The stream to which it belongs.
+        course: The lanes of its stream.
         segment: Id and key range.
-        topic: The segment's topic.
-        open: The batch that is being filled; it is in no queue yet.
-        inherited: What was meant for segments that this one continues; goes first.
-        queue: What was written to this one.
-        in_flight: What was sent and is not answered, in order.
-        sealed_end: Offset after the last record, once it has ended and that is known.
-        last_offset: Where the last batch that was acknowledged ends, or the log did before the first one was sent:
-            what is doubtful stands behind it, if it is there; -1 if not even that is known.
-        epoch: Leader epoch under which the log had come so far; -1 if that is not known.
-        placed: Whether where the log ends was asked for since the producer has its id, as it must be before it sends.
+        topic: Topic of the segment.
+        open: Batch that is being filled; in no queue yet.
+        inherited: Batches written to predecessors of this segment; sent first.
+        queue: Batches written to this segment.
+        in_flight: Batches sent and not answered, in order.
+        sealed_end: Offset behind the last record, once the segment has ended and that is known.
+        last_offset: Offset of the last record acknowledged, or at the end of the log before the first batch was sent:
+            possibly persisted batches can only stand behind it. -1 if unknown.
+        epoch: Leader epoch at which the log had that end; -1 if unknown.
+        placed: True once the log end was asked for under the present producer id, which precedes any batch.
     """
 
     __slots__ = (
@@ -143,27 +151,27 @@ class Lane(Generic[P]):
 
     @property
     def id(self) -> SegmentId:
-        """The segment's id."""
+        """Id of the segment."""
         return self.segment.id
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits to be sent."""
+        """True if a batch waits to be sent."""
         return bool(self.inherited or self.queue)
 
     def held(self) -> Iterator[P]:
-        """Everything that is neither written nor given up, in order, except the open batch."""
+        """Yield all batches that are neither written nor given up, in order, except the open one."""
         yield from self._returned
         yield from self.in_flight
         yield from self.inherited
         yield from self.queue
 
     def may_send(self) -> bool:
-        """Whether :meth:`take` would give something.
+        """Return True if :meth:`take` may be called.
 
-        A broker that has nothing of a producer takes whatever sequence number comes, so the first batch goes alone:
-        if it were refused for a moment, the second would be written before it. Doubtful ones go alone, too: a broker
-        recognises the last five batches only, so nothing may be written behind one that is not answered.
+        A broker that has no state of a producer accepts any sequence number, so the first batch goes alone: were it
+        rejected temporarily, the second would be written before it. Doubtful batches go alone as well: a broker
+        recognises the last five batches only, so nothing may be written behind one without an answer.
         """
         if self.phase is not Phase.OPEN or self._returned or self._renumber or not self.waiting:
             return False
@@ -174,7 +182,7 @@ class Lane(Generic[P]):
         return not self.course.closed and not self.course.is_blocked(self)
 
     def take(self) -> P:
-        """The next batch to send, with its sequence number; it is under way from now on. Ask :meth:`may_send` first."""
+        """Return the next batch to send, numbered and now in flight. Requires :meth:`may_send`."""
         parcel = self.inherited.popleft() if self.inherited else self.queue.popleft()
         if parcel.sequence < 0:
             parcel.sequence = self._next
@@ -183,18 +191,19 @@ class Lane(Generic[P]):
         return parcel
 
     def place(self, end: int, epoch: int) -> None:
-        """Nothing of this producer stands before ``end``, where the log ended before anything was sent.
+        """Record the end of the log before anything was sent: no batch of this producer stands before it.
 
         Args:
-            end: That offset; 0 if it can not be told.
-            epoch: The leader epoch at that time; -1 if it can not be told.
+            end: Offset of that end; 0 if it is unknown.
+            epoch: Leader epoch at that time; -1 if it is unknown.
         """
         self.last_offset, self.epoch, self.placed = end - 1, epoch, True
 
     def acknowledge(self, parcel: P, last_offset: int) -> None:
-        """A batch under way was written; ``last_offset`` is that of its last record.
+        """Remove a batch in flight that was written; ``last_offset`` is that of its last record.
 
-        That may be lower than what is known: the log has lost its end then, and what comes next stands behind this one.
+        That offset may be lower than the last one known: then the log has lost its end, and later batches follow this
+        one.
         """
         self.in_flight.remove(parcel)
         parcel.doubtful = False
@@ -204,39 +213,43 @@ class Lane(Generic[P]):
         self._gather()
 
     def refuse(self, parcel: P) -> None:
-        """A batch under way was refused because the segment is sealed."""
+        """Take back a batch in flight that was refused because the segment is sealed."""
         self.phase = TRANSITIONS[self.phase, Event.REFUSAL]
         self.give_back(parcel, doubtful=False)
 
     def give_back(self, parcel: P, *, doubtful: bool) -> None:
-        """A batch under way has to be sent again; ``doubtful`` if this time it may have been written."""
+        """Take back a batch in flight, to be sent again; ``doubtful`` if this attempt may have written it."""
         self.in_flight.remove(parcel)
         parcel.doubtful |= doubtful
         self._returned.append(parcel)
         self._gather()
 
     def is_next(self, parcel: P) -> bool:
-        """Whether everything before a batch was acknowledged."""
+        """Return True if all batches before this one were acknowledged."""
         return parcel.sequence == self._acked
 
     def misplace(self, parcel: P) -> None:
-        """A batch under way was refused because one before it was: it is not written, and gets another number."""
+        """Take back a batch in flight that was out of order, because one before it was refused.
+
+        Such a batch is not written and gets another sequence number.
+        """
         parcel.doubtful = False
         self._renumber = True
         self.give_back(parcel, doubtful=False)
 
     def exchange(self, parcel: P, others: Iterable[P]) -> None:
-        """A batch under way was refused, and others take its place; none of it is written."""
+        """Replace a batch in flight that was refused, and so is not written, by others."""
         self.in_flight.remove(parcel)
         self._returned.extend(others)
         self._renumber = True
         self._gather()
 
     def drop(self, parcel: P) -> None:
-        """A batch, under way or not, is given up.
+        """Give up a batch, in flight or not.
 
-        What comes after it must not leave a gap in the numbers. A doubtful one keeps its own: it may have been
-        written, and whatever got the same numbers would be taken for it.
+        Later batches must not leave a gap in the sequence numbers, so they are numbered again. The numbers of a
+        doubtful batch are not reused: it may have been written, and a batch with the same numbers would be taken for
+        it.
         """
         for place in (self.in_flight, self._returned, self.inherited, self.queue):
             if parcel in place:
@@ -245,20 +258,23 @@ class Lane(Generic[P]):
         self._gather()
 
     def retry(self) -> None:
-        """Try again what was refused a while ago."""
+        """Try again after a refusal that may have been temporary."""
         self.phase = TRANSITIONS[self.phase, Event.RETRY]
 
     def restart(self) -> None:
-        """The producer has got a new id, whose sequence numbers begin at 0. Nothing is under way, nothing doubtful."""
+        """Start over with a new producer id, whose sequence numbers begin at 0.
+
+        Requires that no batch is in flight or doubtful.
+        """
         self._next = self._acked = 0
         self._known = False
         self.last_offset = self.epoch = -1
-        self.placed = False  # it may have lost its end, which is why the id is new
+        self.placed = False  # the log may have lost its end, the reason for the new id
         for parcel in self.held():
             parcel.sequence = _UNNUMBERED
 
     def _gather(self) -> None:
-        """Once nothing is under way any more, put what came back in front."""
+        """Once nothing is in flight, put what came back in front of the queue."""
         if self.in_flight:
             return
         self.inherited.extendleft(reversed(self._returned))
@@ -272,15 +288,15 @@ class Lane(Generic[P]):
 
 
 Split = Callable[[P, Sequence[Lane[P]]], Iterable[tuple[P, Lane[P]]]]
-"""Takes a batch apart: each record goes to the first of the lanes that holds its key; in order, as new batches."""
+"""Divider of a batch: each record goes to the first lane whose range holds its key; in order, as new batches."""
 
 
 class Course(Generic[P]):
-    """The lanes of one stream, from epoch to epoch. Not thread-safe.
+    """Lanes of one stream, from epoch to epoch. Not thread-safe.
 
     Attributes:
-        active: The lanes of the active epoch, in order of their key ranges.
-        closed: Whether nothing will be sent or handed over any more.
+        active: Lanes of the active epoch, in order of their key ranges.
+        closed: True once nothing will be sent or handed over any more.
     """
 
     def __init__(self, history: EpochHistory, topic_of: Callable[[SegmentId], str], split: Split[P]) -> None:
@@ -293,7 +309,7 @@ class Course(Generic[P]):
         self.adopt(history)
 
     def adopt(self, history: EpochHistory) -> None:
-        """Take the epochs as they are now. The open batches of lanes that end must have been closed before."""
+        """Adopt the current epochs. Open batches of lanes that end must be closed first."""
         lanes = {lane.id: lane for lane in (*self._ended, *self.active)}
         current = history.active.segments
         wanted = {item.id for item in current}
@@ -302,7 +318,7 @@ class Course(Generic[P]):
                 if lane.phase is not Phase.ENDED:
                     self._ended.append(lane)
                 lane.phase = TRANSITIONS[lane.phase, Event.END]
-                # Of a dropped one the end is not known any more: nobody has answered for that long.
+                # The end of a dropped segment is no longer known: no broker has answered for that long.
                 if not history.is_dropped(lane.id):
                     lane.sealed_end = history.sealed_end(lane.id)
         self._ended.sort(key=lambda lane: lane.id.epoch)
@@ -310,22 +326,24 @@ class Course(Generic[P]):
         self.drain()
 
     def close(self) -> None:
-        """Forget what waits, and send nothing any more; what is under way may still be answered."""
+        """Drop the batches that wait, and send nothing any more; batches in flight may still be answered."""
         self.closed = True
         for lane in self.lanes():
             lane.inherited.clear()
             lane.queue.clear()
 
     def lanes(self) -> tuple[Lane[P], ...]:
-        """All lanes that hold something or may be written, older ones first."""
+        """Return all lanes that hold batches or may be written, older ones first."""
         return (*self._ended, *self.active)
 
     def is_blocked(self, lane: Lane[P]) -> bool:
-        """Whether a lane that this one continues still holds something."""
+        """Return True if the lane of a predecessor still holds a batch."""
         return any(before.segment.precedes(lane.segment) for before in self._ended)
 
     def drain(self) -> bool:
-        """Hand over what lanes that have ended hold, as far as it is known and in order; whether there was any."""
+        """Hand over the batches of ended lanes, in order, as far as outcomes are known; return True if any lane was
+        drained.
+        """
         moved = False
         for lane in () if self.closed else tuple(self._ended):
             if lane.in_flight or self.is_blocked(lane) or any(parcel.doubtful for parcel in lane.held()):
@@ -336,7 +354,7 @@ class Course(Generic[P]):
         return moved
 
     def unresolved(self) -> list[Lane[P]]:
-        """Lanes that have ended, of which the log must be read to know what of them was written."""
+        """Return ended lanes whose sealed log must be read to learn which of their batches were written."""
         if self.closed:
             return []
         return [
@@ -365,7 +383,8 @@ class Course(Generic[P]):
             if offset is not None:
                 found.append((parcel, offset))
             elif gap is not None:
-                # Batches stand in the order of their numbers, so between those that are there.
+                # Batches stand in the order of their numbers, so an unknown one lies between its
+                # neighbours that were found.
                 low = max((place for place in places[:number] if place is not None), default=-1)
                 high = min((place for place in places[number:] if place is not None), default=gap[1])
                 if low < gap[1] and gap[0] < high:
@@ -381,10 +400,10 @@ class Course(Generic[P]):
         return found, unknown
 
     def _hand_over(self, lane: Lane[P]) -> None:
-        """Give what a lane holds to those that come next in the lineage of each key.
+        """Hand the batches of a lane over to the next lanes in the lineage of each key.
 
-        Not to the active ones at once: a lane between them that has ended may still hold, or get, what was written
-        later for the same keys.
+        Not directly to the active lanes: an ended lane in between may still hold, or receive, later writes of the same
+        keys.
         """
         later = [item for item in self.lanes() if lane.segment.precedes(item.segment)]
         later.sort(key=lambda item: item.id.epoch)
@@ -398,10 +417,10 @@ class Course(Generic[P]):
 
 
 def following(sequence: int, count: int) -> int:
-    """The sequence number after ``count`` records from ``sequence`` on: after 2^31-1 comes 0."""
+    """Return the sequence number after ``count`` records from ``sequence`` on: 2^31-1 is followed by 0."""
     return (sequence + count) & SEQUENCE_MAX
 
 
 def _later(one: int, other: int) -> int:
-    """The later of two sequence numbers that are not far apart."""
+    """Return the later of two sequence numbers that are not far apart."""
     return other if (other - one) & SEQUENCE_MAX < SEQUENCE_MAX >> 1 else one

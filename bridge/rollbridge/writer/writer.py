@@ -1,4 +1,4 @@
-"""What the user holds: writes of plain records to one stream."""
+"""Writer of plain records to one stream, the public object of the user."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class StreamWriter:
 
     @property
     def stream(self) -> str:
-        """The stream, ``scope/stream``."""
+        """Name of the stream, ``scope/stream``."""
         return self._channel.stream
 
     @property
     def unacknowledged(self) -> int:
-        """Records of this connection's writers of the stream whose fate is not known."""
+        """Number of records, of all this connection's writers of the stream, without an outcome yet."""
         with self._lock:
             return self._channel.records
 
@@ -67,21 +67,21 @@ class StreamWriter:
         Args:
             key: Decides the segment; records with the same key stay in order. None: any segment.
             value: None is a tombstone.
-            headers: Kept in their order; names that begin with ``rollbridge`` are taken.
+            headers: Kept in their order; rollbridge's own header names are refused.
             timestamp: Milliseconds since 1970; None is now.
-            transaction_id: A number of the user's own, 0 to 2^63 - 1, which is kept with the record and is part of
-                its SN. If the writer was opened with ``rising_ids`` it must not be lower than the highest before.
+            transaction_id: A number of the user's own, 0 to 2^63 - 1, stored with the record as part of its SN. In a
+                writer opened with ``rising_ids`` it must not be lower than the highest one before.
 
         Raises:
-            RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrder: the record was not
+            RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrder: The record was not
                 written, and the writer stays usable.
-            StreamNotFound: the stream was deleted.
+            StreamNotFound: The stream was deleted.
         """
         if timestamp is not None and timestamp < 0:
             raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
         headers = _NO_HEADERS if not headers and transaction_id is None else _all_headers(headers, transaction_id)
         channel = self._channel
-        self._lock.acquire()  # written out, since a `with` here is a tenth of what writing a record costs
+        self._lock.acquire()  # written out: a `with` here takes a tenth of the time of writing a record
         try:
             if self._closed or channel.failure is not None:
                 raise self._refusal()
@@ -110,14 +110,15 @@ class StreamWriter:
             self._lock.release()
 
     def write_all(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Write many records, given as key and value, and return how many; faster than one by one.
+        """Write many records, given as key and value, and return their number; faster than one by one.
 
-        Their fate is told by :meth:`flush`. Some hundreds of them are taken at a time, with one timestamp; an iterator
-        may take as long over them as it likes, and use this connection.
+        :meth:`flush` reports their outcome. Takes some hundreds of records at a time, with one timestamp, from the
+        iterator, which runs without the lock: it may take its time, and use this connection.
 
         Raises:
-            As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
-                before was written.
+            As :meth:`write`; the records before the faulty one were written. Errors of the iterator; the records that
+                it gave
+                before were written.
         """
         return in_chunks(records, self._write_locked)
 
@@ -132,7 +133,7 @@ class StreamWriter:
         headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
         for key, value in records:
-            # The lanes are looked up each time: what makes room may change them.
+            # Look the lane up for each record: waiting for room releases the lock, and lanes may change meanwhile.
             if key is None:
                 batch = channel.lane_of(None).open
             else:
@@ -146,13 +147,13 @@ class StreamWriter:
                 batch.begin_run(account)
 
     def flush(self, timeout: Timeout = None) -> None:
-        """Return once the brokers have everything that was written to the stream so far through this connection.
+        """Return once the brokers have everything written to the stream so far through this connection.
 
-        What became of records that others of its writers have written, they are told by theirs.
+        Waits for records of other writers as well, but their failures are reported to those writers.
 
         Raises:
-            UnavailableError: not acknowledged in time; it is still being sent.
-            RollbridgeError: records of this writer failed since its last flush; this is the error of the first of them.
+            UnavailableError: Records were not acknowledged in time; they are still being sent.
+            RollbridgeError: Records of this writer failed since its last flush; this is the error of the first of them.
         """
         deadline = time.monotonic() + self._seconds(timeout)
         with self._lock:
@@ -191,7 +192,7 @@ class StreamWriter:
         if error is None:
             self.close()
         else:
-            self._closed = True  # what was written is being sent; the exception says more than waiting for it would
+            self._closed = True  # records are still sent; waiting for them could hide the exception
 
     def __repr__(self) -> str:
         return f"<StreamWriter of {self.stream}>"
