@@ -341,8 +341,7 @@ class Membership:
     # What may be read ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Commit the ends of segments that have been read, and open those that may be read. Called between
-        messages.
+        """Commit the ends of segments that were read, and open those that may be read. Called between messages.
 
         Raises:
             ConflictError: The group reads other streams.

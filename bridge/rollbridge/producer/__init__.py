@@ -1,11 +1,9 @@
-"""A producer with confluent-kafka's names: code that was written for it moves by changing an import.
+"""A producer with confluent-kafka's names: code written for that client moves by changing an import.
 
 ==============  =================================================================================
-``producer``    what the user calls
-``settings``    confluent-kafka's settings, those that are taken, and what becomes of them
-``message``     what delivery callbacks are given
-``reports``     the calls of callbacks that are due
-``faults``      our errors as confluent-kafka's
+``producer``    the public object of the user
+``settings``    confluent-kafka's settings: those accepted, and their effect
+``messages``    arguments of delivery callbacks, the calls that are due, and errors as confluent-kafka's
 ==============  =================================================================================
 """
 

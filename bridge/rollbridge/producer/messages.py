@@ -1,4 +1,8 @@
-"""What delivery callbacks are given: confluent-kafka's accessors, and the SN."""
+"""Delivery reports with confluent-kafka's accessors, and rollbridge's errors as confluent-kafka's.
+
+:class:`Reports` takes reports on whichever thread learns an outcome, under its condition, and calls the callbacks on
+the thread that polls, without it.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,16 @@ from rollbridge.model.sn import SN
 Headers = list[tuple[str, bytes | None]]
 
 PartitionOf = Callable[[str, SegmentId], int]
-"""The partition number of a segment of a stream; raises RollbridgeError where that is not known."""
+"""Lookup of a segment's partition number in a stream; raises RollbridgeError where it is not known."""
 
 _NOWHERE: Final = -1001
 
 
 class ProducedMessage:
-    """A record that was produced, with confluent-kafka's accessors.
+    """Record that was produced, with confluent-kafka's accessors.
 
-    The topic is the stream, the partition what names the segment for as long as the stream lives, the offset that in
-    the segment. Not known, as long as the record is not written, are -1 and -1001, as there.
+    The topic is the stream, the partition the number of the segment for as long as the stream lives, and the offset the
+    one in the segment. As in confluent-kafka, they are -1 and -1001 as long as the record is not written.
     """
 
     __slots__ = ("_error", "_headers", "_key", "_partition_of", "_sn", "_timestamp_ms", "_topic", "_value")
@@ -66,23 +70,23 @@ class ProducedMessage:
         self._sn: SN | None = None
 
     def placed(self, sn: SN) -> None:
-        """It was written."""
+        """Mark as written."""
         self._sn = sn
 
     def failed(self, error: KafkaError) -> None:
-        """It was not written, or is not known to be."""
+        """Mark as not written, or as having an unknown outcome."""
         self._error = error
 
     def error(self) -> KafkaError | None:
-        """Why it was not written; None if it was."""
+        """Return the reason why it was not written; None if it was."""
         return self._error
 
     def topic(self) -> str:
-        """The stream."""
+        """Return the stream."""
         return self._topic
 
     def partition(self) -> int:
-        """Partition number of the segment; -1 also while that can not be looked up, or if it is gone."""
+        """Return the partition number of the segment; -1 also while it cannot be looked up, or if the segment is gone."""
         dlsn = None if self._sn is None else self._sn.dlsn
         if dlsn is None:
             return -1
@@ -92,28 +96,28 @@ class ProducedMessage:
             return -1
 
     def offset(self) -> int:
-        """Offset in the segment's topic."""
+        """Return the offset in the segment's topic."""
         dlsn = None if self._sn is None else self._sn.dlsn
         return _NOWHERE if dlsn is None else dlsn.offset
 
     def sn(self) -> SN | None:
-        """Where it stands along the lineage of its key; not in confluent-kafka."""
+        """Return its place in the lineage of its key; not in confluent-kafka."""
         return self._sn
 
     def key(self) -> bytes | None:
-        """The key."""
+        """Return the key."""
         return self._key
 
     def value(self) -> bytes | None:
-        """The value."""
+        """Return the value."""
         return self._value
 
     def headers(self) -> Headers | None:
-        """The headers; None if there are none."""
+        """Return the headers; None if there are none."""
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
-        """Kind and milliseconds since 1970."""
+        """Return the kind of timestamp, and milliseconds since 1970."""
         return TIMESTAMP_CREATE_TIME, self._timestamp_ms
 
     def __len__(self) -> int:
@@ -126,8 +130,7 @@ class ProducedMessage:
         return f"<ProducedMessage in {self._topic}, {self._error or self._sn}>"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Our errors as confluent-kafka's, so that code which catches those goes on working.
+# Errors as confluent-kafka's, for code that catches those
 
 
 _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
@@ -146,7 +149,7 @@ _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
     (ConflictError, KafkaError.INVALID_TXN_STATE),
     (TransactionPreserverClosed, KafkaError.INVALID_TXN_STATE),
 )
-"""The first class that fits decides."""
+"""Error codes; the first class that matches decides."""
 _RETRIABLE: Final = (UnavailableError, OutcomeUnknown)
 _ABORTABLE: Final = (TransactionAborted, IncompleteError, TransactionTooLargeError)
 _REFUSED_OFFSETS: Final = {
@@ -158,10 +161,10 @@ _REFUSED_OFFSETS: Final = {
 
 
 def as_kafka_error(fault: RollbridgeError) -> KafkaError:
-    """One of our errors as confluent-kafka would give it.
+    """Return an error as confluent-kafka would report it.
 
-    ``retriable()``: the same call may succeed later, or learn what became of the first one. ``txn_requires_abort()``:
-    the transaction can only be aborted, and another one begun. ``fatal()``: somebody newer uses the same identity.
+    ``retriable()``: the same call may succeed later, or learn the outcome of the first one. ``txn_requires_abort()``:
+    the transaction can only be aborted, and another one begun. ``fatal()``: a newer instance uses the same identity.
     """
     code = next((code for kind, code in _CODES if isinstance(fault, kind)), KafkaError._FAIL)
     if isinstance(fault, TransactionAborted):
@@ -176,13 +179,13 @@ def as_kafka_error(fault: RollbridgeError) -> KafkaError:
 
 
 def wrong_state(why: str) -> KafkaException:
-    """The error of a call that does not fit what was called before."""
+    """Return the error of a call that does not fit the calls before."""
     return KafkaException(KafkaError(KafkaError._STATE, why))
 
 
 @contextmanager
 def kafka_exceptions() -> Iterator[None]:
-    """Raise our errors as confluent-kafka's; a full queue as its ``BufferError``."""
+    """Raise rollbridge's errors as confluent-kafka's, and a full queue as ``BufferError``."""
     try:
         yield
     except BackpressureError as fault:
@@ -191,35 +194,34 @@ def kafka_exceptions() -> Iterator[None]:
         raise KafkaException(as_kafka_error(fault)) from fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Delivery reports: what callbacks are still to hear, and the calls that are due.
+# Delivery reports
 
 
 OnDelivery = Callable[[KafkaError | None, ProducedMessage], object]
 Locate = Callable[[], SN]
-"""Gives the SN of a record whose fate is known, or raises its error."""
+"""Function that returns the SN of a settled record, or raises its error."""
 
 
 class Reports:
-    """Collects what callbacks are to be told, on whichever thread learns it, and tells it where the user polls."""
+    """Queue of delivery reports: filled on whichever thread learns an outcome, served on the thread that polls."""
 
     def __init__(self, *, only_errors: bool) -> None:
         self._only_errors = only_errors
         self._due: deque[tuple[OnDelivery, ProducedMessage]] = deque()
         self._changed = threading.Condition()
         self.pending = 0
-        """Records whose fate is not known and will be told."""
+        """Number of expected records without an outcome."""
 
     def __len__(self) -> int:
         return len(self._due)
 
     def expect(self) -> None:
-        """A record with a callback was taken."""
+        """Count a record with a callback that was accepted."""
         with self._changed:
             self.pending += 1
 
     def tell(self, report: OnDelivery, message: ProducedMessage, locate: Locate) -> None:
-        """The fate of an expected record is known; ``message`` is completed with it."""
+        """Complete ``message`` with the outcome of an expected record, and queue its report."""
         try:
             message.placed(locate())
         except RollbridgeError as fault:
@@ -231,12 +233,12 @@ class Reports:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Return once a call is due, or the time is over."""
+        """Return once a call is due, or the time has passed."""
         with self._changed:
             self._changed.wait_for(lambda: self._due, timeout_s)
 
     def serve(self) -> int:
-        """Make the calls that are due; how many there were."""
+        """Make the calls that are due; return their number."""
         served = 0
         while self._due:
             try:

@@ -581,7 +581,7 @@ class Channel:
         self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
 
     def take_out(self, batch: Batch, faulty: Collection[int]) -> tuple[list[Batch], list[Batch]]:
-        """Divide a batch of which the broker refused some records: return the others, and each refused one, in batches."""
+        """Divide a batch of which the broker refused some records: return batches of the others, and one of each."""
         size = len(batch.data)
         rest, out = batch.take_out(faulty, self._piece_bytes)
         self._replaced(batch, size, [*rest, *out])

@@ -106,7 +106,7 @@ class Searches:
     def turn(
         self, wanted: Iterable[tuple[Channel, Lane[Batch]]], producer_id: int
     ) -> Iterator[tuple[Search, RollbridgeError | None]]:
-        """Start wanted searches and forget unwanted ones; yield those that have ended, with the fault if there is one."""
+        """Start wanted searches, forget unwanted ones; yield those that have ended, with the fault if there is one."""
         lanes = {lane: channel for channel, lane in wanted}
         for lane in [lane for lane in self._searches if lane not in lanes]:
             del self._searches[lane]

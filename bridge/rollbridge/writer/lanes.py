@@ -341,9 +341,7 @@ class Course(Generic[P]):
         return any(before.segment.precedes(lane.segment) for before in self._ended)
 
     def drain(self) -> bool:
-        """Hand over the batches of ended lanes, in order, as far as outcomes are known; return True if any lane was
-        drained.
-        """
+        """Hand over the batches of ended lanes whose outcomes are known; return True if any lane was drained."""
         moved = False
         for lane in () if self.closed else tuple(self._ended):
             if lane.in_flight or self.is_blocked(lane) or any(parcel.doubtful for parcel in lane.held()):
@@ -366,15 +364,15 @@ class Course(Generic[P]):
     def resolve(
         self, lane: Lane[P], written: Mapping[int, int], gap: tuple[int, int] | None = None
     ) -> tuple[list[tuple[P, int]], list[P]]:
-        """Take note of what stands in a sealed log.
+        """Apply what was read from a sealed log.
 
         Args:
             lane: One of :meth:`unresolved`.
-            written: The offset of each batch of this producer after ``lane.last_offset``, by its sequence number.
-            gap: The offsets there, from the first one to the last one and 1, of which nobody can tell what stood there.
+            written: Offset of each batch of this producer behind ``lane.last_offset``, by sequence number.
+            gap: Range of offsets there, end exclusive, whose former content is unknown.
 
         Returns:
-            The batches that were written, with their offsets, and those of which it can not be told.
+            The batches that were written, with their offsets, and those of which that is unknown.
         """
         doubtful = [parcel for parcel in lane.held() if parcel.doubtful]
         places = [written.get(parcel.sequence) for parcel in doubtful]

@@ -26,10 +26,10 @@ _NO_ID: Final = -1
 
 
 class StreamWriter:
-    """Writes records to the active segments of a stream, and to their successors when they are sealed.
+    """Writer of records to the active segments of a stream, and to their successors when they are sealed.
 
-    Made by :meth:`rollbridge.Bridge.writer`. Safe to use from several threads. Records with the same key keep the order
-    in which they were written; each is written once, or its future and :meth:`flush` say that it was not.
+    Made by :meth:`rollbridge.Bridge.writer`. Thread-safe. Records with the same key keep the order in which they were
+    written; each is written once, or its future and :meth:`flush` report that it was not.
     """
 
     def __init__(self, engine: Engine, channel: Channel, *, rising_ids: bool = False) -> None:
