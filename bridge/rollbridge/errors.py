@@ -98,24 +98,24 @@ if TYPE_CHECKING:
     from rollbridge.model.sn import SN, Token
 
 CAS_WRITE_EXCEPTION: Final = 525
-"""Status code of a conditional write that was refused, as DistributedLog's proposal numbers it."""
+"""Status code of a refused conditional write, as in DistributedLog's proposal."""
 EVENTS_SHOWN_MAX: Final = 3
 """Events in the text of an error; its attribute ``events`` has them all."""
 
 
 class WithEvents:
-    """What errors about a transaction have in common: the last things that its leader saw of it, if it tells them.
+    """Mixin of errors about a transaction: the last events that its leader saw of it, if the leader reports them.
 
     Attributes:
-        events: One line for each event, oldest first: when, from which state to which, and why. Empty if they are not
-            known; ``b.story(...)`` and ``rollbridge txn describe`` ask again.
+        events: One line per event, oldest first: time, old and new state, and cause. Empty if unknown;
+            ``b.story(...)`` and ``rollbridge txn describe`` ask again.
     """
 
     args: tuple[object, ...]
     events: tuple[str, ...] = ()
 
     def tell(self, events: Iterable[str]) -> None:
-        """Add events, the last of them to the text, too."""
+        """Set the events, and append the last of them to the text."""
         self.events = tuple(events)
         if self.events:
             self.args = (f"{self}; its leader saw: {'; '.join(self.events[-EVENTS_SHOWN_MAX:])}",)
@@ -139,7 +139,7 @@ class RecordTooLargeError(InvalidRequestError):
 
 
 class RowRefused(InvalidRequestError):
-    """A row of a data frame can not be written; nothing of its job or micro-batch becomes visible.
+    """A row of a data frame cannot be written; nothing of its job or micro-batch becomes visible.
 
     ``row`` is its number in its partition, from 0.
     """
@@ -152,7 +152,7 @@ class RowRefused(InvalidRequestError):
 
 
 class TransactionTooLargeError(InvalidRequestError):
-    """The transaction, or the message that commits it, would exceed its limit; what was asked for was not taken."""
+    """The transaction, or the message that commits it, would exceed its limit; the request was not accepted."""
 
     code = "transaction-too-large"
 
@@ -162,7 +162,7 @@ class TransactionTooLargeError(InvalidRequestError):
 
 
 class TransactionIdOutOfOrder(InvalidRequestError):
-    """A transaction id of the user's is lower than the one before; the record was not written.
+    """A transaction id given by the user is lower than the one before; the record was not written.
 
     Source: DistributedLog, ``TransactionIdOutOfOrderException``.
     """
@@ -185,7 +185,7 @@ class ConfigError(InvalidRequestError):
     """One or several settings are wrong; the message names each.
 
     Attributes:
-        faults: What is wrong, each with the key of the setting in front.
+        faults: Descriptions, each beginning with the key of the setting.
     """
 
     code = "config"
@@ -196,7 +196,7 @@ class ConfigError(InvalidRequestError):
 
     @classmethod
     def raise_for(cls, faults: Iterable[str]) -> None:
-        """Raise the error that names all faults, if there are any."""
+        """Raise an error that names all faults, if there are any."""
         if named := tuple(faults):
             raise cls(*named)
 
@@ -238,18 +238,18 @@ class StreamExists(ConflictError):
 
 
 class StreamBusy(ConflictError):
-    """Open transactions stand in the way of the request."""
+    """Open transactions prevent the request."""
 
     code = "stream-busy"
 
 
 class ReplayDiffers(ConflictError):
-    """What was committed comes again with other records, so it is not what was committed; nothing was written.
+    """A replay of a committed transaction has other records than were committed; nothing was written.
 
     Attributes:
-        transaction: The committed one.
-        committed: How many records that has.
-        replayed: How many records came now.
+        transaction: Id of the committed transaction.
+        committed: Number of its records.
+        replayed: Number of records in the replay.
     """
 
     code = "replay-differs"
@@ -262,12 +262,12 @@ class ReplayDiffers(ConflictError):
 
 
 class CasWriteError(ConflictError):
-    """What a conditional write expected does not hold; it left nothing that a ``read_committed`` reader sees.
+    """The condition of a conditional write does not hold; nothing of it is visible to a ``read_committed`` reader.
 
     Attributes:
-        status_code: 525, the number that DistributedLog's proposal gives it.
-        expected: What was expected.
-        actual: SN of the last record in the scope of the condition: what to expect next time. EMPTY if there is none,
+        status_code: 525, the number in DistributedLog's proposal.
+        expected: SN that the condition expected.
+        actual: SN of the last record in the scope of the condition, to expect next time. EMPTY if there is none,
             ANY if that record has been truncated.
     """
 
@@ -322,11 +322,11 @@ class TransactionExpired(TransactionAborted):
 
 
 class TransactionRefused(TransactionAborted, CasWriteError):
-    """A condition of the transaction did not hold where it would have been merged; the transaction is aborted.
+    """A condition of the transaction did not hold at its merge; the transaction is aborted.
 
     Attributes:
-        stream: scope/stream that the condition is about.
-        key: Its key.
+        stream: Stream of the condition, ``scope/stream``.
+        key: Key of the condition.
         expected, actual: See :class:`CasWriteError`.
     """
 
@@ -367,7 +367,7 @@ class CasOutcomeUnknown(OutcomeUnknown):
     """A conditional write may or may not have taken effect; ask with ``writer.outcome(error.token)``.
 
     Attributes:
-        token: Names the write; its text form can be kept, and asked with from another process.
+        token: Identifies the write; its text form can be stored, and used from another process.
     """
 
     code = "cas-outcome-unknown"
@@ -378,10 +378,10 @@ class CasOutcomeUnknown(OutcomeUnknown):
 
 
 class TransactionPreserverClosed(RollbridgeError):
-    """The group does not remember the outcomes of its transactions, so this one can not be told.
+    """The group does not remember outcomes of its transactions, so this one cannot be told.
 
     Attributes:
-        status_code: 26, the number that PIP-255 gives it.
+        status_code: 26, the number in PIP-255.
     """
 
     code = "transaction-preserver-closed"
@@ -414,25 +414,25 @@ class BackpressureError(UnavailableError):
 
 
 class FencedError(RollbridgeError):
-    """A newer user of the same identity has taken over; this one must stop and never retry."""
+    """A newer session of the same identity has taken over; this one must stop and never retry."""
 
     code = "fenced"
     exit_code = 5
 
 
 class Fenced(FencedError):
-    """A newer session of the same client name has begun, or somebody has resumed the transaction.
+    """A newer session of the same client name has begun, or another process has resumed the transaction.
 
-    This request changed nothing. What became of a transaction can be asked for by its id, from any session.
+    This request changed nothing. The outcome of a transaction can be asked for by its id, from any session.
     """
 
     code = "client-fenced"
 
 
 class ZooKeeperOutdated(RollbridgeError):
-    """ZooKeeper holds less than it did, as after it was restored from a backup; nothing was written.
+    """ZooKeeper holds less than before, as after a restore from a backup; nothing was written.
 
-    `rollbridge repair` puts it right.
+    ``rollbridge repair`` brings ZooKeeper up to date.
     """
 
     code = "zookeeper-outdated"

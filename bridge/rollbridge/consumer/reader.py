@@ -250,8 +250,8 @@ class Reader:
                 raise
             self._history = history = fresh  # a segment was removed between the two requests
             begin = locate(offsets, stream, history, wanted)
-        # Records written before now may still wait for their marker, so the goal is the end, not the last
-        # stable offset.
+        # Records written before now may still wait for their marker, so the goal is the end, not the last stable
+        # offset.
         goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
         self._before: dict[SegmentId, int] | None = None
@@ -493,8 +493,8 @@ class Reader:
             )
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
-            # Loading raises if the stream is gone. If neither it nor the segment is, some brokers do not
-            # know the topic yet.
+            # Loading raises if the stream is gone. If neither it nor the segment is, some brokers do not know the topic
+            # yet.
             if segment is not None and self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"

@@ -86,7 +86,7 @@ class ProducedMessage:
         return self._topic
 
     def partition(self) -> int:
-        """Return the partition number of the segment; -1 also while it cannot be looked up, or if the segment is gone."""
+        """Return the partition number of the segment; -1 also while it cannot be looked up, or if it is gone."""
         dlsn = None if self._sn is None else self._sn.dlsn
         if dlsn is None:
             return -1

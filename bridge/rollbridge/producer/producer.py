@@ -1,8 +1,8 @@
 """A producer with confluent-kafka's names, on streams: the topic of a record is its stream's name.
 
-Outside of a transaction it is a plain writer. In one it writes a rolling transaction, which may stay open for days; it
-begins with the first record, over the streams that ``transaction.streams`` names, or all streams of the first record's
-group. Records of a transaction have no place before it is committed, so their callbacks are called then.
+Outside of a transaction it is a plain writer. Within one, it writes a rolling transaction, which may stay open for days
+and begins with the first record, over the streams that ``transaction.streams`` names, or all streams of that record's
+group. Records of a transaction have no offset before the commit, so their callbacks follow it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rollbridge.writer.accumulator import PlainFuture
 from rollbridge.writer.writer import StreamWriter
 
 STREAMS_UNASKED_MAX: Final = 32
-"""A transaction sends a message to the buffer of each of its streams; over more than these it must be asked for."""
+"""Most streams of an implicit transaction: each costs a message to its buffer, so more have to be named."""
 _ANY_PARTITION: Final = -1
 _LOOK_S: Final = 0.05
 _FOREVER_S: Final = 10.0 * 365 * 24 * 3600
 
 
 class _Phase(Enum):
-    """What may be called next."""
+    """State of a producer: the calls that it accepts next."""
 
     PLAIN = "not initialised for transactions"
     READY = "ready"
@@ -46,18 +46,18 @@ class _Phase(Enum):
 
 
 class Producer:
-    """Produces to streams with confluent-kafka's calls. Safe to use from several threads."""
+    """Producer to streams with confluent-kafka's calls. Thread-safe."""
 
     def __init__(self, config: Mapping[str, Any] | None = None, **settings: Any) -> None:
         """Connect.
 
         Args:
             config: confluent-kafka's settings, and ``zookeeper`` with its servers; also ``zookeeper.root`` and
-                ``transaction.streams``, a list or names with commas between.
+                ``transaction.streams``, a list or comma-separated names.
             settings: The same, with underscores for dots.
 
         Raises:
-            KafkaException: a setting is not taken, or nobody answers.
+            KafkaException: A setting is not accepted, or no server answers.
         """
         named = {key if key in CALLBACKS else key.replace("_", "."): value for key, value in settings.items()}
         whole = {**(config or {}), **named}
@@ -96,20 +96,20 @@ class Producer:
         *,
         callback: OnDelivery | None = None,
     ) -> None:
-        """Send a record; its fate is told to ``on_delivery`` by :meth:`poll` or :meth:`flush`.
+        """Send a record; :meth:`poll` or :meth:`flush` reports its outcome to ``on_delivery``.
 
         Args:
             topic: The stream, ``scope/stream``.
             value: Bytes, or text that is sent as UTF-8; None is a tombstone.
-            key: Likewise. It decides the segment; records with the same key stay in order.
-            partition: Only -1, any: segments hold key ranges, which nobody writes by number.
+            key: Likewise. Decides the segment; records with the same key stay in order.
+            partition: Only -1, any: segments hold key ranges and cannot be chosen by number.
             on_delivery, callback: Called as ``on_delivery(error, message)``.
             timestamp: Milliseconds since 1970; 0 is now.
             headers: Names and values.
 
         Raises:
             BufferError: The queue is full: poll, and produce again.
-            KafkaException: Not written; the error says why.
+            KafkaException: The record was not written; the error says why.
         """
         if partition != _ANY_PARTITION:
             raise KafkaException(
@@ -137,7 +137,7 @@ class Producer:
         """Call the callbacks that are due, waiting for the first one for up to ``timeout`` seconds.
 
         Returns:
-            How many were called.
+            Number of callbacks called.
         """
         self._reports.wait(_FOREVER_S if timeout is None or timeout < 0 else timeout)
         return self._reports.serve()
@@ -146,15 +146,15 @@ class Producer:
         """Wait until the brokers have everything, and call the callbacks that are due.
 
         Returns:
-            How many records they do not have yet, or have not been told of by their callback. Records of an open
-            transaction are in its buffer then; they are counted as written, and their callbacks follow its end.
+            Number of records that the brokers do not have yet, or whose callback was not called yet. Records of an open
+            transaction are in its buffer then; they count as written, and their callbacks follow its end.
         """
         deadline = time.monotonic() + (_FOREVER_S if timeout is None or timeout < 0 else timeout)
         for writer in list(self._writers.values()):
             try:
                 writer.flush(max(deadline - time.monotonic(), 0.0))
             except RollbridgeError:
-                continue  # told by the callbacks, and counted below if it was the time
+                continue  # reported by the callbacks; after a timeout also counted below
         transaction = self._transaction
         if transaction is not None and self._phase is _Phase.IN_TRANSACTION:
             try:
@@ -164,14 +164,14 @@ class Producer:
         while True:
             self.poll(0)
             left = sum(writer.unacknowledged for writer in list(self._writers.values()))
-            # Those of an open transaction are told after its end.
+            # Records of an open transaction are reported after its end.
             waiting = 0 if self._phase is _Phase.IN_TRANSACTION else self._reports.pending
             if not (left or waiting or self._reports) or time.monotonic() >= deadline:
                 return max(left, waiting) + len(self._reports)
             self._reports.wait(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
 
     def __len__(self) -> int:
-        """Records whose fate is not known, or whose callback has not been called."""
+        """Return the number of records without an outcome, or whose callback has not been called."""
         left = sum(writer.unacknowledged for writer in list(self._writers.values()))
         return max(left, self._reports.pending) + len(self._reports)
 
@@ -179,17 +179,19 @@ class Producer:
         return True
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterView:
-        """The streams, or one of them, in the shape of confluent-kafka's ``ClusterMetadata``.
+        """Return the streams, or one of them, in the shape of confluent-kafka's ``ClusterMetadata``.
 
         Raises:
-            KafkaException: the stream does not exist, or nobody answers.
+            KafkaException: The stream does not exist, or no server answers.
         """
         with kafka_exceptions(), _within(timeout):
             self._check_open()
             return describe_streams(self._bridge.admin, topic)
 
     def close(self) -> None:
-        """Write what there is, abort an open transaction, and disconnect. Not in confluent-kafka of old."""
+        """Write what is left, abort an open transaction, and disconnect. Older versions of confluent-kafka have no
+        ``close``.
+        """
         if is_gone(self._lock):
             return
         with self._lock:
@@ -214,11 +216,13 @@ class Producer:
     # Transactions ---------------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float | None = None) -> None:
-        """Get ready for transactions: an earlier process with this transactional id is fenced, and what it left open
-        is aborted. What it had asked to commit before has been committed when this returns.
+        """Prepare for transactions: fence an earlier process with this transactional id and abort its open
+        transactions.
+
+        Commits that the earlier process had requested are complete when this returns.
 
         Raises:
-            KafkaException: there is no ``transactional.id``, or nobody answers.
+            KafkaException: ``transactional.id`` is not set, or no server answers.
         """
         with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
@@ -235,10 +239,10 @@ class Producer:
             self._phase = _Phase.READY
 
     def begin_transaction(self) -> None:
-        """Begin: what is produced from now on is part of it.
+        """Begin a transaction: records produced from now on belong to it.
 
         Raises:
-            KafkaException: one is under way, or :meth:`init_transactions` was not called.
+            KafkaException: A transaction is open, or :meth:`init_transactions` was not called.
         """
         with self._lock:
             self._check_open()
@@ -257,7 +261,7 @@ class Producer:
         """Commit a consumer group's offsets with the transaction; see :meth:`rollbridge.Transaction.send_offsets`.
 
         Raises:
-            KafkaException: not in a transaction, or not such things.
+            KafkaException: No transaction is open, or the arguments are invalid.
         """
         with self._lock, kafka_exceptions():
             self._check_open()
@@ -269,11 +273,11 @@ class Producer:
                 self._offsets.append((listed, group_metadata))
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Make everything visible, all or nothing.
+        """Commit: make all records visible, or none.
 
         Raises:
-            KafkaException: If ``retriable()``, call it again, to learn the outcome too. If
-                ``txn_requires_abort()``, nothing of it is or will be visible: abort it and begin another one.
+            KafkaException: If ``retriable()``, call it again, also to learn the outcome. If ``txn_requires_abort()``,
+                nothing of the transaction is or will be visible: abort it and begin another one.
         """
         with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
@@ -291,10 +295,10 @@ class Producer:
         self.poll(0)
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Make sure that nothing of the transaction will ever be visible.
+        """Abort: ensure that nothing of the transaction ever becomes visible.
 
         Raises:
-            KafkaException: it is committed, or the answer did not come in time: call it again.
+            KafkaException: The transaction is committed, or the answer did not come in time: call it again.
         """
         with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
@@ -316,7 +320,7 @@ class Producer:
         assert transaction is not None
         if topic not in transaction.streams and not self._settings.streams:
             with self._lock:
-                self._streams = ()  # look again at the next begin
+                self._streams = ()  # list the streams again at the next begin
             raise KafkaException(
                 KafkaError(
                     KafkaError.INVALID_TXN_STATE,
@@ -334,7 +338,7 @@ class Producer:
         self._offsets.clear()
 
     def _streams_with(self, topic: str) -> tuple[str, ...]:
-        """The streams of a transaction whose first record goes to ``topic``, which comes first."""
+        """Return the streams of a transaction whose first record goes to ``topic``, with ``topic`` first."""
         if topic not in self._streams:
             if self._settings.streams:
                 raise InvalidRequestError(f"stream {topic} is not among transaction.streams; nothing was written")
@@ -410,6 +414,6 @@ def _seconds(timeout: float | None) -> float | None:
 
 
 def _within(timeout: float | None) -> AbstractContextManager[None]:
-    """Whatever is asked in this context, on this thread, ends with a call's time-out, if it has one."""
+    """Bound all requests of this thread within the context by a call's timeout, if it has one."""
     seconds = _seconds(timeout)
     return nullcontext() if seconds is None else answers_within(seconds)

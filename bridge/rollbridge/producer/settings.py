@@ -1,7 +1,7 @@
-"""confluent-kafka's settings of a producer: those that are taken, and what becomes of them.
+"""Configuration of :class:`rollbridge.Producer`: confluent-kafka's settings that are accepted, and their effect.
 
-A setting that is not listed is refused, and so is one that asks for less than we promise; one that only tunes
-librdkafka has nothing to tune here and is taken without effect.
+A setting that is not listed is refused, and so is one that weakens a guarantee; settings that only tune librdkafka are
+accepted without effect.
 """
 
 from __future__ import annotations
@@ -43,62 +43,62 @@ CALLBACKS: Final = frozenset({"on_delivery", "dr_cb", "error_cb", "stats_cb", "t
 """Settings whose names have no dots."""
 _DEFAULTS: Final = ClientOptions()
 _NEVER_BLOCK_S: Final = 0.001
-"""A full queue is a BufferError at once, as in confluent-kafka."""
+"""Time-out of a full queue in s: raise ``BufferError`` at once, as in confluent-kafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions(ClientAddresses):
-    """Those of confluent-kafka's settings that are ours to carry out, and ``transaction.streams``."""
+    """Settings of confluent-kafka's that rollbridge carries out itself, and ``transaction.streams``."""
 
     bootstrap_servers: str | None = option(None, key="bootstrap.servers", aliases=("metadata.broker.list",))
     """Kafka: ``host:port,...``"""
     transactional_id: str | None = option(None, key="transactional.id")
-    """Names the client, before ``client.id``; transactions may be begun only with it."""
+    """Name of the client, before ``client.id``; required for transactions."""
     lease_ms: int = option(
         0, key="transaction.timeout.ms", low=0, high=_DEFAULTS.lease_max // timedelta(milliseconds=1)
     )
-    """How long a transaction may stay open; 0: as long as ``ClientOptions`` say."""
+    """Longest time that a transaction may stay open, in ms; 0: as ``ClientOptions`` say."""
     streams: tuple[str, ...] = option((), key="transaction.streams", convert=words)
-    """Streams of each transaction, a list or names with commas between; all of the group if left out."""
+    """Streams of each transaction, a list or comma-separated names; all of the group if left out."""
     linger_ms: float = option(5.0, key="linger.ms", aliases=("queue.buffering.max.ms",), low=0, high=900_000)
-    """How long a record waits for others to share its batch."""
+    """Time in ms that a record waits for others to share its batch."""
     batch_size: int = option(MIB, key="batch.size", low=0)
-    """Largest batch before compression; less than 1 KiB counts as that, more than 1 MiB, too."""
+    """Largest batch before compression, in bytes; raised to 1 KiB and limited to 1 MiB."""
     compression: str = option("none", key="compression.type", aliases=("compression.codec",), check=Compression.named)
     """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
     buffer_kbytes: int = option(65_536, key="queue.buffering.max.kbytes", low=0)
-    """How much may wait for the brokers, at least 4 MiB; beyond it ``produce`` raises ``BufferError``."""
+    """KiB that may wait for the brokers, at least 4 MiB; beyond that ``produce`` raises ``BufferError``."""
     delivery_timeout_ms: float = option(300_000.0, key="message.timeout.ms", aliases=("delivery.timeout.ms",))
-    """How long a record may stay without an answer before it fails."""
+    """Time in ms without an answer after which a record fails."""
     request_timeout_ms: float = option(30_000.0, key="request.timeout.ms")
-    """How long the answer to one request may take before its connection is given up."""
+    """Time in ms without an answer to a request after which its connection is given up."""
     in_flight: int = option(5, key="max.in.flight", aliases=("max.in.flight.requests.per.connection",), low=1)
-    """Most requests under way to one broker; more than 5 count as 5."""
+    """Most requests in flight to one broker; more than 5 count as 5."""
     on_delivery: Callable[..., object] | None = option(None, aliases=("dr_cb",), convert=function)
-    """Called for records that bring no callback of their own."""
+    """Callback for records that bring none of their own."""
     only_errors: bool = option(False, key="delivery.report.only.error")
-    """Whether callbacks are called for failed records only."""
+    """Call callbacks for failed records only."""
     idempotent: bool = option(
         True,
         key="enable.idempotence",
         choices=dict.fromkeys(("true", "yes", "1"), True),
         why="every write is idempotent, which cannot be switched off",
     )
-    """Every write is idempotent."""
+    """Idempotence; every write is idempotent."""
     acks: str = option(
         "all",
         aliases=("request.required.acks",),
         choices=("all", "-1"),
         why="a record is acknowledged by all replicas in sync; only all is possible",
     )
-    """A record is acknowledged by all replicas in sync."""
+    """Acknowledgement by all replicas in sync."""
     makes_topics: bool = option(
         False,
         key="allow.auto.create.topics",
         choices=dict.fromkeys(("false", "no", "0"), False),
         why="streams are created by rollbridge.Admin",
     )
-    """Streams are created by ``Admin``."""
+    """Creation of topics; streams are created by ``Admin``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class ProducerSettings(ProducerOptions):
     """Settings of a producer, read from confluent-kafka's names.
 
     Attributes:
-        security, zookeeper_security: How to connect; see :func:`rollbridge.connect`.
+        security, zookeeper_security: Credentials and TLS; see :func:`rollbridge.connect`.
         client, writer: Sizes, delays and limits.
     """
 
@@ -117,20 +117,20 @@ class ProducerSettings(ProducerOptions):
 
     @property
     def transactional(self) -> bool:
-        """Whether transactions may be begun."""
+        """True if transactions may be begun."""
         return bool(self.transactional_id)
 
     @property
     def client_name(self) -> str | None:
-        """The transactional id, or the client id, or None."""
+        """The transactional id, or else the client id, or None."""
         return self.transactional_id or self.client_id
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> ProducerSettings:
-        """Read them.
+        """Read and check a configuration.
 
         Raises:
-            ConfigError: names every setting that is not taken.
+            ConfigError: Settings are not accepted; the error names all of them.
         """
         own = keys_of(ProducerOptions)
         known = own | SECURITY_KEYS | PREFIXED_KEYS | _WITHOUT_EFFECT
@@ -166,23 +166,22 @@ class ProducerSettings(ProducerOptions):
         )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Streams in the shape of confluent-kafka's metadata, for code that asks which topics there are.
+# Streams in the shape of confluent-kafka's metadata
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """An active segment."""
+    """Active segment."""
 
     id: int
-    """Its partition number."""
+    """Partition number of the segment."""
     topic: str
-    """The Kafka topic that holds it."""
+    """Kafka topic that holds the segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A stream."""
+    """Stream with its active segments."""
 
     topic: str
     partitions: dict[int, PartitionView]
@@ -191,16 +190,16 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All streams, or the one asked for."""
+    """All streams, or the requested one."""
 
     topics: dict[str, TopicView] = field(default_factory=dict)
 
 
 def describe_streams(admin: Admin, stream: str | None) -> ClusterView:
-    """The streams with their active segments.
+    """Return the streams with their active segments.
 
     Raises:
-        StreamNotFound: there is none of this name.
+        StreamNotFound: No stream has this name.
     """
     names = [str(config.name) for config in admin.list_streams()] if stream is None else [stream]
     found = {}

@@ -1,1 +1,1 @@
-"""How a connection is secured: settings of TLS and of who it is, for Kafka and for ZooKeeper."""
+"""Security of connections: TLS and identities, for Kafka and for ZooKeeper."""

@@ -1,4 +1,4 @@
-"""TLS and SASL for our own connections, configured with the same keys as confluent-kafka's clients.
+"""TLS and SASL for rollbridge's own connections to Kafka, with the keys of confluent-kafka's clients.
 
 Sources: librdkafka's CONFIGURATION.md for the keys; RFC 4616 (PLAIN), RFC 5802 and RFC 7677 (SCRAM).
 """
@@ -23,41 +23,45 @@ _PROBE: Final = "probe"
 NO_SECURITY_SETTING: Final = "is not a security setting that may be passed on"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-# A broker that asks for more rounds than this is trying to keep us busy (Kafka's own default is 8192).
+# Bound on the work that a hostile broker can demand (Kafka's own default is 8192 rounds).
 _SCRAM_ITERATIONS_MAX: Final = 1_000_000
 _SCRAM_ITERATIONS_MIN: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """How to prove who we are and whom we talk to; secrets show neither in ``repr`` nor in errors."""
+    """Identity of the client, and trust in the server; secrets show neither in ``repr`` nor in errors."""
 
     protocol: str = option("PLAINTEXT", key="security.protocol", choices=_PROTOCOLS)
-    """Whether connections are encrypted, and authenticate."""
+    """Encryption and authentication of connections."""
     ca_location: str | None = option(None, key="ssl.ca.location")
-    """File or directory of the authorities that are trusted, and no others; those of the system if none is named."""
+    """File or directory of the only trusted authorities; the system's authorities if left out."""
     certificate_location: str | None = option(None, key="ssl.certificate.location")
-    """File of the certificate that says who we are."""
+    """File of the client's certificate."""
     key_location: str | None = option(None, key="ssl.key.location")
-    """File of its private key."""
+    """File of the certificate's private key."""
     key_password: str | None = option(None, key="ssl.key.password", secret=True)
-    """Password of that file."""
+    """Password of the private key's file."""
     check_hostname: bool = option(
         True, key="ssl.endpoint.identification.algorithm", choices={"https": True, "none": False, "": False}
     )
-    """Whether the name of the server must be that of its certificate."""
+    """Check that the server's name matches its certificate."""
     mechanism: str | None = option(
         None, key="sasl.mechanism", aliases=("sasl.mechanisms",), choices=("PLAIN", *_SCRAM_HASHES)
     )
-    """How a user is authenticated; needed with SASL."""
+    """SASL mechanism; required with SASL."""
     username: str | None = option(None, key="sasl.username")
-    """The user; needed with SASL."""
+    """User name; required with SASL."""
     password: str | None = option(None, key="sasl.password", secret=True)
-    """Their password; needed with SASL."""
+    """Password of the user; required with SASL."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, str] | None, faults: list[str] | None = None) -> Security:
-        """Read librdkafka's keys; ``faults``, or else a ConfigError, names all that are unknown, missing or wrong."""
+        """Read librdkafka's keys; add all that are unknown, missing or wrong to ``faults``.
+
+        Raises:
+            ConfigError: Keys are unknown, missing or wrong, and no list of ``faults`` was passed.
+        """
         config, told, faults = config or {}, faults is not None, [] if faults is None else faults
         faults += unknown(config, SECURITY_KEYS, NO_SECURITY_SETTING)
         read = cls(**values_of(cls, config, faults))
@@ -76,19 +80,22 @@ class Security:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return self.protocol.endswith("SSL")
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether connections authenticate by SASL."""
+        """True if connections authenticate by SASL."""
         return self.protocol.startswith("SASL_")
 
     def tls_context(self) -> ssl.SSLContext:
-        """Build the TLS context; ConfigError names the file that cannot be read.
+        """Return a new TLS context.
 
-        Trusted are the authorities in ``ssl.ca.location``, a file or a directory, and no others: with the system's as
-        well anybody's certificate would do where host names are not checked. The system's are, if none is named.
+        Only the authorities in ``ssl.ca.location``, a file or a directory, are trusted: with the system's as well, any
+        certificate of theirs would be accepted where host names are not checked. If none is named, the system's are.
+
+        Raises:
+            ConfigError: A file cannot be read; the error names it.
         """
         named = None if self.ca_location == _PROBE else self.ca_location
         kind = "capath" if named is not None and Path(named).is_dir() else "cafile"
@@ -111,7 +118,8 @@ class Security:
         """Run the SASL mechanism; ``exchange`` sends one message and returns the broker's answer.
 
         Raises:
-            AuthenticationError: The broker's side of the exchange is wrong (a refusal of ours is up to ``exchange``).
+            AuthenticationError: The broker's side of the exchange is wrong (``exchange`` raises if the broker refuses
+                the client).
         """
         username, password = self.username or "", self.password or ""
         if self.mechanism == "PLAIN":
@@ -122,7 +130,7 @@ class Security:
 
 
 class _Scram:
-    """The client's side of SCRAM without channel binding."""
+    """Client side of SCRAM without channel binding."""
 
     def __init__(self, algorithm: str, username: str, password: str) -> None:
         self._algorithm = algorithm
@@ -175,4 +183,4 @@ def _fields(message: bytes) -> dict[str, str]:
 
 SECURITY_KEYS: Final = keys_of(Security)
 TLS_KEYS: Final = frozenset(key for key in SECURITY_KEYS if not key.startswith("sasl."))
-"""Those that say whom to trust, and who we are by certificate."""
+"""Keys of TLS: trusted authorities, and the client's certificate."""

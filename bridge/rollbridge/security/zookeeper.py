@@ -1,4 +1,4 @@
-"""Who we are to ZooKeeper, and how we know that it is ZooKeeper: digest identities, TLS, and the ACL of our nodes.
+"""Security of sessions with ZooKeeper: digest identities, TLS, and the ACL of rollbridge's znodes.
 
 The keys are those of Kafka's clients where they mean the same::
 
@@ -7,9 +7,9 @@ The keys are those of Kafka's clients where they mean the same::
     ssl.endpoint.identification.algorithm  as for Kafka
     digest.username, digest.password       an identity of ZooKeeper's scheme ``digest``
 
-Whoever has an identity, by digest or by a client certificate (scheme ``x509``), owns what it creates: it may do
-everything with such a node, and everybody else may read it. Who else may write where is granted by
-``rollbridge.zookeeper.access``. Without an identity nodes are open to all, as ZooKeeper's default has it.
+A client with an identity, by digest or by certificate (scheme ``x509``), owns what it creates: it has all permissions
+on such a znode, and everybody else may read it. ``rollbridge.zookeeper.access`` grants further permissions. Without an
+identity, znodes are open to all, as is ZooKeeper's default.
 
 Sources: ZooKeeper's programmer's guide (access control using ACLs) and administrator's guide (SSL/TLS options).
 """
@@ -33,7 +33,7 @@ from rollbridge.security.kafka import NO_SECURITY_SETTING, TLS_KEYS, Security
 
 _PREFIX: Final = "zookeeper."
 OWNED: Final = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
-"""The ACL of a node whose creator has an identity: that identity may do everything, all others may read."""
+"""ACL of a znode whose creator has an identity: all permissions for that identity, read for all others."""
 
 _HANDSHAKE_S: Final = 3.0
 
@@ -42,17 +42,21 @@ __all__ = ["ACL", "OWNED", "PREFIXED_KEYS", "ZOOKEEPER_SECURITY_KEYS", "Quieter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperSecurity:
-    """How a session proves who it is and whom it talks to; passwords show neither in ``repr`` nor in errors."""
+    """Identity of a session, and trust in the server; passwords show neither in ``repr`` nor in errors."""
 
     tls: Security = field(default_factory=Security)
     username: str | None = option(None, key="digest.username")
-    """An identity of ZooKeeper's scheme ``digest``; goes with its password."""
+    """Identity of ZooKeeper's scheme ``digest``; requires its password."""
     password: str | None = option(None, key="digest.password", secret=True)
-    """Its password."""
+    """Password of the identity."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, str] | None, faults: list[str] | None = None) -> ZooKeeperSecurity:
-        """Read the keys above; ``faults``, or else a ConfigError, names all that are unknown, missing or wrong."""
+        """Read the keys above; add all that are unknown, missing or wrong to ``faults``.
+
+        Raises:
+            ConfigError: Keys are unknown, missing or wrong, and no list of ``faults`` was passed.
+        """
         config, told, faults = config or {}, faults is not None, [] if faults is None else faults
         faults += unknown(config, ZOOKEEPER_SECURITY_KEYS, NO_SECURITY_SETTING)
         protocol = config.get("security.protocol", "").upper()
@@ -73,12 +77,12 @@ class ZooKeeperSecurity:
 
     @property
     def has_identity(self) -> bool:
-        """Whether ZooKeeper can tell who we are."""
+        """True if the session has an identity for ZooKeeper."""
         return self.username is not None or (self.tls.uses_tls and self.tls.certificate_location is not None)
 
     @property
     def identity(self) -> str:
-        """Who we are, for messages."""
+        """Description of the identity, for messages."""
         if self.username is not None:
             return f"digest user {self.username}"
         if self.has_identity:
@@ -86,10 +90,10 @@ class ZooKeeperSecurity:
         return "a client without identity"
 
     def kazoo_options(self) -> dict[str, Any]:
-        """What a KazooClient is told.
+        """Return the arguments of a KazooClient.
 
         Raises:
-            ConfigError: a file can not be used; kazoo itself would say nothing and try for ever.
+            ConfigError: A file cannot be used; kazoo itself would retry for ever without a message.
         """
         options: dict[str, Any] = {}
         if self.username is not None:
@@ -102,9 +106,10 @@ class ZooKeeperSecurity:
         return options
 
     def tls_fault(self, addresses: str) -> str:
-        """Why a TLS handshake with the first server that accepts connections fails; empty if it does not, or none.
+        """Return the TLS fault of the first reachable server; empty if its handshake succeeds, or no server is
+        reachable.
 
-        kazoo itself would not say, try again for ever, and leave the sockets to the garbage collector.
+        kazoo itself would give no reason, retry for ever, and leave the sockets to the garbage collector.
         """
         if not self.tls.uses_tls:
             return ""
@@ -118,7 +123,7 @@ class ZooKeeperSecurity:
                 ):
                     return ""
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                continue  # it is just stopping, perhaps
+                continue  # the server may just be stopping
             except ssl.SSLError as fault:
                 return f"the TLS handshake with {address.strip()} fails: {fault}"
             except (OSError, ValueError):
@@ -127,7 +132,7 @@ class ZooKeeperSecurity:
 
 
 class _TlsHandler(SequentialThreadingHandler):
-    """kazoo's threads, with our TLS: its own trusts the system's authorities beside those that are named."""
+    """kazoo's threads with rollbridge's TLS context: kazoo's own also trusts the system's authorities."""
 
     def __init__(self, tls: Security) -> None:
         super().__init__()
@@ -136,10 +141,10 @@ class _TlsHandler(SequentialThreadingHandler):
     def create_connection(
         self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_: object
     ) -> socket.socket:
-        """Connect to a server; the files are read each time, so that a new certificate is used from then on.
+        """Connect to a server; the files are read each time, so that a new certificate takes effect.
 
         Raises:
-            OSError: it can not be reached, or is not to be trusted, or a file can not be used now: tried again.
+            OSError: The server cannot be reached or is not trusted, or a file cannot be used now; kazoo tries again.
         """
         try:
             context = self._tls.tls_context()
@@ -156,18 +161,18 @@ class _TlsHandler(SequentialThreadingHandler):
 
 ZOOKEEPER_SECURITY_KEYS: Final = TLS_KEYS | keys_of(ZooKeeperSecurity)
 PREFIXED_KEYS: Final = frozenset(_PREFIX + key for key in ZOOKEEPER_SECURITY_KEYS)
-"""The same keys where they stand beside those of Kafka's clients."""
+"""The same keys with a prefix, for configurations that also hold those of Kafka's clients."""
 
 
 def take_prefixed(config: Mapping[str, object]) -> dict[str, str]:
-    """Our settings among those of a client of Kafka, without their prefix."""
+    """Return ZooKeeper's settings from a Kafka client's configuration, without their prefix."""
     return {key.removeprefix(_PREFIX): str(config[key]) for key in PREFIXED_KEYS & config.keys()}
 
 
 class Quieter(logging.LoggerAdapter[logging.Logger]):
-    """kazoo's log: attempts to reconnect are no warnings, since what fails is raised; secrets are left out.
+    """Log of kazoo with reconnects at INFO, since failures are raised, and without secrets.
 
-    kazoo logs every request at DEBUG, and among them those that hold our password and the session's; below DEBUG it
+    At DEBUG, kazoo logs every request, including those with the client's and the session's password; below DEBUG it
     logs the session's password again.
     """
 

@@ -336,9 +336,9 @@ class Dispatcher:
                 is_lost = lane.is_next(batch)
                 lane.misplace(batch)
                 if is_lost:
-                    # A predecessor was acknowledged but is missing: the log has lost its end, and
-                    # accepts no sequence number of this
-                    # producer any more. Begin with a new producer id, as Kafka's producer does (KIP-360).
+                    # A predecessor was acknowledged but is missing: the log has lost its end, and accepts no sequence
+                    # number of this producer any more. Begin with a new producer id, as Kafka's producer does
+                    # (KIP-360).
                     self.expired = True
                     self.back_off()
             case Verdict.RETRY | Verdict.MOVED | Verdict.DOUBTFUL:

@@ -381,8 +381,8 @@ class Course(Generic[P]):
             if offset is not None:
                 found.append((parcel, offset))
             elif gap is not None:
-                # Batches stand in the order of their numbers, so an unknown one lies between its
-                # neighbours that were found.
+                # Batches stand in the order of their numbers, so an unknown one lies between its neighbours that were
+                # found.
                 low = max((place for place in places[:number] if place is not None), default=-1)
                 high = min((place for place in places[number:] if place is not None), default=gap[1])
                 if low < gap[1] and gap[0] < high:
