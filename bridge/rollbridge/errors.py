@@ -414,7 +414,7 @@ class BackpressureError(UnavailableError):
 
 
 class FencedError(RollbridgeError):
-    """A newer session of the same identity has taken over; this one must stop and never retry."""
+    """A newer user of the same identity has taken over; this one must stop and never retry."""
 
     code = "fenced"
     exit_code = 5

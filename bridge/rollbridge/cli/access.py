@@ -1,4 +1,4 @@
-"""``rollbridge access``: who may do what, in ZooKeeper and in Kafka."""
+"""``rollbridge access``: permissions in ZooKeeper and in Kafka."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...]], Iterator[Ri
 
 @click.group()
 def access() -> None:
-    """Who may use which transaction group (ACLs in ZooKeeper), and what a role needs of Kafka's ACLs.
+    """Manage who may use which transaction group (ACLs in ZooKeeper), and print the Kafka ACLs of a role.
 
-    What changes ZooKeeper is run with the coordinators' credentials. See docs/security.md.
+    Run commands that change ZooKeeper with the coordinators' credentials. See docs/security.md.
     """
 
 
@@ -40,7 +40,7 @@ def access() -> None:
 @click.option("--shared-counter", is_flag=True, help="Close the counter of clients of earlier versions, too.")
 @click.pass_obj
 def secure(context: CliContext, *, shared_counter: bool) -> None:
-    """Close to the public what was written to ZooKeeper without credentials, and lay out what is missing.
+    """Restrict the znodes that were written without credentials, and create those that are missing.
 
     Coordinators then need the credentials with which this is run; clients need `grant`.
     """
@@ -54,7 +54,7 @@ def secure(context: CliContext, *, shared_counter: bool) -> None:
 @_IDENTITIES
 @click.pass_obj
 def grant(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
-    """Let identities use a transaction group, which is made if it is not there.
+    """Let identities use a transaction group, which is created if it does not exist.
 
     IDENTITY is digest:USER:HASH, which `rollbridge access identity USER` makes of a password, or x509:SUBJECT.
     """
@@ -71,7 +71,7 @@ def grant(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
 @_IDENTITIES
 @click.pass_obj
 def revoke(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
-    """Take a transaction group away from identities; digest:USER is enough."""
+    """Revoke the use of a transaction group from identities; digest:USER is enough."""
     name = GroupName.parse(group)
     with _opened(context) as found:
         names = [shown(item) for item in found.revoke(name, identities)]
@@ -98,7 +98,7 @@ def list_access(context: CliContext) -> None:
 @click.argument("username")
 @click.pass_obj
 def identity(context: CliContext, username: str) -> None:
-    """Make the ZooKeeper identity of a user of the digest scheme; the password is asked for, or read from a pipe."""
+    """Print the ZooKeeper identity of a user of the digest scheme; prompts for the password, or reads it from a pipe."""
     if sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, err=True)
     else:
@@ -117,9 +117,9 @@ def identity(context: CliContext, username: str) -> None:
 def kafka_acls(
     context: CliContext, role: str, stream_name: str, principal: str, group: str, consumer_groups: tuple[str, ...]
 ) -> None:
-    """Print the commands that give a role its rights in Kafka. Looks at nothing, and changes nothing.
+    """Print the commands that grant a role its permissions in Kafka. Contacts no server, and changes nothing.
 
-    A coordinator's rights are those for the whole scope of the stream.
+    A coordinator's permissions cover the whole scope of the stream.
     """
     stream = StreamName.parse(stream_name)
     wanted = list(_ROLES[role](stream, GroupName(stream.scope, group), consumer_groups))
@@ -139,7 +139,7 @@ def kafka_acls(
 
 @contextmanager
 def _session(context: CliContext) -> Iterator[ZooKeeperSession]:
-    """ZooKeeper as the command line means it; Kafka does not come into it."""
+    """Open a ZooKeeper session as the command line says; Kafka is not contacted."""
     settings = context.settings()
     with ZooKeeperSession(
         settings.zookeeper,

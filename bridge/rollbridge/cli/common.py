@@ -1,4 +1,8 @@
-"""What every command is given: the global options, the settings that follow from them, and how to answer."""
+"""Common parts of all commands: the global options, the connection that follows from them, answers and exit codes.
+
+Exit codes are stable, so that scripts can rely on them. Every error of ``rollbridge.errors`` carries its own;
+:class:`ExitCode` lists them all.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +22,27 @@ from rollbridge.connection import Bridge, connect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CliContext:
-    """The global options of one call; commands get it with ``@click.pass_obj``."""
+    """Global options of one call; commands receive them with ``@click.pass_obj``."""
 
     flags: Mapping[str, str | None] = field(default_factory=dict)
-    """Connection settings from the command line, by key; ``None`` when not given."""
+    """Connection settings from the command line, by key; None where not given."""
     config_file: Path | None = None
     named_home: Path | None = None
-    """The embedded cluster's directory, if one was named by flag or environment variable."""
+    """Directory of the embedded cluster, if a flag or environment variable names one."""
     json: bool = False
-    """Answer with JSON on standard output."""
+    """Print JSON on standard output."""
     verbosity: int = 0
 
     @property
     def home(self) -> Path:
-        """The directory of the embedded cluster that is meant."""
+        """Directory of the embedded cluster."""
         return self.named_home or default_home()
 
     def settings(self) -> ConnectionSettings:
-        """Where the cluster is and how to reach it.
+        """Return the addresses of the cluster and its connection settings.
 
         Raises:
-            ConfigError: a setting is wrong, or no cluster is named.
+            ConfigError: A setting is wrong, or no cluster is named.
         """
         return load_settings(self.flags, config_file=self.config_file, home=self.home)
 
@@ -47,19 +51,18 @@ class CliContext:
         click.echo(json.dumps(document, indent=2) if self.json else text)
 
     def tell(self, line: str) -> None:
-        """Print progress, which never mixes with the result: it goes to standard error."""
+        """Print progress to standard error, so that it never mixes with the result."""
         click.echo(line, err=True)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# From the global options to a connection.
+# Connection
 
 
 def connected(context: CliContext, options: ClientOptions | None = None) -> Bridge:
-    """A connection to the cluster that the command line means; close it.
+    """Connect to the cluster that the command line names; the caller closes the connection.
 
     Raises:
-        ConfigError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError: see :func:`rollbridge.connect`.
+        ConfigError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError: See :func:`rollbridge.connect`.
     """
     settings = context.settings()
     return connect(
@@ -73,13 +76,11 @@ def connected(context: CliContext, options: ClientOptions | None = None) -> Brid
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the exit code of ``rollbridge`` says; stable, so that scripts can rely on it.
-# Every error of ``rollbridge.errors`` carries its own; this is the list of them all.
+# Exit codes
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands."""
+    """Exit codes of all commands."""
 
     OK = 0
     UNEXPECTED = 1

@@ -97,17 +97,17 @@ def consume(
     null: str,
     wait: timedelta,
 ) -> None:
-    """Print the committed records of a stream, one in each line.
+    """Print the committed records of a stream, one per line.
 
-    Segments are read to their ends before those that continue them, so the records of a key come in the order in which
-    they became visible, across scales and rolling commits. With --json each line is an object. At the end it says on
-    standard error where it stands, which --from takes.
+    Segments are read to their ends before their successors, so the records of a key come in the order in which they
+    became visible, across scales and rolling commits. With --json each line is an object. At the end the position is
+    printed to standard error, in the form that --from takes.
 
-    With --segment the stream is read as ever, and what belongs to others is left out. What a transaction has written to
-    a segment is found in the segment of the same number that its commit made, if it was a rolling one.
+    --segment reads the whole stream and leaves out records of other segments. Records that a rolling transaction wrote
+    to a segment are found in the segment of the same number that its commit created.
 
-    A member of a group begins where the group has committed to, --from earliest or latest if it has not, and commits
-    what it has printed.
+    A member of a group begins at the group's committed offsets, or at --from earliest or latest if there are none, and
+    commits what it has printed.
     """
     if start is not None and from_beginning is not None:
         raise click.UsageError("give --from, or --from-beginning or --from-end, not both")
@@ -149,9 +149,9 @@ def _owner(name: str) -> GroupName:
 
 
 def _part_of(segment: SegmentId, transaction: TransactionId | None) -> Callable[[Record], bool]:
-    """Return whether a record stands in a segment, or whether a transaction has written it to that segment.
+    """Return a filter for the records of a segment, or for those that a transaction has written to that segment.
 
-    A rolling commit makes a segment with the number of the one that was written to, so the number tells.
+    A rolling commit creates a segment with the number of the one written to, so the number decides.
     """
     if transaction is None:
         return lambda record: record.segment == segment
@@ -159,7 +159,7 @@ def _part_of(segment: SegmentId, transaction: TransactionId | None) -> Callable[
 
 
 class _Printer:
-    """Writes lines, up to a number of them."""
+    """Printer of lines, up to a limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
@@ -168,7 +168,7 @@ class _Printer:
 
     @property
     def left(self) -> int | None:
-        """How many more may be printed."""
+        """Number of lines that may still be printed; None without a limit."""
         return None if self._most is None else self._most - self.printed
 
     def lines(self, lines: Iterable[bytes], count: int) -> None:
@@ -236,7 +236,7 @@ def _lines(transaction: CommittedTransaction, line: Line) -> Iterator[bytes]:
 
 
 def _documents(transaction: CommittedTransaction) -> Iterator[bytes]:
-    """One object for the transaction and one for each of its records, which may be many."""
+    """Yield one object for the transaction and one for each of its records, which may be many."""
     control = transaction.control
 
     def encoded(document: dict[str, Any]) -> bytes:

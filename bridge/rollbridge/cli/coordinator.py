@@ -1,4 +1,4 @@
-"""The command that runs a coordinator against any cluster."""
+"""``rollbridge coordinator``: run a coordinator against any cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rollbridge.config import CONFIG_VARIABLE
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
-    """Run a coordinator in the foreground; it ends in good order on SIGTERM and Ctrl-C.
+    """Run a coordinator in the foreground; SIGTERM and Ctrl-C stop it gracefully.
 
-    Other arguments go to `python -m rollbridge_coordinator`.
+    Other arguments are passed to `python -m rollbridge_coordinator`.
     """
     if not {"-h", "--help"} & set(arguments):
         settings = context.settings()
@@ -31,9 +31,9 @@ def coordinator(context: CliContext, arguments: tuple[str, ...]) -> int:
             *arguments,
         )
     if context.config_file is not None:
-        # For what has no option of its own: security, which must not stand on a command line that others can see.
+        # For settings without an option: security, which must not stand on a command line that others can see.
         os.environ[CONFIG_VARIABLE] = str(context.config_file)
-    # By name: the coordinator is built on this package, not the other way round.
+    # Imported by name: the coordinator depends on this package, not the other way round.
     entry = import_module("rollbridge_coordinator.__main__")
     try:
         entry.main(args=arguments, prog_name="rollbridge coordinator")

@@ -1,4 +1,4 @@
-"""``rollbridge doctor``: is the cluster, and what rollbridge keeps in it, as it should be?"""
+"""``rollbridge doctor``, ``repair`` and ``snapshot``: check the cluster and rollbridge's own state, and mend it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 @click.command()
 @click.pass_obj
 def doctor(context: CliContext) -> ExitCode:
-    """Check the cluster and rollbridge's own state, and say for each finding what to do. Changes nothing.
+    """Check the cluster and rollbridge's own state, and print a remedy for each finding. Changes nothing.
 
-    Exits with 0 if nothing is wrong, or warnings are all there is, and with 9 if there is a problem.
+    Exits with 0 if there are no findings, or only warnings, and with 9 if there is a problem.
     """
     facts = gather(context.settings())
     found = find(facts)
@@ -47,8 +47,7 @@ def doctor(context: CliContext) -> ExitCode:
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# ``rollbridge repair``: bring a ZooKeeper that was restored from a backup up to what Kafka knows.
+# ``rollbridge repair``
 
 
 @click.command()
@@ -58,9 +57,9 @@ def doctor(context: CliContext) -> ExitCode:
 def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
     """Repair ZooKeeper after it was restored from a backup. Run it with the coordinators' credentials.
 
-    What counts up is raised beyond all that was given out since the backup, and what was lost is written again, from
-    the journals, commit logs and buffers in Kafka. Sessions of named clients end, pending admin requests are dropped.
-    It can be run again after it was interrupted. See docs/operations.md.
+    Counters are raised beyond all values given out since the backup, and lost state is written again, from the
+    journals, commit logs and buffers in Kafka. Sessions of named clients end, and pending admin requests are dropped.
+    The command may be run again after an interruption. See docs/operations.md.
     """
     settings = context.settings()
     with ZooKeeperSession(
@@ -73,7 +72,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
         if not found and not force:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
             return ExitCode.OK
-        # All of them: they share the transaction counter, and a group without a leader has noticed nothing yet.
+        # All groups: they share the transaction counter, and a group without a leader has noticed nothing yet.
         names, nodes = Metadata(session).groups(), read_nodes(session)
         names += lost_groups(settings, nodes, names)
         steps = plan(nodes, gather_evidence(settings, names), int(time.time() * 1000))
@@ -85,8 +84,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
     return ExitCode.OK
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# ``rollbridge snapshot``: the snapshots from which new leaders go on, and the aborted transactions that they list.
+# ``rollbridge snapshot``
 
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
@@ -96,7 +94,7 @@ _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
 def snapshot() -> None:
     """List, describe, verify, rebuild and clear snapshots of transaction buffers.
 
-    A snapshot says which transactions are aborted, and from where on a new leader must read a buffer.
+    A snapshot lists the aborted transactions, and the offset from which a new leader must read a buffer.
     """
 
 
@@ -104,7 +102,7 @@ def snapshot() -> None:
 @click.option("--scope", help="Only streams of this scope.")
 @click.pass_obj
 def list_snapshots(context: CliContext, scope: str | None) -> None:
-    """List the snapshots of all buffers, one line for each partition."""
+    """List the snapshots of all buffers, one line per partition."""
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
     settings = context.settings()
@@ -144,7 +142,7 @@ def describe(context: CliContext, stream_name: str) -> None:
 @_STREAM
 @click.pass_obj
 def verify(context: CliContext, stream_name: str) -> None:
-    """Compare the snapshots of one stream with its buffer and the commit log, all of them read to their ends."""
+    """Compare the snapshots of one stream with its buffer and the commit log, all read to their ends."""
     reader, found = _of(context, stream_name)
     results = [reader.verify(item) for item in found]
     documents = [
@@ -175,7 +173,7 @@ def verify(context: CliContext, stream_name: str) -> None:
 @_STREAM
 @click.pass_obj
 def rebuild(context: CliContext, stream_name: str) -> None:
-    """Make the snapshots of one stream anew from its buffer and the commit log, and wait for that."""
+    """Rebuild the snapshots of one stream from its buffer and the commit log, and wait until that is done."""
     with connected(context) as b:
         b.admin.rebuild_snapshots(stream_name)
     context.answer({"stream": stream_name, "rebuilt": True}, f"Made the snapshots of {stream_name} anew.")
@@ -207,7 +205,7 @@ def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[Buf
 
 
 def _document(item: BufferSnapshot) -> dict[str, Any]:
-    """A snapshot as JSON."""
+    """Return a snapshot as JSON."""
     topic, partition = item.partition
     document: dict[str, Any] = {
         "stream": str(item.stream.name),

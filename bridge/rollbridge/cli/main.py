@@ -1,7 +1,7 @@
 """The ``rollbridge`` command: global options, the table of commands, and one line for every error.
 
-Commands live in modules of their own, which are imported only when they are used. Global options may stand anywhere on
-the line: ``rollbridge status --json`` and ``rollbridge --json status`` are the same.
+Each command's module is imported only when the command is used. Global options may stand anywhere on the line:
+``rollbridge status --json`` and ``rollbridge --json status`` are the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rollbridge.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A command.
+    """Entry of the table of commands.
 
     Attributes:
-        module: Has a click command of the command's name.
+        module: Module with a click command of the command's name.
         help: One line.
-        extra: What has to be installed with the package for it, if anything: ``pip install 'rollbridge[EXTRA]'``.
+        extra: Extra that must be installed for the command, if any: ``pip install 'rollbridge[EXTRA]'``.
     """
 
     module: str
@@ -69,7 +69,7 @@ _OPTIONS_WITH_VALUE = frozenset({"--bootstrap-servers", "--zookeeper", "--config
 
 
 class _Commands(click.Group):
-    """Loads commands from the table, and takes global options wherever they stand."""
+    """Group that loads commands from the table, and accepts global options anywhere on the line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -99,8 +99,8 @@ class _Commands(click.Group):
         except ModuleNotFoundError as missing:
             raise _lacking(ctx.invoked_subcommand or "", missing) from missing
         except BrokenPipeError:
-            # Whoever read our output (a pager, head) has had enough, which is no failure; click would exit with 1.
-            # Python must not fail again while it flushes.
+            # The reader of the output (a pager, head) has seen enough, which is no failure; click would exit with 1.
+            # The flush at exit must not fail either.
             sys.stdout = None
             return ExitCode.OK
 
@@ -109,7 +109,7 @@ class _Commands(click.Group):
 
 
 def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:
-    """What to say where a command imports what is not installed: what would bring it."""
+    """Return the error of a command that imports a missing package; the error names what to install."""
     extra = COMMANDS[command].extra if command in COMMANDS else ""
     if not extra:
         return missing
@@ -120,7 +120,7 @@ def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:
 
 
 def _global_options_first(arguments: Sequence[str]) -> list[str]:
-    """Move global options, with their values, before the command; what follows ``--`` stays untouched."""
+    """Move global options, with their values, before the command; arguments after ``--`` stay untouched."""
     first: list[str] = []
     rest: list[str] = []
     waiting = iter(arguments)
@@ -174,7 +174,7 @@ def rollbridge(
 ) -> None:
     """Rolling transactions on real Kafka topics.
 
-    Global options may also stand behind the command.
+    Global options may also stand after the command.
     """
     ctx.obj = CliContext(
         flags={"bootstrap_servers": bootstrap_servers, "zookeeper": zookeeper},
@@ -186,7 +186,7 @@ def rollbridge(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (``rollbridge.cli.common``) and raises nothing but ``SystemExit``."""
+    """Run one command; return its exit code (``rollbridge.cli.common``). Raises nothing but ``SystemExit``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = arguments[: arguments.index("--")] if "--" in arguments else arguments
     verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
     try:
         code = rollbridge.main(args=arguments, prog_name="rollbridge", standalone_mode=False)
-        # A command that has nothing to say about it returns None.
+        # A command without an exit code of its own returns None.
         return code if isinstance(code, int) else ExitCode.OK
     except click.ClickException as exc:
         _complain(exc.format_message(), "usage", ExitCode.USAGE, as_json)
@@ -226,7 +226,7 @@ def _logging_to_standard_error(verbosity: int) -> Iterator[None]:
     before = root.level, kazoo.level
     root.addHandler(handler)
     root.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
-    # A lost connection is news for those who look into something; to all others our own errors tell it.
+    # Lost connections are shown to those who ask for details only; to all others, rollbridge's own errors report them.
     kazoo.setLevel(logging.NOTSET if verbosity else logging.CRITICAL)
     try:
         yield
@@ -245,7 +245,7 @@ def _complain(
     details: Mapping[str, object] | None = None,
     cause: BaseException | None = None,
 ) -> None:
-    """Say what went wrong on standard error: in one line, or as JSON, with the traceback first if there is one."""
+    """Print an error to standard error: in one line, or as JSON, with the traceback first if there is one."""
     if cause is not None:
         click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
     if as_json:

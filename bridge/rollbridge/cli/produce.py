@@ -1,4 +1,4 @@
-"""``rollbridge produce``: lines of a file or of standard input as one transaction."""
+"""``rollbridge produce``, ``cas`` and ``tail``: write lines as one transaction, or a record on a condition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.sn import SN
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest line that is looked at: far above any record limit, so that a file without line ends can not fill memory."""
+"""Longest line read, in bytes: far above any record limit, so that a file without line ends cannot fill memory."""
 
 ABORT_TIMEOUT_S: Final = 10.0
 
@@ -64,7 +64,7 @@ def produce(
 ) -> None:
     """Write the lines of FILE, or of standard input, as one transaction.
 
-    Readers see all of them at once, or none if anything goes wrong.
+    Readers see all of them at once, or none if anything fails.
     """
     StreamName.parse(stream_name)
     if key_separator == "":
@@ -80,7 +80,7 @@ def produce(
             except BaseException as exc:
                 if not context.json:
                     context.tell(f"aborting transaction {txn.id}: nothing of it will be visible")
-                with suppress(RollbridgeError):  # at the latest its lease aborts it; what went wrong is told
+                with suppress(RollbridgeError):  # its lease aborts it at the latest; the first error is reported
                     txn.abort(reason=f"{type(exc).__name__}: {exc}", timeout=ABORT_TIMEOUT_S)
                 raise
             result = txn.commit()
@@ -102,10 +102,10 @@ def produce(
 
 
 def lines(source: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file without their line feeds; a last line without one counts too.
+    """Yield the lines of a file without their line feeds; a last line without one counts too.
 
     Raises:
-        RecordTooLargeError: a line is longer than 16 MiB.
+        RecordTooLargeError: A line is longer than 16 MiB.
     """
     number = 0
     while line := source.readline(LINE_BYTES_MAX + 1):
@@ -124,10 +124,10 @@ def lines(source: BinaryIO) -> Iterator[bytes]:
 
 
 def split(source: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | None, bytes]]:
-    """Key and value of each line; the key is None without a separator.
+    """Yield key and value of each line; the key is None without a separator.
 
     Raises:
-        InvalidRequestError: a line lacks the separator.
+        InvalidRequestError: A line lacks the separator.
     """
     if separator is None:
         for line in lines(source):
@@ -149,7 +149,7 @@ def _write(txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, 
 
 
 class _Counting:
-    """A file that tells a progress bar how much of it was read."""
+    """File that reports to a progress bar how much of it was read."""
 
     def __init__(self, file: BinaryIO, bar: Progress, size: int | None) -> None:
         self._file = file
@@ -171,7 +171,7 @@ class _Counting:
 
 @contextmanager
 def _progress(file: BinaryIO, shown: bool) -> Iterator[BinaryIO]:
-    """The file itself, or one that moves a bar on standard error."""
+    """Yield the file itself, or one that moves a progress bar on standard error."""
     if not shown:
         yield file
         return
@@ -190,8 +190,7 @@ def _progress(file: BinaryIO, shown: bool) -> Iterator[BinaryIO]:
         yield _Counting(file, bar, size)  # type: ignore[misc]  # readline is all that is used
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# ``rollbridge cas`` and ``rollbridge tail``: write if the log is as expected, and see what it is.
+# ``rollbridge cas`` and ``rollbridge tail``
 
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
@@ -211,9 +210,9 @@ _SCOPE = click.option(
 @_SCOPE
 @click.pass_obj
 def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> None:
-    """Print the SN of the last committed record: what `rollbridge cas --expected` takes.
+    """Print the SN of the last committed record, as `rollbridge cas --expected` takes it.
 
-    It is `empty` if nothing was written yet.
+    Prints `empty` if nothing was written yet.
     """
     with connected(context) as b, b.cas_writer(stream_name) as writer:
         found = writer.tail(_bytes(key), scope=scope)
@@ -249,8 +248,8 @@ def cas(
 ) -> None:
     """Write VALUE if the last record is the expected one, and print the SN of the new record.
 
-    If it is not, nothing is written, the exit code is 5, and the error names the SN that is there. If nobody can tell
-    whether it was written, the exit code is 6, and the error holds the token to ask again with.
+    Otherwise nothing is written, the exit code is 5, and the error names the actual SN. If the outcome is unknown, the
+    exit code is 6, and the error holds the token to ask again with.
     """
     if outcome is not None:
         if value is not None or expected is not None:
@@ -281,7 +280,7 @@ def cas(
 
 
 def sn_document(sn: SN) -> dict[str, object]:
-    """An SN as JSON: its text, and its members."""
+    """Return an SN as JSON: its text, and its members."""
     return {
         "sn": str(sn),
         "empty": sn.empty,

@@ -1,4 +1,7 @@
-"""Committed records as lines: by a format of the user's, or as JSON."""
+"""Committed records as lines, by a format or as JSON, and converters of option values.
+
+Converters are called by click with the text of an option; they return the value, or raise ``click.BadParameter``.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "headers": lambda record: _headers_text(record),
 }
 FIELDS: Final = tuple(_FIELDS)
-"""What a format may name."""
+"""Fields that a format may name."""
 
 
 def line_of(template: str, null: str) -> Line:
-    """A function that puts records into a format such as ``{key}\\t{value}``; bytes go through as they are.
+    """Return a function that formats records, as in ``{key}\\t{value}``; bytes are passed through unchanged.
 
     Raises:
-        click.BadParameter: a field that does not exist, or braces that do not match.
+        click.BadParameter: A field does not exist, or braces do not match.
     """
     try:
         pieces = list(string.Formatter().parse(template))
@@ -65,12 +68,12 @@ def line_of(template: str, null: str) -> Line:
 
 
 def json_line(record: Record) -> bytes:
-    """One JSON object; bytes that are not UTF-8 are under ``..._base64`` instead."""
+    """Return one JSON object; bytes that are not UTF-8 are under ``..._base64`` instead."""
     return json.dumps(record_document(record), ensure_ascii=False).encode() + b"\n"
 
 
 def record_document(record: Record) -> dict[str, Any]:
-    """What JSON says of a record."""
+    """Return a record as JSON."""
     sn, transaction, headers = record.sn, record.transaction_id, _headers(record)
     return {
         "dlsn": None if sn is None else str(sn.dlsn),
@@ -91,7 +94,7 @@ def record_document(record: Record) -> dict[str, Any]:
 
 
 def _headers(record: Record) -> Headers | None:
-    """The headers; None if a stranger has given them names that can not be printed."""
+    """Return the headers; None if another client gave them names that cannot be printed."""
     try:
         return record.headers
     except CorruptDataError:
@@ -118,9 +121,7 @@ def _text(name: str, raw: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(raw).decode()}
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Values of options: durations, key ranges, lists of numbers, and text with escapes.
-# Each function is what click calls with the text of an option; it gives the value, or raises ``click.BadParameter``.
+# Values of options: durations, key ranges, lists of numbers, and text with escapes
 
 
 _UNITS: Final = {
@@ -144,7 +145,7 @@ _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
 
 
 def duration(text: str) -> timedelta:
-    """``2d``, ``36h``, ``1h30m``, ``500ms``: numbers with their units, added up."""
+    """Parse ``2d``, ``36h``, ``1h30m``, ``500ms``: numbers with their units, added up."""
     if not _DURATION.fullmatch(text):
         raise click.BadParameter(f"{text!r} is no duration; numbers with units are, such as 2d, 36h, 1h30m, 500ms")
     try:
@@ -154,7 +155,7 @@ def duration(text: str) -> timedelta:
 
 
 def size(text: str) -> int:
-    """``10GiB``, ``500MB``, ``1000``: a number of bytes."""
+    """Parse ``10GiB``, ``500MB``, ``1000``: a number of bytes."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise click.BadParameter(f"{text!r} is no size; a number of bytes is, or one with a unit, such as 500MB, 10GiB")
@@ -162,7 +163,7 @@ def size(text: str) -> int:
 
 
 def key_range(text: str) -> tuple[float, float]:
-    """``0.25:0.5``: the lower end of a key range, inclusive, and its upper end, exclusive."""
+    """Parse ``0.25:0.5``: the lower end of a key range, inclusive, and its upper end, exclusive."""
     low, colon, high = text.partition(":")
     try:
         if colon:
@@ -173,7 +174,7 @@ def key_range(text: str) -> tuple[float, float]:
 
 
 def segment_numbers(text: str) -> tuple[int, ...]:
-    """``0`` or ``0,3,4``."""
+    """Parse ``0`` or ``0,3,4``."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
@@ -181,7 +182,7 @@ def segment_numbers(text: str) -> tuple[int, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""Text in which ``\t``, ``\n``, ``\r``, ``\0``, ``\\`` and ``\xHH`` stand for what they stand for elsewhere."""
+    r"""Replace the escapes ``\t``, ``\n``, ``\r``, ``\0``, ``\\`` and ``\xHH`` by the characters that they stand for."""
 
     def plain(match: re.Match[str]) -> str:
         code = match[1]
@@ -195,7 +196,7 @@ def escaped(text: str) -> str:
 
 
 def header(text: str) -> tuple[str, bytes]:
-    """``name=value``: a header of every record."""
+    """Parse ``name=value``, a header of every record."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise click.BadParameter(f"{text!r} is no header; NAME=VALUE is")

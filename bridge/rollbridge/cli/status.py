@@ -1,4 +1,4 @@
-"""What runs, and where: the embedded cluster, or one that somebody else runs."""
+"""``rollbridge status``: the parts of a cluster and whether they run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _look(context: CliContext) -> ClusterStatus:
             kafka_security=settings.kafka,
             zookeeper_security=settings.zookeeper_security,
         )
-    # By name: only this needs what looks at processes.
+    # Imported by name: only this command needs the module that looks at processes.
     found: ClusterStatus = import_module("rollbridge_devcluster.command").look(context.home)
     return found
 

@@ -26,8 +26,7 @@ from rollbridge.model.position import parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig
 from rollbridge.model.segment_graph import Segment
 
-# --------------------------------------------------------------------------------------------------------------------
-# Options and words for how long a stream keeps its records.
+# Retention: options and texts
 
 
 NONE: Final = "none"
@@ -57,7 +56,7 @@ RETENTION_GROUP = click.option(
 
 
 def retention_text(retention: Retention) -> str:
-    """What a stream keeps, in a few words."""
+    """Describe a retention in a few words."""
     limits = []
     if retention.ms != FOREVER:
         limits.append(f"records for {timedelta(milliseconds=retention.ms)}")
@@ -70,7 +69,7 @@ def retention_text(retention: Retention) -> str:
 
 
 def retention_document(retention: Retention) -> dict[str, Any]:
-    """The same for ``--json``."""
+    """Return a retention as JSON."""
     return {
         "time_ms": None if retention.ms == FOREVER else retention.ms,
         "bytes": None if retention.bytes == FOREVER else retention.bytes,
@@ -127,9 +126,9 @@ def create(
     retention_groups: tuple[str, ...],
     if_not_exists: bool,
 ) -> None:
-    """Create a stream, with --segments of the same size or with each --range given.
+    """Create a stream, with --segments of equal size or with each --range given.
 
-    With --if-not-exists a stream that exists is left and shown as it is, whatever the other options say.
+    With --if-not-exists an existing stream is left and shown as it is, whatever the other options say.
     """
     if segments is not None and ranges:
         raise click.UsageError("--segments and --range exclude each other")
@@ -178,7 +177,7 @@ def list_streams(context: CliContext, scope: str | None) -> None:
 @_STREAM
 @click.pass_obj
 def describe(context: CliContext, stream_name: str) -> None:
-    """Show a stream as it is now: its segments and its open transactions."""
+    """Show the current state of a stream: its segments and its open transactions."""
     with connected(context) as b:
         found = b.admin.describe(stream_name)
     context.answer(_description_document(found), _description_text(found))
@@ -203,13 +202,13 @@ def scale(
     into: int | None,
     abort_foreign: bool,
 ) -> None:
-    """Replace active segments by new ones; open transactions go on undisturbed.
+    """Replace active segments by new ones; open transactions continue undisturbed.
 
-    The new ranges, given by --range or made by --into, must hold exactly what the sealed segments hold.
+    The new ranges, given by --range or made by --into, must cover exactly the ranges of the sealed segments.
 
-    Native transactions that other Kafka clients have open on them are waited for, for a while, and named if they do not
-    end. --abort-foreign aborts them: the coordinator needs Write on their transactional ids, and ClusterAction on the
-    cluster for those that hang.
+    The command waits a while for native transactions that other Kafka clients have open on the segments, and names
+    those that do not end. --abort-foreign aborts them: the coordinator needs Write on their transactional ids, and
+    ClusterAction on the cluster for hanging ones.
     """
     if bool(ranges) == (into is not None):
         raise click.UsageError("give either --range, once for each new segment, or --into")
@@ -238,10 +237,10 @@ def update(
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
 ) -> None:
-    """Change how long the records of a stream are kept. What is not given stays as it is; none takes a limit away.
+    """Change how long the records of a stream are kept. Options left out stay as they are; none removes a limit.
 
-    Both limits say what is kept at least; what is beyond one of them is deleted. Give --retention-group once for each
-    group, or with none.
+    Both limits are minimums: records beyond either of them are deleted. Give --retention-group once for each group, or
+    with none.
     """
     given = {
         name: value
@@ -271,9 +270,9 @@ def update(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> None:
-    """Delete the records before a position or time; of every key the oldest.
+    """Delete the records before a position or time: the oldest ones of every key.
 
-    A time goes by the times that records carry. Segments of which nothing is left are removed.
+    Times are compared with the timestamps of records. Segments of which nothing is left are removed.
     """
     parse_start(StreamName.parse(stream_name), before)
     _confirm(context, f"Delete the records of {stream_name} before {before}?", yes, "records")
@@ -301,9 +300,9 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
 @click.option("--svg", metavar="FILE", help="Draw the lineage of the segments into this file; - is standard output.")
 @click.pass_obj
 def history(context: CliContext, stream_name: str, svg: str | None) -> None:
-    """Show the epochs of a stream: why each was made, what it refers to, and which segments began and ended with it.
+    """Show the epochs of a stream: their causes and references, and the segments that began and ended with each.
 
-    The oldest epochs are dropped once nothing of them is left; the first that is shown lists all segments it holds.
+    The oldest epochs are dropped once nothing of them is left; the first one shown lists all its segments.
     """
     if svg == "-" and context.json:
         raise click.UsageError("--svg - and --json both want standard output")
@@ -340,10 +339,10 @@ def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
 
 
 def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRange]:
-    """Even ranges that hold exactly what the named segments hold; these must lie side by side.
+    """Return even ranges that cover exactly the ranges of the named segments, which must be adjacent.
 
     Raises:
-        InvalidRangesError: a number is not active, there is a gap between the segments, or they are too narrow.
+        InvalidRangesError: A number is not active, there is a gap between the segments, or they are too narrow.
     """
     sealed = sorted(item.range for item in active.segments if item.id.number in seal)
     if len(sealed) < len(set(seal)):
@@ -355,7 +354,7 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
             "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
         )
     width = whole.high - whole.low
-    # Ends are computed as even_ranges does, so they are the same from both sides and the outermost are exact.
+    # Ends are computed as in even_ranges, so they are the same from both sides and the outermost are exact.
     cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
     if any(before >= after for before, after in pairwise(cuts)):
         raise InvalidRangesError(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
@@ -363,7 +362,7 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
 
 
 def history_table(found: EpochHistory) -> str:
-    """One row for each epoch, with as many lines as it needs for the segments that began and ended with it."""
+    """Return a table with one row per epoch and a line for each segment that began or ended with it."""
     rows: list[tuple[str, ...]] = []
     for record in found.records:
         own = record.reference_epoch == record.epoch

@@ -1,4 +1,6 @@
-"""Plain text for people: tables that stay readable in a pipe, and ages, times and counts in words."""
+"""Text and pictures for people: tables that stay readable in a pipe, ages, times and counts, and epoch histories as
+SVG.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from rollbridge.model.segment_graph import SegmentNode
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
-    """Columns padded to their widest cell, two spaces apart.
+    """Return columns padded to their widest cell, two spaces apart.
 
-    Cells may come from other users (labels, client names), so what could steer a terminal is replaced.
+    Cells may come from other users (labels, client names), so characters that could steer a terminal are replaced.
 
     Args:
         head: Headings.
@@ -38,12 +40,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[
 
 
 def printable(text: str) -> str:
-    """The text with everything replaced that is not a visible character or a space."""
+    """Return the text with everything replaced that is not a visible character or a space."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def duration(milliseconds: int) -> str:
-    """The two largest units: ``3d 4h``, ``12m 5s``, ``0.3s``; negative ones with a sign."""
+    """Return the two largest units: ``3d 4h``, ``12m 5s``, ``0.3s``; negative ones with a sign."""
     sign = "-" if milliseconds < 0 else ""
     left = abs(milliseconds) // 1000
     if left < 10:
@@ -59,20 +61,19 @@ def duration(milliseconds: int) -> str:
 
 
 def moment(milliseconds: int) -> str:
-    """A point in time, UTC, to the second."""
+    """Return a point in time, UTC, to the second."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def counted(count: int, word: str) -> str:
-    """``1 record``, ``336,776 records``."""
+    """Return ``1 record``, ``336,776 records``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# A picture of an epoch history: epochs from left to right, the key space from bottom to top, a box for each segment.
-# A box spans the epochs in which its segment is active, so what touches it on the right continues it. Colours say why
-# a segment was made. The picture brings its own background, for light and for dark viewers, and is plain SVG 1.1 with
-# CSS.
+# Picture of an epoch history: epochs from left to right, the key space from bottom to top, a box per segment.
+# A box spans the epochs in which its segment is active, so a box that touches it on the right is a successor. Colours
+# give the cause of a segment. The picture brings its own background, for light and dark viewers, and is plain SVG 1.1
+# with CSS.
 
 
 _CLASS: Final = {
@@ -122,14 +123,14 @@ _RIGHT: Final = 24.0
 _TOP: Final = 92.0
 _BOTTOM: Final = 50.0
 _CHARACTER: Final = 6.4
-"""Width of a character at 11 px, rounded up."""
+"""Width of a character at 11 px, in px, rounded up."""
 _LINE: Final = 14.0
 _HINT: Final = "thick frame: active; number: offset at which the segment ends"
 
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """From epochs and keys to pixels."""
+    """Scales from epochs and keys to pixels."""
 
     column: float
     gap: float
@@ -163,7 +164,7 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
         title: Heading, such as the name of the stream; any text.
 
     Returns:
-        An SVG document. Every segment is one ``rect`` with the id ``segment-N-E`` and a tooltip that says everything.
+        An SVG document. Every segment is one ``rect`` with the id ``segment-N-E`` and a tooltip with all details.
     """
     nodes = history.graph.nodes.values()
     scales = _scales(history)
@@ -199,7 +200,7 @@ def _scales(history: EpochHistory) -> _Scales:
     epochs = len(history.records)
     column = min(118.0, max(54.0, 1180.0 / epochs))
     narrowest = min(item.range.high - item.range.low for item in history.segments().values())
-    # Room for two lines of text in the narrowest range, within reason.
+    # Leave room for two lines of text in the narrowest range, within reason.
     height = min(900.0, max(260.0, 2 * (_LINE + 2) / narrowest))
     return _Scales(column, gap=min(18.0, column * 0.2), height=height, first=history.first, epochs=epochs)
 
@@ -221,7 +222,7 @@ def _axes(history: EpochHistory, scales: _Scales) -> Iterator[str]:
 
 
 def _ticks(history: EpochHistory, scales: _Scales) -> list[float]:
-    """Ends of ranges, those of the newest epoch first, as long as their labels keep apart."""
+    """Return the ends of ranges, those of the newest epoch first, whose labels do not overlap."""
     ends = [1.0, 0.0, *(item.range.low for record in reversed(history.records) for item in record.segments)]
     chosen: list[float] = []
     for end in ends:
@@ -247,7 +248,7 @@ def _box(node: SegmentNode, cause: EpochCause, scales: _Scales) -> str:
 
 
 def _labels(node: SegmentNode, scales: _Scales) -> Iterator[str]:
-    """Name and end of a segment, as far as they fit into its box."""
+    """Yield name and end of a segment, as far as they fit into its box."""
     width = scales.right_of(scales.last_of(node)) - scales.left_of(node.first)
     height = scales.y(node.segment.range.low) - scales.y(node.segment.range.high)
     middle = scales.left_of(node.first) + width / 2
@@ -278,7 +279,7 @@ def _arrow(epoch: int, shared: KeyRange, scales: _Scales) -> str:
 
 
 def _legend(causes: set[EpochCause], y: float) -> tuple[list[str], float]:
-    """What the colours mean, and how far to the right that reaches."""
+    """Return the legend of the colours, and the x coordinate of its right end."""
     x = _LEFT
     parts: list[str] = []
     for cause, words in _LEGEND.items():
@@ -317,10 +318,10 @@ def _text(x: float, y: float, text: str, names: str = "", anchor: str = "start")
 
 
 def _clean(text: str) -> str:
-    """Escaped, and without the control characters that no XML document may hold."""
+    """Escape the text, and remove the control characters that no XML document may hold."""
     return escape("".join(letter if letter.isprintable() else " " for letter in text))
 
 
 def _n(value: float) -> str:
-    """A number of pixels with at most two decimals."""
+    """Format a number of pixels with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,7 +1,7 @@
-"""``rollbridge txn``: find, look at and abort open transactions, and learn what became of others.
+"""``rollbridge txn``: list, describe and abort open transactions, and show outcomes.
 
-As Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: what matters is who
-has one open, for how long, and when its lease ends.
+Like Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: the client that
+has one open, its age, and the end of its lease are what matters.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rollbridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
 _STORY_S = 5.0
-"""How long the leader is asked for events; without it there is still the record."""
+"""Timeout in s of asking the leader for events; without them the record is still shown."""
 _NAMES_MAX = 20
-"""Names of segments that are shown; streams may have thousands."""
+"""Most segment names shown; streams may have thousands."""
 _ID = click.argument("transaction", metavar="ID")
 
 
 @click.group()
 def txn() -> None:
-    """List, describe and abort open transactions, and learn what became of others.
+    """List, describe and abort open transactions, and show the outcomes of others.
 
     A transaction is listed once it has been open for about half a second, and until its end is logged.
     """
@@ -95,10 +95,10 @@ def list_transactions(
 @_ID
 @click.pass_obj
 def describe(context: CliContext, transaction: str) -> None:
-    """Show one transaction, and the last things that happened to it.
+    """Show one transaction, and its latest events.
 
-    Nothing that is under way is waited for. Events are those that the leader of its group has seen since it took over;
-    for older ones look into the leaders' logs. Of a transaction that has ended they are known for a while.
+    Does not wait for a commit or abort in progress. Events are those that the group's leader has seen since it took
+    over; older ones are in the leaders' logs. Events of an ended transaction are kept for a while.
     """
     identifier = TransactionId.parse(transaction)
     now_ms = _now_ms()
@@ -147,7 +147,7 @@ def describe(context: CliContext, transaction: str) -> None:
 
 
 def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]:
-    """Return the full names of the segments that a transaction can write to, by stream; without streams that are gone.
+    """Return the full names of the segments that a transaction can write to, by stream, without deleted streams.
 
     Source: PDP-24, "Fully qualified segment name".
     """
@@ -162,7 +162,7 @@ def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]
 def _story(
     b: Bridge, identifier: TransactionId, record: TransactionRecord | None
 ) -> tuple[TransactionStory | None, str | None]:
-    """What the leader tells, or why it does not; raises that if there is no record of the transaction either."""
+    """Return the leader's events, or the reason why there are none; raise it if the transaction has no record either."""
     try:
         return b.story(identifier, group=None if record is None else record.group, timeout=_STORY_S), None
     except CorruptDataError as fault:
@@ -185,7 +185,7 @@ def _event_lines(story: TransactionStory) -> list[str]:
 
 
 def story_document(story: TransactionStory) -> dict[str, Any]:
-    """What a leader knows of a transaction as JSON."""
+    """Return a leader's events of a transaction as JSON."""
     return {
         **outcome_document(story),
         "events_since_ms": story.events_since_ms,
@@ -225,10 +225,9 @@ def abort(context: CliContext, transaction: str, reason: str) -> None:
 def outcome(
     context: CliContext, transaction: str | None, label: str | None, client: str | None, group: str | None
 ) -> None:
-    """Show what became of a transaction, for as long as that is remembered.
+    """Show the outcome of a transaction, for as long as it is remembered.
 
-    A commit that was asked for is waited for, so a transaction that is said to be open is one of which nobody has
-    asked for an end.
+    Waits for a requested commit; so a transaction that is shown as open is one whose end nobody has requested.
     """
     if label is not None and client is None:
         raise click.UsageError("--label needs --client: labels are those of a client")
@@ -249,7 +248,7 @@ def outcome(
 
 
 def outcome_document(found: Outcome) -> dict[str, Any]:
-    """An outcome as JSON."""
+    """Return an outcome as JSON."""
     return {
         "transaction": str(found.transaction),
         "state": found.state.value,
@@ -264,7 +263,7 @@ def outcome_document(found: Outcome) -> dict[str, Any]:
 
 
 def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None = None) -> str:
-    """Open transactions, one in each row."""
+    """Return a table of open transactions."""
     now_ms = _now_ms() if now_ms is None else now_ms
     rows = [
         (
@@ -282,7 +281,7 @@ def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None =
 
 
 def transaction_document(record: TransactionRecord, now_ms: int | None = None) -> dict[str, Any]:
-    """An open transaction as JSON."""
+    """Return an open transaction as JSON."""
     now_ms = _now_ms() if now_ms is None else now_ms
     return {
         "transaction": str(record.id),

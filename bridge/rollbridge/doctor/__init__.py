@@ -1,4 +1,5 @@
-"""The doctor: looks at a cluster and at the bridge's own state, and says for each finding what to do.
+"""Doctor: checks of a cluster and of the bridge's own state, with a remedy for each finding.
 
-``gather`` reads facts from Kafka and ZooKeeper and changes nothing; ``checks`` turns facts into findings, purely.
+``facts`` reads Kafka and ZooKeeper and changes nothing; ``checks`` turns facts into findings, purely; ``probes`` tells
+whether servers answer; ``repair`` carries out ``rollbridge repair``.
 """

@@ -1,4 +1,7 @@
-"""The checks: facts in, findings out. Pure; each yields what it finds and what to do about it."""
+"""Checks of the doctor: facts in, findings out. Pure.
+
+Each check states in its docstring what it expects, and yields a finding with a remedy for each deviation.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,19 @@ from rollbridge.model.records import Coordinator, StreamState
 from rollbridge.model.snapshots import partition_name
 from rollbridge.model.transaction import State
 
-# --------------------------------------------------------------------------------------------------------------------
-# Checks of what lets a new leader begin quickly and answer for the old one: snapshots, and outcomes remembered.
+# Snapshots and outcomes, from which a new leader starts
 
 
 LATE: Final = timedelta(minutes=1)
-"""So much later than its settings say a snapshot may be taken."""
+"""Allowed delay of a snapshot beyond its settings."""
 TAIL_MAX: Final = 500_000
-"""Messages of a buffer that a new leader reads in a few seconds."""
+"""Messages of a buffer that a new leader reads within a few seconds."""
 DEFAULTS: Final = Coordinator(snapshot_transactions_max=1_000, snapshot_interval_ms=5_000)
-"""Of a leader that does not say."""
+"""Settings assumed for a leader that does not report its own."""
 
 
 def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
-    """Of topics that hold a state by key nothing but replaced records goes, and what leaders write fits in."""
+    """Expect compaction as the only deletion in topics that hold state by key, and room for the records of leaders."""
     for topic in facts.topics.values():
         if not is_compacted_topic(topic.name):
             continue
@@ -62,7 +64,7 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
-    """Snapshots can be used, and are not far behind the buffers."""
+    """Expect usable snapshots that are not far behind the buffers."""
     settings = {group.name: group.coordinator or DEFAULTS for group in facts.groups}
     for snapshot in facts.snapshots:
         found, since = snapshot.found, snapshot.since
@@ -102,7 +104,7 @@ def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
-    """What is remembered of terminated transactions is there, and can be read."""
+    """Expect the remembered outcomes of terminated transactions to exist and to be readable."""
     for group in facts.groups:
         topic_id = group.record.terminated_topic_id
         name = group.name.terminated_topic
@@ -126,13 +128,13 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
 
 TRANSACTIONS_V2: Final = 2
 SLOW: Final = timedelta(minutes=1)
-"""What is under way for longer is stuck, or worth a look."""
+"""Duration beyond which a commit, scale or native transaction may be stuck."""
 TAKEOVER: Final = timedelta(seconds=10)
-"""A takeover that takes longer is worth a look: nothing is committed meanwhile."""
+"""Duration beyond which a takeover is reported: nothing is committed meanwhile."""
 CLOCKS_DIFFER: Final = timedelta(minutes=1)
-"""Leaders that see their clock differ by more delete nothing for its age."""
+"""Clock difference beyond which leaders delete nothing by age."""
 HANGING: Final = timedelta(minutes=16)
-"""Brokers end native transactions after 15 minutes at most, unless they are set otherwise."""
+"""Age of a hanging native transaction: by default, brokers end them after at most 15 minutes."""
 REPLICAS: Final = 3
 CLUSTER_OPERATIONS: Final = frozenset({"DESCRIBE"})
 _GRANT: Final = (
@@ -144,13 +146,13 @@ _KEEP: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.byt
 
 
 def find(facts: ClusterFacts) -> list[Finding]:
-    """All findings, the worst first."""
+    """Return all findings, the worst first."""
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: -finding.severity)
 
 
 def cluster(facts: ClusterFacts) -> Iterator[Finding]:
-    """The brokers can do what is needed, and are the ones that ZooKeeper knows."""
+    """Expect brokers with the required features that belong to the cluster recorded in ZooKeeper."""
     if facts.recorded_cluster_id is None:
         if facts.topics:
             yield problem(
@@ -180,7 +182,7 @@ def cluster(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def replication(facts: ClusterFacts) -> Iterator[Finding]:
-    """Every topic survives the loss of a broker, where there are enough of them."""
+    """Expect every topic to survive the loss of a broker, if there are enough brokers."""
     thin, narrow = [], []
     for topic in facts.topics.values():
         needed = int(topic.config.get("min.insync.replicas", "1"))
@@ -215,7 +217,7 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:
-    """Somebody leads every group, somebody else could, and nothing is stuck."""
+    """Expect a leader for every group, a standby, and nothing stuck."""
     if facts.groups and not facts.coordinators:
         yield problem("no-coordinator", "no coordinator is running", "start one: rollbridge coordinator")
     elif len(facts.coordinators) == 1:
@@ -257,7 +259,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def outdated(facts: ClusterFacts) -> Iterator[Finding]:
-    """ZooKeeper was not set back."""
+    """Expect that ZooKeeper was not restored from an older state."""
     for group in facts.groups:
         if group.outdated is not None:
             yield problem(
@@ -268,7 +270,7 @@ def outdated(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def clocks(facts: ClusterFacts) -> Iterator[Finding]:
-    """The clocks of leaders and of ZooKeeper show about the same."""
+    """Expect the clocks of leaders and of ZooKeeper to agree within ``CLOCKS_DIFFER``."""
     for group in facts.groups:
         if abs(group.clock_ms) > CLOCKS_DIFFER / timedelta(milliseconds=1):
             yield problem(
@@ -281,7 +283,7 @@ def clocks(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
-    """Logs and buffers are those that were made, and Kafka deletes nothing of them by itself."""
+    """Expect the original logs and buffers, without deletion by Kafka."""
     expected = {
         group.record.name.commit_log_topic: group.record.commit_log_topic_id
         for group in facts.groups
@@ -316,7 +318,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def epochs(facts: ClusterFacts) -> Iterator[Finding]:
-    """Epochs form a chain, their segments exist, and what should be sealed is."""
+    """Expect chained epochs, existing segments, and seals as the epochs say."""
     busy = any(group.committing_ms is not None or group.scaling_ms is not None for group in facts.groups)
     for stream in facts.streams:
         name = stream.config.name
@@ -356,7 +358,7 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def late_records(facts: ClusterFacts) -> Iterator[Finding]:
-    """Records that came in behind sealed ends have reached readers."""
+    """Expect records behind sealed ends to have reached readers."""
     for stream in facts.streams:
         name = stream.config.name
         for segment, known in stream.late.segments.items():
@@ -385,7 +387,7 @@ def late_records(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
-    """No native transaction holds readers up for long."""
+    """Expect no native transaction that blocks readers for long."""
     for native in facts.open_natives:
         if native.age_s < SLOW.total_seconds():
             continue
@@ -406,7 +408,7 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def orphans(facts: ClusterFacts) -> Iterator[Finding]:
-    """Every topic of ours belongs to a stream or a group that exists."""
+    """Expect every topic of rollbridge to belong to an existing stream or group."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
     known = {stream.config.buffer_topic for stream in facts.streams}
     for group in facts.groups:
@@ -442,7 +444,7 @@ def _orphan(topic: str, owner: str) -> Finding:
 
 
 def permissions(facts: ClusterFacts) -> Iterator[Finding]:
-    """The principal that asks may do what a coordinator has to."""
+    """Expect that the doctor's principal has a coordinator's permissions."""
     if not facts.operations >= CLUSTER_OPERATIONS:
         yield warning(
             "permission",
@@ -471,7 +473,7 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def topic_operations(topic: str) -> frozenset[str]:
-    """What a coordinator does with a topic, by Kafka's names; Read and Write bring Describe with them."""
+    """Return a coordinator's operations on a topic, by Kafka's names; Read and Write imply Describe."""
     needed = coordinator_operations(topic)
     return frozenset(_CAPITAL.sub("_", item).upper() for item in needed) | {"DESCRIBE"}
 

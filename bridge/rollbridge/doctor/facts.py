@@ -1,4 +1,4 @@
-"""What the doctor knows of a cluster, as values."""
+"""Facts of the doctor about a cluster, as values, and :func:`gather`, which reads them from Kafka and ZooKeeper."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from rollbridge.zookeeper.session import Node, ZooKeeperSession
 
 
 class Severity(IntEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     WARNING = 1
-    """It works, but something is not as it should be."""
+    """Everything works, but something is not as it should be."""
     PROBLEM = 2
     """Something does not work, or data is in danger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be.
+    """Deviation from the expected state.
 
     Attributes:
         check: Stable name of the check.
-        what: What was found.
+        what: Description.
         remedy: What to do.
     """
 
@@ -62,18 +62,18 @@ class Finding:
 
 
 def problem(check: str, what: str, remedy: str) -> Finding:
-    """Something does not work."""
+    """Return a finding about something that does not work."""
     return Finding(Severity.PROBLEM, check, what, remedy)
 
 
 def warning(check: str, what: str, remedy: str) -> Finding:
-    """Something is not as it should be."""
+    """Return a finding about something that is not as it should be."""
     return Finding(Severity.WARNING, check, what, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """A broker; ``config`` are its settings, ``transaction_version`` is Kafka's feature level."""
+    """Broker; ``config`` holds its settings, ``transaction_version`` is Kafka's feature level."""
 
     id: int
     transaction_version: int
@@ -82,7 +82,7 @@ class BrokerFacts:
 
 @dataclass(frozen=True, slots=True)
 class OpenNative:
-    """A native transaction that is open on a topic."""
+    """Open native transaction on a topic."""
 
     topic: str
     producer_id: int
@@ -92,12 +92,12 @@ class OpenNative:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic of ours.
+    """Topic of rollbridge.
 
     Attributes:
-        replicas: How many replicas its first partition should have.
-        in_sync: How many of these are in sync.
-        operations: What the doctor's principal may do with it; empty if the broker does not say.
+        replicas: Number of replicas that its first partition should have.
+        in_sync: Number of these in sync.
+        operations: Operations allowed to the doctor's principal; empty if the broker does not say.
     """
 
     name: str
@@ -111,15 +111,15 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A transaction group.
+    """Transaction group.
 
     Attributes:
-        committing_ms, scaling_ms: When what is under way was begun; None if nothing is.
-        coordinator: What its leader says of itself.
-        outcome_faults: What is wrong with records of terminated transactions.
-        taking_over_ms: Since when its leader has been taking over; None if it serves.
-        clock_ms: By how much its leader's clock was ahead of ZooKeeper's when it took over; below 0 if behind.
-        outdated: What ZooKeeper has lost, as a leader has found; None if nothing.
+        committing_ms, scaling_ms: Start of the rolling commit or scale in progress; None if there is none.
+        coordinator: Record that its leader published about itself.
+        outcome_faults: Faults of the records of terminated transactions.
+        taking_over_ms: Start of its leader's takeover; None if the leader serves.
+        clock_ms: Lead of its leader's clock over ZooKeeper's at the takeover; negative if behind.
+        outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
     """
 
     record: Group
@@ -135,16 +135,16 @@ class GroupFacts:
 
     @property
     def name(self) -> GroupName:
-        """The group."""
+        """Name of the group."""
         return self.record.name
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream; ``history`` is None if its epochs are gone or can not be read, and ``fault`` says why.
+    """Stream; ``history`` is None if its epochs are gone or cannot be read, and ``fault`` is the reason.
 
-    ``late`` is what came in behind the ends of its sealed segments.
-    ``error`` is what keeps its transactions from being merged, if it is in an error state.
+    ``late`` describes records that arrived behind the ends of its sealed segments.
+    ``error`` is the reason why its transactions are not merged, if it is in an error state.
     """
 
     config: StreamConfig
@@ -156,7 +156,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """The snapshot of a partition of a transaction buffer, and what came after it."""
+    """Snapshot of a partition of a transaction buffer, and the transactions that ended after it."""
 
     found: BufferSnapshot
     since: EndedSince
@@ -164,15 +164,15 @@ class SnapshotFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Everything that was looked at.
+    """All facts about a cluster.
 
     Attributes:
-        kafka_cluster_id, recorded_cluster_id: What Kafka says, and what ZooKeeper has on record.
-        topics: All topics whose names are ours, by name.
-        operations: What the principal may do with the cluster.
-        hidden: Topics that should be there, and that the principal may not look at.
-        open_nodes: Nodes in ZooKeeper that everybody may change, although we have an identity there.
-        now_ms: When it was looked at.
+        kafka_cluster_id, recorded_cluster_id: Id of the Kafka cluster, and the one recorded in ZooKeeper.
+        topics: All topics with names of rollbridge, by name.
+        operations: Operations on the cluster allowed to the principal.
+        hidden: Expected topics that the principal may not describe.
+        open_nodes: Znodes that everybody may change, although rollbridge has an identity in ZooKeeper.
+        now_ms: Time of the look, ms since 1970.
     """
 
     kafka_cluster_id: str
@@ -190,8 +190,7 @@ class ClusterFacts:
     open_nodes: Sequence[str] = ()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Gathering facts: what Kafka and ZooKeeper say about a cluster. Reads only.
+# Gathering facts; reads only
 
 
 logger = logging.getLogger(__name__)
@@ -201,11 +200,11 @@ _ANSWER_S: Final = 30.0
 
 
 def gather(settings: ConnectionSettings) -> ClusterFacts:
-    """Look at a cluster.
+    """Gather the facts about a cluster.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailable: nobody answers.
-        NotAuthorizedError: it may not be looked at.
+        KafkaUnavailable, ZooKeeperUnavailable: No server answers.
+        NotAuthorizedError: The principal may not look at the cluster.
     """
     topics = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     with (
@@ -252,13 +251,13 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
 
 
 def _names(topics: TopicAdmin) -> list[str]:
-    """The topics whose names are ours."""
+    """Return the topics with names of rollbridge."""
     names = topics.list_topics()
     return sorted(name for name in names if any(part in name for part in _OURS) or is_compacted_topic(name))
 
 
 def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
-    """The topics that should be there."""
+    """Return the topics that should exist."""
     names = {name.commit_log_topic for name in metadata.groups()}
     for stream in streams:
         names.add(stream.config.buffer_topic)
@@ -269,7 +268,7 @@ def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
 
 
 def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
-    """Those of some topics that may not be looked at. Kafka says so as well of topics that are not there."""
+    """Return the topics that may not be described. Kafka answers so for missing topics as well."""
     hidden = set()
     for name in names:
         try:
@@ -280,7 +279,7 @@ def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
 
 
 def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
-    """Those that may be looked at, settings included."""
+    """Return the topics that may be described, with their settings."""
     try:
         described = topics.describe(names, with_operations=True)
     except NotAuthorizedError:
@@ -303,7 +302,7 @@ def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
 
 
 def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> Iterator[SnapshotFacts]:
-    """The snapshots of all buffers that are there, as far as they may be read."""
+    """Yield the snapshots of all existing buffers, as far as they may be read."""
     by_scope: dict[str, list[StreamConfig]] = {}
     for stream in streams:
         if stream.config.state is StreamState.ACTIVE:
@@ -315,14 +314,14 @@ def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> 
                 try:
                     found = list(reader.of(config))
                 except NotFoundError:
-                    continue  # its buffer or commit log is gone, which other checks tell
+                    continue  # its buffer or commit log is gone, which other checks report
                 yield from (SnapshotFacts(item, reader.ended_since(item)) for item in found)
         except NotAuthorizedError as fault:
             logger.warning("the snapshots of scope %s can not be looked at: %s", scope, fault)
 
 
 def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
-    """What is wrong with records of terminated transactions."""
+    """Return the faults of records of terminated transactions."""
     faults: list[str] = []
     try:
         records = read_latest(settings.bootstrap_servers, settings.kafka, topic)
@@ -380,7 +379,7 @@ def _clock_ms(raised: Node) -> int:
 
 
 def _open_natives(cluster: Cluster, topic: str) -> Iterator[OpenNative]:
-    """Native transactions that are open on a topic's first partition, as its leader knows them."""
+    """Yield the native transactions open on a topic's first partition, as its leader knows them."""
     request = DescribeProducersRequest(topics=(TopicRequest(name=TopicName(topic), partition_indexes=(i32(0),)),))
     answer = cluster.connection(cluster.leader(topic, 0)).call(request, DescribeProducersResponse)
     for partition in answer.topics[0].partitions:

@@ -1,4 +1,4 @@
-"""Whether servers answer: the questions a client would ask, with short time-outs; what of a cluster answers."""
+"""Probes of servers: the requests of a client, with short timeouts, and the status of a cluster made of their answers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from rollbridge.security.zookeeper import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS: Final = 2.0
 ZOOKEEPER_ROOT: Final = "/rollbridge"
-"""Where coordinators register unless they are told otherwise."""
+"""Path under which coordinators register by default."""
 
 _quiet = logging.getLogger("rollbridge.doctor.probes.quiet")
 _quiet.disabled = True
-"""That a server does not answer yet is an expected answer here, not news."""
+"""A server that does not answer yet is an expected answer here, not news."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` in its two parts; the port of a host without one is 0, on which nothing answers."""
+    """Split ``host:port``; without a port the port is 0, on which nothing answers."""
     host, _, port = address.strip().rpartition(":")
     return host.strip("[]"), int(port) if port.isdigit() else 0
 
 
 def accepts(address: str) -> bool:
-    """Whether something accepts connections there; much cheaper to ask than any protocol."""
+    """Return True if something accepts connections there; much cheaper than any protocol."""
     try:
         socket.create_connection(split_address(address), timeout=1).close()
     except (OSError, OverflowError):
@@ -46,7 +46,7 @@ def accepts(address: str) -> bool:
 def kafka_cluster_id(
     bootstrap_servers: str, timeout_seconds: float = _TIMEOUT_SECONDS, *, security: Mapping[str, str] | None = None
 ) -> str | None:
-    """The id of the cluster whose unfenced brokers answer there, ``None`` when none does."""
+    """Return the id of the cluster whose unfenced brokers answer there; None if none does."""
     if not any(accepts(address) for address in bootstrap_servers.split(",")):
         return None
     deadline = Deadline(timeout_seconds)
@@ -60,7 +60,7 @@ def kafka_cluster_id(
 
 
 def zookeeper_mode(address: str) -> str | None:
-    """``standalone``, ``leader`` or ``follower``; ``None`` when the server does not serve."""
+    """Return ``standalone``, ``leader`` or ``follower``; None if the server does not serve."""
     answer = bytearray()
     with contextlib.suppress(OSError, OverflowError):
         with socket.create_connection(split_address(address), timeout=_TIMEOUT_SECONDS) as connection:
@@ -80,10 +80,10 @@ def registered_coordinators(
     *,
     security: Mapping[str, str] | None = None,
 ) -> frozenset[tuple[str, int]] | None:
-    """Names of the registered coordinators with their ZooKeeper sessions; ``None`` without an answer.
+    """Return the names of registered coordinators with their ZooKeeper sessions; None without an answer.
 
-    A coordinator that was killed stays registered until its session runs out, and one that comes back under the same
-    name has another session.
+    A killed coordinator stays registered until its session expires; one that comes back under the same name has another
+    session.
     """
     options = ZooKeeperSecurity.from_config(security).kazoo_options()
     client = KazooClient(zookeeper, timeout=timeout_seconds, logger=_quiet, read_only=True, **options)
@@ -107,7 +107,7 @@ RUNNING: Final = "running"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part of a cluster as it is now."""
+    """Current status of one part of a cluster."""
 
     part: str
     state: str
@@ -119,19 +119,19 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """A whole cluster as it is now."""
+    """Current status of a whole cluster."""
 
     bootstrap_servers: str | None
     zookeeper: str | None
     parts: tuple[PartStatus, ...]
-    """None of them: there never was a cluster here."""
+    """Parts of the cluster; empty if there never was a cluster here."""
     home: str | None = None
-    """The directory of an embedded cluster."""
+    """Directory of an embedded cluster."""
     ephemeral: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether all parts run and answer."""
+        """True if all parts run and answer."""
         return bool(self.parts) and all(part.state == RUNNING for part in self.parts)
 
 
@@ -143,7 +143,7 @@ def existing_status(
     kafka_security: Mapping[str, str],
     zookeeper_security: Mapping[str, str],
 ) -> ClusterStatus:
-    """Look at a cluster that somebody else runs."""
+    """Return the status of a cluster that is not run by rollbridge."""
     registered = registered_coordinators(zookeeper, zookeeper_root, security=zookeeper_security)
     cluster_id = kafka_cluster_id(bootstrap_servers, security=kafka_security)
 

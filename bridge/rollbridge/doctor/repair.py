@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
-    """The groups of which a leader has found, or a repair has said, that ZooKeeper was set back."""
+    """Return the groups for which a leader or an earlier repair has recorded that ZooKeeper was restored."""
     return [name for name in Metadata(session).groups() if session.exists(paths.outdated(name)) is not None]
 
 
 def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
-    """Everything that stands in ZooKeeper about streams and groups, by path."""
+    """Return all znodes about streams and groups, by path."""
     root = session.get(paths.CLUSTER)
     waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
     found: dict[str, bytes] = {} if root is None else {paths.CLUSTER: root.value}
@@ -44,7 +44,8 @@ def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
 def lost_groups(
     settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName]
 ) -> list[GroupName]:
-    """The groups that ZooKeeper does not know and that were led under this ZooKeeper path, as their journals say.
+    """Return the groups that ZooKeeper does not know and that, as their journals say, were led under this ZooKeeper
+    path.
 
     Raises:
         KafkaUnavailable, NotAuthorizedError
@@ -63,11 +64,11 @@ def lost_groups(
 
 
 def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) -> list[GroupEvidence]:
-    """What Kafka knows of some groups; their commit logs and buffers are read from end to end.
+    """Return Kafka's evidence about groups; reads their commit logs and buffers from end to end.
 
     Raises:
         KafkaUnavailable, NotAuthorizedError
-        CorruptDataError: a group has no journal.
+        CorruptDataError: A group has no journal.
     """
     admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     topics = {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
@@ -75,7 +76,7 @@ def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) ->
 
 
 def carry_out(session: ZooKeeperSession, steps: Sequence[Step], tell: Callable[[str], None]) -> None:
-    """Do what was planned, one step after the other."""
+    """Carry out the planned steps, one after the other."""
     for step in steps:
         tell(step.what)
         for batch in step.batches:
@@ -115,7 +116,7 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, s
 
 
 def _read_buffers(settings: ConnectionSettings, journal: Journal, topics: dict[str, str]) -> tuple[int, dict[str, int]]:
-    """The highest counter, and the newest session of each client, that has written to the buffers."""
+    """Return the highest counter written to the buffers, and the newest session of each client."""
     counter, sessions = -1, dict[str, int]()
     for raw in streams_of(journal).values():
         if is_deleted(raw) or (config := StreamConfig.from_json(raw)).buffer_topic not in topics:

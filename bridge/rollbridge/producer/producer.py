@@ -189,9 +189,7 @@ class Producer:
             return describe_streams(self._bridge.admin, topic)
 
     def close(self) -> None:
-        """Write what is left, abort an open transaction, and disconnect. Older versions of confluent-kafka have no
-        ``close``.
-        """
+        """Write what is left, abort an open transaction, and disconnect; older confluent-kafka has no ``close``."""
         if is_gone(self._lock):
             return
         with self._lock:
@@ -216,10 +214,9 @@ class Producer:
     # Transactions ---------------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float | None = None) -> None:
-        """Prepare for transactions: fence an earlier process with this transactional id and abort its open
-        transactions.
+        """Prepare for transactions: fence earlier processes of this transactional id, abort their open transactions.
 
-        Commits that the earlier process had requested are complete when this returns.
+        Commits that they had requested are complete when this returns.
 
         Raises:
             KafkaException: ``transactional.id`` is not set, or no server answers.

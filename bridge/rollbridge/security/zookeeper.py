@@ -106,8 +106,7 @@ class ZooKeeperSecurity:
         return options
 
     def tls_fault(self, addresses: str) -> str:
-        """Return the TLS fault of the first reachable server; empty if its handshake succeeds, or no server is
-        reachable.
+        """Return the TLS fault of the first reachable server; empty if its handshake succeeds, or none answers.
 
         kazoo itself would give no reason, retry for ever, and leave the sockets to the garbage collector.
         """
