@@ -98,7 +98,7 @@ def list_access(context: CliContext) -> None:
 @click.argument("username")
 @click.pass_obj
 def identity(context: CliContext, username: str) -> None:
-    """Print the ZooKeeper identity of a user of the digest scheme; prompts for the password, or reads it from a pipe."""
+    """Print the ZooKeeper identity of a digest user; the password is prompted for, or read from a pipe."""
     if sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, err=True)
     else:

@@ -103,8 +103,8 @@ def consume(
     became visible, across scales and rolling commits. With --json each line is an object. At the end the position is
     printed to standard error, in the form that --from takes.
 
-    --segment reads the whole stream and leaves out records of other segments. Records that a rolling transaction wrote
-    to a segment are found in the segment of the same number that its commit created.
+    --segment reads the whole stream and leaves out records of other segments. After a rolling commit, what the
+    transaction wrote to a segment is found in the segment of the same number that the commit created.
 
     A member of a group begins at the group's committed offsets, or at --from earliest or latest if there are none, and
     commits what it has printed.

@@ -182,7 +182,7 @@ def segment_numbers(text: str) -> tuple[int, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""Replace the escapes ``\t``, ``\n``, ``\r``, ``\0``, ``\\`` and ``\xHH`` by the characters that they stand for."""
+    r"""Replace the escapes ``\t``, ``\n``, ``\r``, ``\0``, ``\\`` and ``\xHH`` by their characters."""
 
     def plain(match: re.Match[str]) -> str:
         code = match[1]

@@ -1,6 +1,4 @@
-"""Text and pictures for people: tables that stay readable in a pipe, ages, times and counts, and epoch histories as
-SVG.
-"""
+"""Text and pictures for people: tables readable in a pipe, ages, times and counts, and epoch histories as SVG."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]
 def _story(
     b: Bridge, identifier: TransactionId, record: TransactionRecord | None
 ) -> tuple[TransactionStory | None, str | None]:
-    """Return the leader's events, or the reason why there are none; raise it if the transaction has no record either."""
+    """Return the leader's events, or the reason why there are none; raise it if there is no record either."""
     try:
         return b.story(identifier, group=None if record is None else record.group, timeout=_STORY_S), None
     except CorruptDataError as fault:

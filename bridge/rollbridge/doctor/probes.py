@@ -1,4 +1,4 @@
-"""Probes of servers: the requests of a client, with short timeouts, and the status of a cluster made of their answers."""
+"""Probes of servers: requests of a client, with short timeouts, and the status of a cluster made of their answers."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
 def lost_groups(
     settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName]
 ) -> list[GroupName]:
-    """Return the groups that ZooKeeper does not know and that, as their journals say, were led under this ZooKeeper
-    path.
+    """Return groups unknown to ZooKeeper that, by their journals, were led under this ZooKeeper path.
 
     Raises:
         KafkaUnavailable, NotAuthorizedError
