@@ -138,6 +138,7 @@ class Membership:
         self._commits = commits
         self._offsets = offsets
         self._load = load
+        # Set by ZooKeeper's watches, on a thread of the session; everything else is used by the polling thread only.
         self._changed = threading.Event()
         self._committed: dict[StreamName, dict[SegmentId, int]] = {}
         self._verdicts: dict[StreamName, dict[SegmentId, Verdict]] = {}
@@ -270,7 +271,7 @@ class Membership:
         Raises:
             StreamNotFound, StreamRecreated: As :meth:`refresh`.
         """
-        self._loading.wait(_REREAD_S)  # an answer under way may predate the reason for this call
+        self._loading.wait(_REREAD_S)  # an answer in flight may predate the reason for this call
         found = self._loading.under_way and self._loaded()
         self.recheck()
         self._load_at = 0.0

@@ -234,6 +234,7 @@ class Reader:
         self._follow = follow
         self._stalled_s = stalled_s
         self._preview = preview if isolation == "read_uncommitted" else None
+        # Set by ZooKeeper's watches, on a thread of the session; everything else is used by the caller's thread only.
         self._changed = threading.Event()
         self._topics: dict[str, SegmentId] = {}
         self._assigned: set[SegmentId] = set()

@@ -348,7 +348,7 @@ def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[
             try:
                 return unpack_record_header(value)
             except InvalidRequestError:
-                break  # a plain writer used our header for something else
+                break  # a plain writer used the header for something else
     return None, None
 
 

@@ -239,6 +239,7 @@ class Reports:
 
     def serve(self) -> int:
         """Make the calls that are due; return their number."""
+        # Without the condition: a callback may produce, and so report, itself.
         served = 0
         while self._due:
             try:

@@ -4,8 +4,9 @@ A future holds two references, batch and index; everything else is computed on r
 is divided: it maps each of its records to the piece that now holds it, and futures follow that map.
 
 All writers of a stream on one connection share its channel, because a segment has one order. Everything of a channel
-runs under the engine's lock. Events and watchers of batches have a lock of their own, ``_creation``, since callers wait
-for a batch and add callbacks to it without the engine's lock.
+runs under the engine's lock, except :meth:`Channel.sequence_base`, which may read ZooKeeper. Events and watchers of
+batches have a lock of their own, ``_creation``, since callers wait for a batch and add callbacks to it without the
+engine's lock.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ Watcher = Callable[["Batch", int], object]
 
 
 _creation: Final = module_lock()
-"""Guards events and watchers of batches, which most batches never need."""
+"""Guards events and watchers of batches, which most batches never need; the engine's lock is never taken within it."""
 
 
 class Account:
@@ -423,7 +424,7 @@ class Sending(Protocol):
 
 
 class Channel:
-    """Stream that is being written. Guarded by the engine's lock.
+    """Stream that is being written. Guarded by the engine's lock, except :meth:`sequence_base`.
 
     Attributes:
         course: Its lanes.
@@ -563,7 +564,10 @@ class Channel:
         )
 
     def sequence_base(self, segment: SegmentId) -> int | None:
-        """Return the sequence id of a segment's first record; None if it is not known yet."""
+        """Return the sequence id of a segment's first record; None if it is not known yet.
+
+        Called on threads that wait for futures, without the lock, because it may read ZooKeeper.
+        """
         base = self._bases.get(segment)
         if base is None:
             self._bases = self.view.history.graph.sequence_bases

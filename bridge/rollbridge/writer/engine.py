@@ -171,6 +171,7 @@ class Engine:
         """
         self.options = options
         self.lock = threading.Lock()
+        # Shares the lock, so a writer that waits for room lets the thread take answers. Notified when batches settle.
         self._room = threading.Condition(self.lock)
         self._catalog = catalog
         self._new_cluster: Callable[[], Cluster] = lambda: Cluster(
@@ -297,6 +298,7 @@ class Engine:
             self._stopping = True
             self._room.notify_all()
         self._wake.set()
+        # Not under the lock, which the thread needs to end. Afterwards nothing else uses the cluster.
         self._thread.join()
         self._searches.close()
         for channel in list(self._channels.values()):
@@ -355,6 +357,7 @@ class Engine:
             self.pump()
             is_cut_off = self._dispatch.is_cut_off
             doubtful = [(channel, lane) for channel in self._channels.values() for lane in channel.course.unresolved()]
+        # Not under the lock: reaching brokers and a new producer id may wait, and watchers run code of the user.
         if is_cut_off:
             self._dispatch.reach(self.lock)
             with self.lock:
