@@ -419,7 +419,10 @@ class Reader:
         return self._take_each(messages)
 
     def _take_each(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to hand out up to the first error; the next call raises that error."""
+        """Return the messages to hand out before the first error.
+
+        That error is raised at once if there are none, and otherwise by the next call.
+        """
         found: list[Message] = []
         for place, message in enumerate(messages):
             try:
@@ -494,8 +497,8 @@ class Reader:
             )
         fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
         if isinstance(fault, NotFoundError):
-            # Loading raises if the stream is gone. If neither it nor the segment is, some brokers do not know the topic
-            # yet.
+            # Loading raises if the stream is gone. If the segment is not gone either, some brokers do not know its
+            # topic yet.
             if segment is not None and self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
