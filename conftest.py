@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from zlib import crc32
@@ -35,6 +36,10 @@ sys.dont_write_bytecode = False  # and this process would rewrite the assertions
 
 # A process that is ended because it hangs prints the stacks of all its threads first (integration_tests/patience.py).
 os.environ["PYTHONFAULTHANDLER"] = "1"
+
+# A shell that starts tests in the background has them ignore interrupts, and all that they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "integration_tests/test_hostile_clients.py",

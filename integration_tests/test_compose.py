@@ -114,7 +114,7 @@ def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[
 def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., str], tmp_path: Path) -> None:
     page = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
     (override,) = re.findall(r"```yaml\n# compose\.override\.yaml\n(.*?)```", page, re.DOTALL)
-    (settings,) = re.findall(r"```sh\n# \.env\n(.*?)```", page, re.DOTALL)
+    (settings,) = re.findall(r"```properties\n# \.env\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "compose.override.yaml"
     file.write_text(override)
     variables = dict(line.split("=", 1) for line in settings.splitlines() if line and not line.startswith("#"))

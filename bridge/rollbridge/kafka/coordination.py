@@ -14,80 +14,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, auto
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
 from kio.schema.produce.v12 import ProduceResponse
-from kio.schema.response_header.v1.header import ResponseHeader
-from kio.schema.types import ProducerId, TopicName, TransactionalId
-from kio.static.constants import EntityType
-from kio.static.primitive import i16, i32, i32Timedelta, i64
+from kio.schema.types import ProducerId, TransactionalId
+from kio.static.primitive import i16, i32Timedelta
 
 from rollbridge.errors import KafkaUnavailable
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
 from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
 from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Producer, Session, produce_body, request_start
-
-# --------------------------------------------------------------------------------------------------------------------
-# The answer to DescribeTransactions v0, as the broker sends it.
-# kio's own schema declares the start time as a point in time, and cannot read the -1 that stands there while no
-# transaction is open.
-# Source: Kafka's DescribeTransactionsResponse.json.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicData:
-    """Partitions of one topic in a transaction."""
-
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = True
-    __api_key__: ClassVar[i16] = i16(65)
-    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
-    topic: TopicName = field(metadata={"kafka_type": "string"})
-    partitions: tuple[i32, ...] = field(metadata={"kafka_type": "int32"}, default=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionState:
-    """One transactional id as its coordinator sees it."""
-
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = True
-    __api_key__: ClassVar[i16] = i16(65)
-    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
-    error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
-    transactional_id: TransactionalId = field(metadata={"kafka_type": "string"})
-    transaction_state: str = field(metadata={"kafka_type": "string"})
-    transaction_timeout_ms: i32 = field(metadata={"kafka_type": "int32"})
-    transaction_start_time_ms: i64 = field(metadata={"kafka_type": "int64"})
-    producer_id: ProducerId = field(metadata={"kafka_type": "int64"})
-    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
-    topics: tuple[TopicData, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionsResponse:
-    """States of the transactional ids that were asked about."""
-
-    __type__: ClassVar = EntityType.response
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = True
-    __api_key__: ClassVar[i16] = i16(65)
-    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
-    throttle_time_ms: i32 = field(metadata={"kafka_type": "int32"})
-    transaction_states: tuple[TransactionState, ...]
-
 
 logger = logging.getLogger(__name__)
 
