@@ -12,7 +12,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from rollbridge.errors import UnavailableError
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 180.0
 """Limit of one wait, in seconds."""
@@ -26,6 +30,15 @@ def eventually(condition: Callable[[], object], what: str, timeout_s: float = PA
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
         time.sleep(_LOOK_S)
+
+
+def once_available(make: Callable[[], T]) -> T:
+    """Return what ``make`` gives once servers answer, however long they are away."""
+    while True:
+        try:
+            return make()
+        except UnavailableError:
+            time.sleep(0.2)
 
 
 def end(process: subprocess.Popen[Any], log: Path | None = None, timeout_s: float = PATIENCE_S) -> int:

@@ -121,6 +121,49 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(client: rollbridge.Bridg
             consumer.store_offsets(offsets=[TopicPartition(orders, 2, 1_000)])
 
 
+def test_a_commit_in_what_was_given_up_counts_nothing_as_read_that_was_not(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    """As after a session that has timed out: brokers may not know of that yet, and take commits of that member."""
+    write(client, orders, b"before")
+    with group.member(orders, enable_auto_commit=False) as one:
+        found = take(one, len(KEYS))
+        ends = dict.fromkeys((0, 1), 0)
+        for message in found:
+            ends[message.partition() or 0] = (message.offset() or 0) + 1
+        with group.member(orders, enable_auto_commit=False) as other:
+            handed: list[Message] = []
+
+            def shared() -> bool:
+                for member in (one, other):
+                    handed.extend(member.consume(100, 0.1))
+                return len(one.assignment()) == len(other.assignment()) == 1
+
+            until(shared)
+            [kept] = one.assignment()
+            [lost] = {0, 1} - {one_of(client, orders, kept.topic)}
+            before = other.committed([TopicPartition(orders, lost)], timeout=60)
+            for beyond in (ends[lost] + 2, 1_000):  # a marker stands between
+                for asynchronous in (True, False):
+                    with pytest.raises(InvalidRequestError, match=r"behind what was handed out.*nothing was committed"):
+                        one.commit(offsets=[TopicPartition(orders, lost, beyond)], asynchronous=asynchronous)
+                with client.begin(orders) as txn, pytest.raises(InvalidRequestError, match="nothing was committed"):
+                    txn.send_offsets({(orders, lost): beyond}, one.consumer_group_metadata())
+            after = other.committed([TopicPartition(orders, lost)], timeout=60)
+            assert [place.offset for place in after] == [place.offset for place in before]
+            # What it was handed before, it may have processed only now.
+            one.commit(offsets=[TopicPartition(orders, lost, ends[lost])], asynchronous=False)
+            [place] = other.committed([TopicPartition(orders, lost)], timeout=60)
+            assert place.offset == ends[lost]
+
+
+def one_of(client: rollbridge.Bridge, stream: str, topic: str) -> int:
+    """The partition number of a segment, by its topic."""
+    partitions = client.admin.describe(stream).partitions
+    [number] = [number for item, number in partitions.items() if StreamName.parse(stream).segment_topic(item) == topic]
+    return number
+
+
 def test_a_transaction_that_commits_less_than_was_read_does_not_stop_what_follows(
     client: rollbridge.Bridge, orders: str, payments: str, group: Group
 ) -> None:

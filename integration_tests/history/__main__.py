@@ -83,8 +83,9 @@ def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
                 if docker
                 else LocalCluster(kafka_settings=KAFKA_SETTINGS, stalling=True)
             )
-            run = ending.enter_context(running(seed, folder, ending.enter_context(servers)))
+            ending.enter_context(servers)
             try:
+                run = ending.enter_context(running(seed, folder, servers))
                 for _ in range(WINDOWS):
                     if time.monotonic() < deadline:
                         run.window(run.random_fault(), broken_s=5)

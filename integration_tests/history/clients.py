@@ -29,6 +29,7 @@ from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read
 from integration_tests.history.groups import hand_out, hand_out_updates, name_offsets, transform
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
+from integration_tests.patience import once_available
 from rollbridge import ANY, EMPTY, SN
 from rollbridge.errors import (
     RollbridgeError,
@@ -192,7 +193,7 @@ def write(task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Write until asked to end; connect anew when that is what it takes."""
     options = rollbridge.ClientOptions(connect_timeout_s=60)
     with connected(task, options) as client:
-        writer = Writer(client, task, book)
+        writer = once_available(lambda: Writer(client, task, book))
         if task.heir_of is not None:
             _inherit(writer, task, stopping)
         while not stopping.is_set():
@@ -234,13 +235,11 @@ def read(task: Task, book: Notebook, stopping: threading.Event) -> None:
 
 def connected(task: Task, options: rollbridge.ClientOptions) -> rollbridge.Bridge:
     """A connection, once the servers answer."""
-    while True:
-        try:
-            return rollbridge.connect(
-                task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.client_name, options=options
-            )
-        except UnavailableError:
-            time.sleep(0.2)
+    return once_available(
+        lambda: rollbridge.connect(
+            task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.client_name, options=options
+        )
+    )
 
 
 def visit(task: Task, book: Notebook, stopping: threading.Event) -> None:

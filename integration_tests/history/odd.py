@@ -23,7 +23,8 @@ import rollbridge
 from integration_tests.history.events import Answer, Kind, Write
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
-from rollbridge.errors import InvalidRequestError, RollbridgeError, UnavailableError
+from integration_tests.patience import once_available
+from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 FORK_S: Final = 3.0
 """Between two children."""
@@ -202,7 +203,7 @@ class Odd:
 
 def behave_oddly(client: rollbridge.Bridge, task: Task, out: Path, stopping: threading.Event) -> None:
     """Let threads share a connection, and fork now and then, until asked to end."""
-    odd = _begin(client, task)
+    odd = once_available(lambda: Odd(client, task))
     with out.open("a", buffering=1) as lines:
         threads = [
             threading.Thread(target=odd.use, args=(number, Notebook(f"{task.name}-{number}", lines), stopping))
@@ -221,14 +222,6 @@ def behave_oddly(client: rollbridge.Bridge, task: Task, out: Path, stopping: thr
             _, status = os.waitpid(child, 0)
             if status:
                 raise RuntimeError(f"a child ended with {status}")
-
-
-def _begin(client: rollbridge.Bridge, task: Task) -> Odd:
-    while True:
-        try:
-            return Odd(client, task)
-        except UnavailableError:
-            time.sleep(0.2)
 
 
 def _fork(odd: Odd, book: Notebook, children: list[int], out: Path) -> None:

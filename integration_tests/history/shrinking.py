@@ -12,6 +12,7 @@ import rollbridge
 from integration_tests.history.events import Kind, Write
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
+from integration_tests.patience import once_available
 from rollbridge.errors import ConflictError, RollbridgeError, TruncatedError, UnavailableError
 
 POLL_S: Final = 0.5
@@ -61,7 +62,7 @@ def _append(entries: Entries, entry: str) -> Entries:
 def keep(client: rollbridge.Bridge, task: Task, book: Notebook, stopping: threading.Event) -> None:
     """Append to a list, in two threads that share an object, and compact and truncate now and then."""
     out = book.out
-    with shared_state(client, task.streams[0]) as shared:
+    with once_available(lambda: shared_state(client, task.streams[0])) as shared:
         threads = [
             threading.Thread(
                 target=_append_entries, args=(shared, task, Notebook(f"{task.name}-{number}", out), stopping)

@@ -334,8 +334,8 @@ class Membership:
         """Remove segments, remembering how far they were handed out."""
         for topic in topics:
             item = self.owned.pop(topic, None)
-            if item is not None and item.next > self._given.get(topic, _BEHIND):
-                self._given[topic] = item.next
+            if item is not None:
+                self._given[topic] = max(item.next, item.end, self._given.get(topic, _BEHIND))
             self._sending.pop(topic, None)
             self._ends.pop(topic, None)
 
@@ -580,14 +580,17 @@ class Membership:
                 f"segment {segment} of {stream} continues {names}, which group {self._group_id} has not read to the "
                 f"end, so nothing of it was handed out; a commit in it would skip them; nothing was committed"
             )
+        # In what is somebody else's by now, too, what was given out before may still be committed, and no more: until a
+        # session that has timed out is known to the broker to have done so, it takes commits of this member.
+        given = max(self._given.get(topic, _BEHIND), self._committed.get(stream, {}).get(segment, _BEHIND))
         item = self.owned.get(topic)
-        if item is None:
-            return  # owned by another member now; what was handed out earlier may still be committed
-        given = max(item.next, item.end, item.committed, self._given.get(topic, _BEHIND))
+        if item is not None:
+            given = max(given, item.next, item.end)
         if offset > given:
+            up_to = f"up to {given}" if given >= 0 else "which is nothing"
             raise InvalidRequestError(
-                f"offset {offset} of segment {segment} of {stream} is behind what was handed out, up to {given}; to "
-                "skip records, seek there first; nothing was committed"
+                f"offset {offset} of segment {segment} of {stream} is behind what was handed out, {up_to}; to skip "
+                "records, seek there first; nothing was committed"
             )
 
     def position(self, topic: str) -> int:
