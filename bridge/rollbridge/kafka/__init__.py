@@ -1,12 +1,13 @@
-"""The adapter to Kafka: everything in this project that speaks to a broker goes through these modules.
+"""Kafka adapter: everything in this project that speaks to a broker goes through these modules.
 
-Native transactions: ``appender`` (what callers use) with its ``states``, on ``pipeline`` (to leaders), ``coordination``
-and ``group_offsets`` (to coordinators), ``codes`` (what answers mean), ``metadata`` (who leads what), ``wire`` and
-``security`` (one connection), ``offsets`` (ends of partitions) and ``describe`` (one answer that kio cannot read).
-Plain idempotent writes: ``idempotent``, with the same pipeline's requests. Record batches as values: ``batches``, with
-``inflate``. Reading: ``fetch`` (one request), ``follower`` (partitions as they grow) with its ``fetch_plan``. Topics:
-``topics`` and ``seal``. librdkafka: ``clients`` for its settings, ``translate`` for its errors. What can go wrong is in
-``errors``.
+- Native transactions: ``appender`` (the API and its state tables) on ``pipeline`` (requests to leaders),
+  ``coordination`` (transaction coordinator) and ``groups`` (group coordinator).
+- Cluster: ``connection`` (one socket), ``metadata`` (leaders and coordinators), ``offsets`` (ends of partitions),
+  ``retry`` (back-off, deadlines).
+- Record batches as values: ``batches``, and ``committed`` for what a ``read_committed`` reader sees of them.
+- Reading: ``fetch`` (one request), ``follower`` (partitions as they grow) with its ``fetch_plan``.
+- Topics: ``topics`` and ``seal``.
+- librdkafka: ``clients`` for its settings. Its errors, and all others, are in ``errors``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import sys
 
 
 def _import_kio() -> None:
-    """Import kio without hypothesis, with which it registers its types wherever there is one: half a second a start."""
+    """Import kio without hypothesis.
+
+    kio registers its types with hypothesis wherever that is installed, which costs half a second at every start.
+    """
     if "hypothesis" in sys.modules:
         return
-    sys.modules["hypothesis"] = None  # type: ignore[assignment]  # Python's way to say that there is no such module
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]  # makes `import hypothesis` raise ModuleNotFoundError
     try:
         import kio.static.primitive  # noqa: F401
     finally:

@@ -1,8 +1,11 @@
-"""The transactional appender: forwards ready-made record batches inside native transactions v2.
+"""Transactional appender: forwards ready-made record batches inside native transactions v2.
 
 librdkafka speaks transactions v1 only, where a delayed EndTxn can end the transaction after its own (KAFKA-17754).
-Here every end raises the producer epoch, so that a straggler of any kind is refused. What may be done when is in
-:mod:`rollbridge.kafka.appender`; requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``.
+With v2 every end raises the producer epoch, so that brokers refuse any straggler.
+
+``PERMISSIONS`` says which operations each state allows, ``AFTER`` to which state each result leads; both tables are
+complete. Requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``. An appender belongs to
+one thread and holds no lock.
 """
 
 from __future__ import annotations
@@ -41,21 +44,20 @@ from rollbridge.kafka.pipeline import (
 )
 from rollbridge.model.group_offsets import GroupMember
 
-# --------------------------------------------------------------------------------------------------------------------
-# The appender's states as two complete tables: what each state allows, and where each result leads.
+# States: two complete tables.
 
 
 class State(Enum):
-    """Where an appender stands."""
+    """State of an appender."""
 
     NEW = "new"
-    """Not initialised yet: nothing was ever sent."""
+    """Not initialised yet: nothing was sent."""
     READY = "ready"
     """Initialised, no native transaction open."""
     IN_TRANSACTION = "in transaction"
-    """Something was appended and not ended yet."""
+    """Records or offsets were added, and the transaction has not ended yet."""
     MUST_ABORT = "must abort"
-    """The broker refused something: the open transaction can only be aborted."""
+    """A request was refused: the open transaction can only be aborted."""
     UNKNOWN = "unknown"
     """An answer was lost: only the coordinator knows."""
     FENCED = "fenced"
@@ -64,7 +66,7 @@ class State(Enum):
 
 
 class Operation(Enum):
-    """What a caller may ask for."""
+    """Operation that a caller may ask for."""
 
     INIT = "init"
     APPEND = "append"
@@ -75,19 +77,19 @@ class Operation(Enum):
 
 
 class Permission(Enum):
-    """What a state says to an operation."""
+    """Reply of a state to an operation."""
 
     RUN = "run"
     NOTHING = "nothing to do"
-    """Succeeds without a request: there is nothing to end, or to close."""
+    """The operation succeeds without a request: there is nothing to end or to close."""
     REFUSE = "refuse"
-    """InvalidStateError; nothing is sent."""
+    """The operation raises InvalidStateError; nothing is sent."""
     FENCED = "fenced"
-    """ProducerFencedError; nothing is sent."""
+    """The operation raises ProducerFencedError; nothing is sent."""
 
 
 class Result(Enum):
-    """How an operation that ran ended."""
+    """Result of an operation that ran."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -144,11 +146,11 @@ PERMISSIONS: Final[Mapping[tuple[State, Operation], Permission]] = {
 
 AFTER: Final[Mapping[tuple[Operation, Result], State]] = {
     (Operation.INIT, Result.OK): State.READY,
-    # Before the first init has succeeded once, the state stays NEW instead: there is no epoch to recover.
+    # Until init has succeeded once, the state stays NEW instead: there is no epoch to recover.
     (Operation.INIT, Result.REFUSED): State.UNKNOWN,
     (Operation.INIT, Result.UNKNOWN): State.UNKNOWN,
     (Operation.INIT, Result.FENCED): State.FENCED,
-    # An append that sent nothing leaves the state as it was.
+    # An append that sent nothing leaves the state unchanged.
     (Operation.APPEND, Result.OK): State.IN_TRANSACTION,
     (Operation.APPEND, Result.REFUSED): State.MUST_ABORT,
     (Operation.APPEND, Result.UNKNOWN): State.UNKNOWN,
@@ -173,25 +175,25 @@ AFTER: Final[Mapping[tuple[Operation, Result], State]] = {
 logger = logging.getLogger(__name__)
 
 _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
-"""Answers to Produce of which nothing is known but that the reason is one topic, or what was sent to it."""
+"""Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
 class TransactionalAppender:
-    """One transactional id and its native transactions, one at a time; not thread-safe.
+    """Native transactions of one transactional id, one at a time. Not thread-safe.
 
-    Take the id with :meth:`init`, then ``append()`` any number of times and ``commit()`` or ``abort()``, again and
-    again. Several appenders used in turn never wait for the markers of the transaction before.
+    Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several
+    appenders used in turn never wait for the markers of the previous transaction.
 
     Args:
-        transaction_timeout_ms: The coordinator aborts a transaction that is open longer; at most the broker's
+        transaction_timeout_ms: Age at which the coordinator aborts an open transaction; at most the broker's
             ``transaction.max.timeout.ms``, by default 15 minutes.
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
-        max_in_flight: Produce requests under way to one leader, 1 to 5.
+        max_in_flight: In-flight Produce requests per leader, 1 to 5.
         request_timeout_ms: Longest wait for the answer to one request.
-        retry_timeout_ms: How long an operation is repeated on answers that may pass, such as a leader election.
-        unknown_topic_timeout_ms: How long a topic that brokers do not know may still be a new one.
-        topic_timeout_ms: How long a topic, given its name, may have no broker that leads it; ``retry_timeout_ms`` for
-            all by default.
+        retry_timeout_ms: Time for which an operation is retried on retriable answers, such as a leader election.
+        unknown_topic_timeout_ms: Time for which a topic that brokers do not know is taken for a new one.
+        topic_timeout_ms: Time for which a topic, given its name, may be without a leader; by default
+            ``retry_timeout_ms`` for every topic.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -253,20 +255,20 @@ class TransactionalAppender:
 
     @property
     def state(self) -> State:
-        """Where this appender stands."""
+        """Current state."""
         return self._state
 
     def init(self) -> None:
-        """Take the transactional id, or come back to it: afterwards nothing of it is open.
+        """Take the transactional id, or recover it; no transaction of it is open afterwards.
 
-        The first call fences whoever used the id before and aborts what they left open. A later call, after
-        :class:`AppendUnknownError`, ends only this appender's own transaction (read the log to see which way it went)
-        and never takes the id back from a newer user. Waits for brokers that are restarting, up to the retry time-out.
+        The first call fences the previous user of the id and aborts the transaction left open. A later call, after
+        :class:`AppendUnknownError`, ends only this appender's own transaction (read the log to learn its outcome) and
+        never takes the id back from a newer user. Waits for restarting brokers, up to ``retry_timeout_ms``.
 
         Raises:
-            ProducerFencedError: Somebody newer has the id.
-            KafkaUnavailable: No answer in time; may be called again.
-            NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker will not have it.
+            ProducerFencedError: A newer user has the id.
+            KafkaUnavailable: No answer came in time; may be called again.
+            NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
         """
         self._enter(Operation.INIT)
         with self._translated(Operation.INIT):
@@ -279,22 +281,22 @@ class TransactionalAppender:
             self._move(Operation.INIT, Result.OK)
 
     def append(self, batches: Iterable[Addressed]) -> list[int]:
-        """Append record batches to the open transaction (the first append opens it); returns their base offsets.
+        """Append record batches to the open transaction (the first append opens one) and return their base offsets.
 
         Args:
             batches: ``(topic, batch)`` for partition 0 or ``(topic, partition, batch)``: complete record batches,
                 magic v2, of any compression, whose buffers must not change until this returns. Consumed lazily.
 
         Returns:
-            The base offset of each batch, in the order given, once all replicas in sync have all of them.
+            Base offset of each batch, in the order given, once all in-sync replicas have all of them.
 
         Raises:
             AppendRefusedError: Definite: the transaction can only be aborted.
-            AppendUnknownError: Call ``init()``.
+            AppendUnknownError: Outcome unknown: call ``init()``.
             ProducerFencedError: A newer user has the id. Never init again.
             InvalidStateError: Not initialised, or the transaction must be aborted first.
-            CorruptDataError: One of ``batches`` is no batch of data; like any exception that iterating them raises,
-                it leaves a transaction that can only be aborted.
+            CorruptDataError: One of ``batches`` is not a batch of data. As with any exception raised by iterating
+                them, the transaction can only be aborted then, unless nothing was sent yet.
         """
         self._enter(Operation.APPEND)
         with self._translated(Operation.APPEND):
@@ -320,13 +322,13 @@ class TransactionalAppender:
         *,
         retry_timeout_s: float | None = None,
     ) -> None:
-        """Add a consumer group's offsets to the open transaction: they count if, and only if, it is committed.
+        """Add a consumer group's offsets to the open transaction: they take effect if and only if it commits.
 
         Args:
-            member: The group, for somebody outside of it; or who of its members commits.
+            member: Group id, for a caller outside of the group, or the committing member.
             offsets: (topic, partition) to the offset of the next record to read.
-            retry_timeout_s: How long to ask again while the group's coordinator is not there; that of this appender
-                by default.
+            retry_timeout_s: Time for which to retry while the group coordinator is unavailable; by default the
+                appender's.
 
         Raises: as :meth:`append` does.
         """
@@ -346,9 +348,9 @@ class TransactionalAppender:
             self._move(Operation.SEND_OFFSETS, Result.OK)
 
     def commit(self) -> None:
-        """Commit what was appended since the last end; nothing, successfully, if that is nothing.
+        """Commit the open transaction; succeed without a request if there is none.
 
-        On return the decision is durable. Readers see it as soon as the markers are written, partition by partition.
+        The decision is durable on return. Readers see it as soon as the markers are written, partition by partition.
 
         Raises:
             AppendRefusedError: Definite: not committed. Abort.
@@ -358,32 +360,32 @@ class TransactionalAppender:
         self._end(Operation.COMMIT, committed=True)
 
     def abort(self) -> None:
-        """Abort what was appended since the last end; no ``read_committed`` reader will see any of it.
+        """Abort the open transaction, if any; no ``read_committed`` reader will see any of it.
 
         Raises:
-            AppendUnknownError: Call ``init()``, which aborts it.
+            AppendUnknownError: Outcome unknown: call ``init()``, which aborts the transaction.
             ProducerFencedError: Aborted by a newer user of the id. Never init again.
         """
         self._end(Operation.ABORT, committed=False)
 
     def close(self) -> None:
-        """Drop the connections; a transaction that is still open is aborted first, if the broker answers."""
+        """Close the connections, after aborting an open transaction if the broker answers."""
         if PERMISSIONS[self._state, Operation.CLOSE] is Permission.NOTHING:
             return
         try:
             if self._state in (State.IN_TRANSACTION, State.MUST_ABORT):
                 self.abort()
-        except Exception as exc:  # whatever it is, the coordinator's time-out or the next init ends the transaction
+        except Exception as exc:  # the coordinator's time-out or the next init ends the transaction anyway
             logger.warning("transactional id %s: closed with a transaction open: %s", self.transactional_id, exc)
         finally:
             self._cluster.close()
             self._move(Operation.CLOSE, Result.OK)
 
     def end_offset(self, topic: str, isolation: Isolation = Isolation.READ_UNCOMMITTED, partition: int = 0) -> int:
-        """Read the end of a partition: its high watermark, or its last stable offset for ``READ_COMMITTED``.
+        """Return the end of a partition: its high watermark, or its last stable offset for ``READ_COMMITTED``.
 
-        Goes over the same connection as appends do, so it costs one short round trip. Allowed in any state but CLOSED,
-        and leaves the state alone.
+        Uses the same connection as appends, so it costs one short round trip. Allowed in any state but CLOSED, and
+        leaves the state unchanged.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
@@ -414,7 +416,7 @@ class TransactionalAppender:
             self._move(operation, Result.OK)
 
     def _enter(self, operation: Operation) -> bool:
-        """Whether the operation is to run; raises if the state does not allow it."""
+        """Return whether the operation has to run; raise if the state does not allow it."""
         match PERMISSIONS[self._state, operation]:
             case Permission.RUN:
                 return True
@@ -446,7 +448,7 @@ class TransactionalAppender:
 
     @contextmanager
     def _translated(self, operation: Operation) -> Iterator[None]:
-        """Turn what happens below into the errors promised above, and move to the state that goes with them."""
+        """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
         try:
             yield
         except PartitionRefused as exc:
@@ -460,7 +462,7 @@ class TransactionalAppender:
                 raise
             raise self._unknown(operation, exc) from exc
         except Exception:
-            # A batch that is none, or a caller's iterator that failed. If nothing was sent, nothing has happened.
+            # Not a batch, or the caller's iterator failed. If nothing was sent, the state stays as it was.
             if operation is Operation.INIT or self._session.connections:
                 self._move(operation, Result.REFUSED)
             else:
@@ -491,7 +493,7 @@ class TransactionalAppender:
                 assert_never(never)
 
     def _fenced_or_timed_out(self) -> Meaning:
-        """Both raise the epoch; only one of them means that there is somebody else."""
+        """Tell fencing from the coordinator's time-out: both raise the epoch, only fencing means a newer user."""
         try:
             match self._coordination.standing(self._current):
                 case Standing.TAKEN:

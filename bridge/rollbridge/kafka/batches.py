@@ -1,9 +1,33 @@
-"""Record batches (magic v2) as plain values: read, check, stamp, build and merge them; no input or output.
+"""Record batches (magic 2) as plain values: parse, check, stamp, build and merge them. No I/O, no shared state.
 
-A frame's value is a ready-made batch, and forwarding one changes nothing but the producer fields of its 61-byte
-header and the checksum, so the records themselves are neither copied nor looked at.
+A frame's value is a ready-made batch. Forwarding one changes only its 61-byte header (big-endian), so the records
+behind it are neither copied nor parsed::
 
-Source: Kafka documentation, "Record Batch"; the checksum is CRC-32C over everything from the attributes on.
+    offset  bytes  field                    set by stamped_header()
+           +------------------------------+
+    0      | 8     base offset            |  0
+    8      | 4     length                 |  kept: bytes behind this field, so size = length + 12
+    12     | 4     partition leader epoch |  -1
+    16     | 1     magic (2)              |
+    17     | 4     CRC-32C                |  renewed
+           +------------------------------+  <- the checksum covers everything from here on
+    21     | 2     attributes             |  transactional bit
+    23     | 4     last offset delta      |
+    27     | 8     base timestamp (ms)    |
+    35     | 8     max timestamp (ms)     |
+    43     | 8     producer id            |  set
+    51     | 2     producer epoch         |  set
+    53     | 4     base sequence          |  set
+    57     | 4     record count           |
+           +------------------------------+
+    61     | records, compressed as one   |
+           +------------------------------+
+
+    attributes:  0x07 codec   0x08 log append time   0x10 transactional   0x20 control
+
+Decompression is bounded: a batch of one megabyte may claim to hold a gigabyte, and must not get that memory.
+
+Source: Kafka documentation, "Record Batch".
 """
 
 from __future__ import annotations
@@ -22,11 +46,9 @@ from crc32c import crc32c
 
 from rollbridge.errors import CorruptDataError
 
-# --------------------------------------------------------------------------------------------------------------------
-# Decompression with a bound: a batch of one megabyte can claim to hold a thousand, and must not get the memory.
+# Bounded decompression.
 
-
-# xerial's framing of snappy, which Kafka's clients in Java use: a header of 16 bytes, then blocks with their lengths.
+# xerial's snappy framing, used by Kafka's Java clients: a header of 16 bytes, then blocks prefixed by their lengths.
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEADER_BYTES: Final = 16
 _GZIP_WINDOW: Final = 31
@@ -35,10 +57,10 @@ _EXPECTED_RATIO: Final = 4
 
 
 def decompress(codec: str, data: memoryview, limit_bytes: int) -> bytes | bytearray | memoryview:
-    """Decompress what Kafka's codec of this name (``gzip``, ``snappy``, ``lz4``, ``zstd``) made.
+    """Decompress the records of a batch with Kafka's codec of this name (``gzip``, ``snappy``, ``lz4``, ``zstd``).
 
     Raises:
-        CorruptDataError: It does not decompress, or not to at most ``limit_bytes``.
+        CorruptDataError: ``data`` does not decompress, or takes more than ``limit_bytes`` decompressed.
     """
     try:
         match codec:
@@ -91,7 +113,7 @@ def _unsnap_block(block: memoryview, limit_bytes: int) -> bytes:
 
 
 def _grow(codec: str, data: memoryview, limit_bytes: int) -> memoryview:
-    """Neither format has to say how much it holds, so try with more and more room."""
+    """Decompress lz4 or zstd into a growing buffer: neither format has to declare its decompressed size."""
     into = cramjam.lz4.decompress_into if codec == "lz4" else cramjam.zstd.decompress_into
     room = min(limit_bytes, max(_FIRST_TRY_BYTES, len(data) * _EXPECTED_RATIO))
     while True:
@@ -107,8 +129,7 @@ def _grow(codec: str, data: memoryview, limit_bytes: int) -> memoryview:
 Batch = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, bytes | None]]
 
-# base offset, length, partition leader epoch, magic, crc, attributes, last offset delta, base timestamp,
-# max timestamp, producer id, producer epoch, base sequence, record count
+# The fields of BatchHeader, in the layout drawn above.
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
 _UP_TO_CRC: Final = struct.Struct(">qiibI")
@@ -126,15 +147,15 @@ _CONTROL: Final = 0x20
 SEQUENCE_MAX: Final = (1 << 31) - 1
 
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""Most that the records of one batch may take decompressed, unless the reader says otherwise."""
+"""Default limit on the decompressed bytes of one batch's records."""
 
-# Offset and timestamp deltas are varints: at a new place in a larger batch, each record may need 4 bytes more for the
-# offset delta, 9 for the timestamp delta and 2 for the length.
+# Offset and timestamp deltas are varints. Moved into a larger batch, a record may need 4 more bytes for its offset
+# delta, 9 for its timestamp delta and 2 for its length.
 _REBATCH_GROWTH_BYTES: Final = 15
 
 
 class Compression(IntEnum):
-    """Codecs, numbered as in a batch's attributes."""
+    """Compression codec, numbered as in a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -144,7 +165,11 @@ class Compression(IntEnum):
 
     @classmethod
     def named(cls, name: str) -> Compression:
-        """Look up a codec by Kafka's name (``none``, ``gzip``, ``snappy``, ``lz4``, ``zstd``); else ValueError."""
+        """Return the codec of this Kafka name (``none``, ``gzip``, ``snappy``, ``lz4``, ``zstd``).
+
+        Raises:
+            ValueError: There is no such codec.
+        """
         try:
             return cls[name.upper()]
         except KeyError:
@@ -152,11 +177,11 @@ class Compression(IntEnum):
 
 
 BUFFER_BYTES_MIN: Final = 4 * 1024 * 1024
-"""Least room for what waits for the brokers in a client: a batch of each of its segments must fit in."""
+"""Smallest buffer of a client for batches not yet acknowledged: one batch of each of its segments must fit in."""
 
 
 class BatchHeader(NamedTuple):
-    """The fixed 61 bytes in front of the records of a batch."""
+    """Header of a record batch: the fixed 61 bytes in front of the records."""
 
     base_offset: int
     length: int
@@ -174,27 +199,27 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
         return self.length + _LENGTH_OVERHEAD
 
     @property
     def compression(self) -> int:
-        """Codec number; one that is not in :class:`Compression` is possible in a foreign batch."""
+        """Codec number; a foreign batch may hold one that :class:`Compression` lacks."""
         return self.attributes & _COMPRESSION_MASK
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a native transaction."""
+        """True if the batch belongs to a native transaction."""
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
     def is_append_time(self) -> bool:
-        """Whether the broker's time, which is ``max_timestamp``, stands for the timestamps of all records."""
+        """True if all records carry the broker's append time, which is ``max_timestamp``."""
         return bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch is a marker, not data."""
+        """True for a control batch: a transaction marker, not data."""
         return bool(self.attributes & _CONTROL)
 
 
@@ -203,7 +228,7 @@ _offset_of = attrgetter("offset")
 
 
 class Record(NamedTuple):
-    """One record of a batch; ``timestamp`` in milliseconds, ``value`` None is a tombstone."""
+    """One record of a batch; ``timestamp`` in ms since 1970, a ``value`` of None is a tombstone."""
 
     offset: int
     timestamp: int
@@ -213,7 +238,7 @@ class Record(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a batch went: its first record is record ``offset_delta`` of output batch number ``batch``."""
+    """Place of an input batch: its first record is record ``offset_delta`` of output batch number ``batch``."""
 
     batch: int
     offset_delta: int
@@ -221,17 +246,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rebatched:
-    """Fewer, larger batches, and for every input batch its place in them, in input order."""
+    """Fewer, larger batches, and the place of every input batch in them, in input order."""
 
     batches: list[Batch]
     places: list[Place]
 
 
 def parse_header(batch: Batch) -> BatchHeader:
-    """Read the header of a complete batch.
+    """Parse the header of a complete batch.
 
     Raises:
-        CorruptDataError: Too short, not magic 2, a length other than the buffer's, or a negative record count.
+        CorruptDataError: The batch is too short, not magic 2, of another length than it claims, or its record count
+            is negative.
     """
     size = len(batch)
     if size < HEADER_BYTES:
@@ -247,10 +273,10 @@ def parse_header(batch: Batch) -> BatchHeader:
 
 
 def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
-    """The batches that stand one after the other in the answer to a fetch; the last, if it is cut short, is left out.
+    """Split the records of a fetch response into batches, leaving out a last one that is cut short.
 
     Raises:
-        CorruptDataError: While iterating: one claims to be smaller than its header.
+        CorruptDataError: While iterating: a batch claims to be smaller than its header.
     """
     view = memoryview(raw)
     position = 0
@@ -266,16 +292,16 @@ def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHeader:
-    """Check that a client's batch can be forwarded as it is: the broker would accept it as data.
+    """Check that a client's batch can be forwarded unchanged, that is, that a broker would accept it as data.
 
     Args:
         batch: One complete batch, with no bytes after it.
         count: Number of records it must hold, at least 1.
-        deep: Also decompress and parse every record, as the broker does. Costs about 0.5 µs per record; without it
-            a batch with a right checksum over wrong bytes is found only when the broker refuses it.
+        deep: Also decompress and parse every record, as the broker does. Costs about 0.5 µs per record; without it,
+            wrong bytes under a right checksum come to light only when the broker refuses the batch.
 
     Raises:
-        CorruptDataError: Anything else than a plain data batch of ``count`` records with a right checksum.
+        CorruptDataError: ``batch`` is not a plain data batch of ``count`` records with a right checksum.
     """
     header = parse_header(batch)
     if header.attributes & ~_COMPRESSION_MASK:
@@ -291,7 +317,7 @@ def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHead
         raise CorruptDataError(f"record batch of {count} records has last offset delta {header.last_offset_delta}")
     check_crc(header, batch)
     if deep:
-        # A batch can count its records right in the header and number them wrong inside.
+        # The header may count the records right while the records number themselves wrong.
         for delta, record in enumerate(read_records(batch)):
             if record.offset != header.base_offset + delta:
                 raise CorruptDataError(f"record {delta} of a batch is numbered {record.offset - header.base_offset}")
@@ -301,13 +327,13 @@ def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHead
 def stamped_header(
     batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:
-    """Return the 61 bytes to send in front of ``batch[61:]`` for it to be this producer's.
+    """Return the header that makes ``batch`` this producer's: send its 61 bytes in front of ``batch[61:]``.
 
-    Base offset and leader epoch are reset, the producer fields and the transactional bit set, the checksum renewed;
-    the records are read once for the checksum and not copied.
+    Reset the base offset and the leader epoch, set the producer fields and the transactional bit, renew the checksum.
+    The records are read once, for the checksum, and not copied.
 
     Raises:
-        CorruptDataError: Not one complete batch of data.
+        CorruptDataError: ``batch`` is not one complete batch of data.
     """
     header = parse_header(batch)
     if header.is_control:
@@ -332,14 +358,14 @@ def stamped_header(
 
 
 def framed(body: Batch, *, codec: int, count: int, base_timestamp: int, max_timestamp: int) -> bytes:
-    """A batch of records that are encoded already, and of no producer yet.
+    """Return a batch around encoded records, with no producer set.
 
     Args:
-        body: The records, compressed as a whole if there is a codec.
-        codec: Its number.
-        count: How many records there are, numbered from 0 on.
-        base_timestamp: What their timestamps count from, in ms since 1970.
-        max_timestamp: The latest of these.
+        body: The records, compressed as one unless ``codec`` is 0.
+        codec: Number of the compression codec.
+        count: Number of records; their offset deltas run from 0.
+        base_timestamp: Base of their timestamp deltas, in ms since 1970.
+        max_timestamp: Latest of their timestamps, in ms since 1970.
     """
     tail = _FROM_ATTRIBUTES.pack(codec, count - 1, base_timestamp, max_timestamp, -1, -1, -1, count)
     length = HEADER_BYTES - _LENGTH_OVERHEAD + len(body)
@@ -361,19 +387,19 @@ def stamp(
 
 
 def next_sequence(sequence: int, count: int) -> int:
-    """Sequence number that follows ``count`` records from ``sequence`` on: after 2^31-1 comes 0, never a negative."""
+    """Return the sequence number behind ``count`` records from ``sequence`` on; 0 follows 2^31-1."""
     return (sequence + count) & SEQUENCE_MAX
 
 
 def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """Iterate over the records of a complete batch, decompressed; the checksum is not looked at.
+    """Iterate over the records of a complete batch, decompressed; the checksum is not checked.
 
     Args:
         batch: One complete batch.
-        limit_bytes: Most memory that its records may take decompressed.
+        limit_bytes: Limit on the decompressed bytes of its records.
 
     Raises:
-        CorruptDataError: While iterating, at the first byte that does not parse, or if it is larger than allowed.
+        CorruptDataError: While iterating: a record does not parse, or the records exceed ``limit_bytes``.
     """
     header = parse_header(batch)
     records = iter(DefaultRecordBatch(uncompressed(header, batch, limit_bytes=limit_bytes)))
@@ -383,7 +409,7 @@ def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> 
             record = next(records)
         except StopIteration:
             break
-        except Exception as exc:  # the compiled reader raises whatever it trips over
+        except Exception as exc:  # the compiled reader lets errors of any class through
             raise CorruptDataError(f"record {seen} of {header.record_count} does not parse: {exc}") from exc
         seen += 1
         yield Record(record.offset, record.timestamp, record.key, record.value, record.headers)
@@ -392,17 +418,17 @@ def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> 
 
 
 def check_crc(header: BatchHeader, batch: Batch) -> None:
-    """Raise CorruptDataError unless the checksum of a complete batch is right."""
+    """Check the checksum of a complete batch; raise CorruptDataError if it is wrong."""
     actual = crc32c(memoryview(batch)[_CRC_START:])
     if actual != header.crc:
         raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
 
 
 def check_numbering(batch: Batch) -> None:
-    """Raise CorruptDataError unless the records of an uncompressed batch are numbered from 0 on, one by one.
+    """Check that the records of an uncompressed batch are numbered 0, 1, 2 and so on; raise CorruptDataError if not.
 
-    Brokers look at that inside of compressed batches only, and take any number in others. A consumer believes it, and
-    goes on to read behind it, over records of others. Costs about 0.3 µs per record.
+    Brokers check the numbering only of compressed batches. A consumer trusts it: after a number too large it continues
+    behind that offset and skips records of others. Costs about 0.3 µs per record.
     """
     header = parse_header(batch)
     if header.compression != Compression.NONE:
@@ -410,17 +436,17 @@ def check_numbering(batch: Batch) -> None:
     wanted = range(header.base_offset, header.base_offset + header.record_count)
     try:
         numbers = list(map(_offset_of, DefaultRecordBatch(batch)))
-    except Exception as exc:  # the compiled reader raises whatever it trips over
+    except Exception as exc:  # the compiled reader lets errors of any class through
         raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {exc}") from exc
     if numbers != list(wanted):
         raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one inside")
 
 
 def uncompressed(header: BatchHeader, batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Batch:
-    """The same batch with its records as they are, at most ``limit_bytes`` of them; its checksum is not renewed.
+    """Return the batch with its records decompressed, to at most ``limit_bytes``; the checksum is not renewed.
 
     Raises:
-        CorruptDataError: It does not decompress, or is larger than allowed.
+        CorruptDataError: The records do not decompress, or exceed ``limit_bytes``.
     """
     if header.compression == Compression.NONE:
         return batch
@@ -447,7 +473,7 @@ def _new_builder(max_bytes: int, compression: Compression) -> DefaultRecordBatch
 
 
 class BatchBuilder:
-    """Builds one batch, record by record, up to ``max_bytes`` before compression; not thread-safe."""
+    """Builder of one batch, record by record, up to ``max_bytes`` before compression. Not thread-safe."""
 
     def __init__(self, max_bytes: int, compression: Compression = Compression.NONE) -> None:
         self._max_bytes = max_bytes
@@ -459,10 +485,10 @@ class BatchBuilder:
         return _new_builder(self._max_bytes, self._compression)
 
     def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> bool:
-        """Add one record; False, and nothing added, if the batch would exceed ``max_bytes``.
+        """Add one record; return False, adding nothing, if the batch would exceed ``max_bytes``.
 
-        The first record always fits, so that a limit never makes a writer loop; bound single records by
-        :func:`record_size_max`. ``timestamp`` is in milliseconds since 1970.
+        The first record always fits, so that no limit makes a writer loop; bound single records by
+        :func:`record_size_max`. ``timestamp`` is in ms since 1970.
         """
         listed = headers if isinstance(headers, list) else list(headers)
         if self._builder.append(self._count, timestamp, key, value, listed) is None:
@@ -472,16 +498,20 @@ class BatchBuilder:
 
     @property
     def count(self) -> int:
-        """Records added so far."""
+        """Number of records added so far."""
         return self._count
 
     @property
     def size(self) -> int:
-        """Bytes so far, header included, before compression."""
+        """Size so far in bytes, header included, before compression."""
         return self._builder.size()
 
     def build(self) -> bytes:
-        """Return the complete batch and start over with an empty one; ValueError if there is no record."""
+        """Return the complete batch and start an empty one.
+
+        Raises:
+            ValueError: No record was added.
+        """
         if self._count == 0:
             raise ValueError("a record batch needs at least one record")
         batch = bytes(self._builder.build())
@@ -491,24 +521,24 @@ class BatchBuilder:
 
 
 def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
-    """Upper bound of the bytes of a batch that holds just this record, uncompressed."""
+    """Return an upper bound on the bytes of an uncompressed batch that holds only this record."""
     return DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
 
 
 def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compression = Compression.NONE) -> Rebatched:
-    """Merge neighbouring small batches into few larger ones, records and their order unchanged.
+    """Merge neighbouring small batches into fewer, larger ones; records and their order stay the same.
 
-    A batch is never split, so all its records lie side by side in one output batch. One that is alone in its output
-    batch (because it is large, or its neighbours are) is handed back as it came, whatever its compression.
+    A batch is never split, so its records lie side by side in one output batch. A batch that has its output batch to
+    itself (because it is large, or its neighbours are) is returned unchanged, whatever its compression.
 
     Args:
         batches: Complete data batches.
-        max_bytes: Bound for a merged batch before compression; a single input larger than that stays as it is.
-        compression: Codec for merged batches.
+        max_bytes: Limit on a merged batch before compression; a single larger input stays as it is.
+        compression: Codec of merged batches.
 
     Raises:
-        CorruptDataError: An input is not a batch, its records do not parse, or one that is handed back numbers them
-            wrongly.
+        CorruptDataError: An input is not a batch, its records do not parse, or a batch returned unchanged numbers its
+            records wrong.
     """
     merged = Rebatched([], [])
     waiting: list[Batch] = []
@@ -534,7 +564,7 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
         if header.attributes & _COMPRESSION_MASK == Compression.NONE:
             bound = len(batch) - HEADER_BYTES + header.record_count * _REBATCH_GROWTH_BYTES
         elif _is_larger(header, batch, max_bytes):
-            bound = max_bytes  # a bomb perhaps: it stays as it is, and brokers look into it
+            bound = max_bytes  # possibly a decompression bomb: left as it is, for brokers to check
         else:
             bound = sum(record_size_max(r.key, r.value, r.headers) for r in read_records(batch))
         if waiting_bytes + bound > max_bytes:
@@ -549,10 +579,10 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
 
 
 def _is_larger(header: BatchHeader, batch: Batch, limit_bytes: int) -> bool:
-    """Whether a compressed batch holds more than ``limit_bytes``; its records are not made for that.
+    """Return whether a compressed batch decompresses to more than ``limit_bytes``, without parsing its records.
 
     Raises:
-        CorruptDataError: It does not decompress, or is larger than any may be.
+        CorruptDataError: The batch does not decompress, or exceeds ``DECOMPRESSED_BYTES_MAX``.
     """
     try:
         uncompressed(header, batch, limit_bytes=limit_bytes)
@@ -563,9 +593,9 @@ def _is_larger(header: BatchHeader, batch: Batch, limit_bytes: int) -> bool:
 
 
 def _join(batches: Sequence[Batch], ends: Sequence[int], bound: int, compression: Compression) -> bytes:
-    """One batch with the records of several, each of which ends at the given count.
+    """Merge batches into one; ``ends`` holds the running count of records after each.
 
-    A leader's hot loop, so records go from the compiled reader to the compiled builder directly.
+    This is a leader's hot loop, so records go from the compiled reader to the compiled builder directly.
     """
     builder = _new_builder(bound, compression)
     append = builder.append
@@ -582,7 +612,7 @@ def _join(batches: Sequence[Batch], ends: Sequence[int], bound: int, compression
                 )
     except CorruptDataError:
         raise
-    except Exception as exc:  # the codecs behind it raise errors of half a dozen libraries
+    except Exception as exc:  # the codecs raise errors of half a dozen libraries
         raise CorruptDataError(f"record {count} of merged batches does not parse: {exc}") from exc
     if not fits:
         raise AssertionError(f"merged batch exceeds its computed bound of {bound} bytes")

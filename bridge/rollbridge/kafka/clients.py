@@ -1,6 +1,6 @@
 """Settings of the librdkafka clients used across the project, built in one place so that none is forgotten.
 
-Users may pass librdkafka settings through, but only those listed: some change what we promise, and one
+Users may pass through only the librdkafka settings listed here: others change what we promise, and one
 (``plugin.library.paths``) loads code.
 """
 
@@ -20,23 +20,23 @@ from rollbridge.kafka.metadata import Isolation, parse_bootstrap
 from rollbridge.kafka.retry import Deadline, limited, limited_child
 from rollbridge.security.kafka import SECURITY_KEYS, Security
 
-# `list_topics` would import this on whichever thread asks first, and who forks meanwhile leaves the child waiting for
-# that import without end.
+# `list_topics` would import this on whichever thread calls it first. A fork during that import leaves the child waiting
+# for the import lock forever.
 import_module("confluent_kafka.admin")
 
 Config = dict[str, Any]
 
 TICK_S: Final = 0.001
-"""The library waits for whole milliseconds: who asks it to wait for less asks in vain, again and again."""
+"""Shortest wait to ask of the library, which waits for whole milliseconds: a shorter one would spin."""
 _LEADERS_ASKED_MAX: Final = 8
 _LEADERS_TIMEOUT_S: Final = 0.5
 
 library_logger: Final = logging.getLogger("rollbridge.kafka.librdkafka")
-"""Takes what librdkafka itself has to say."""
+"""Logger of librdkafka's own messages."""
 
 
 def _retries_are_information(record: logging.LogRecord) -> bool:
-    """librdkafka warns of what it repeats by itself with success, such as asking a broker that has just started."""
+    """Lower librdkafka's warnings about its own retries to INFO: most succeed, as with a broker that is starting."""
     if record.levelno == logging.WARNING and record.getMessage().rstrip().endswith(": retrying"):
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
         return library_logger.isEnabledFor(logging.INFO)
@@ -100,9 +100,9 @@ CONSUMER_KEYS: Final = _SHARED | {
 }
 
 _RECOVERY: Final[Config] = {"metadata.recovery.rebootstrap.trigger.ms": 2_000}
-"""A broker that has stood still for longer than its session knows of no broker for a moment, itself included, and says
-so. The library then forgets those that it knew, and begins with ``bootstrap.servers`` again only after this time (by
-default 5 minutes). Without any other request under way it never does."""
+"""Time after which the library returns to ``bootstrap.servers``, by default 5 minutes. A broker that stood still for
+longer than its session briefly reports no brokers at all, itself included, and the library then forgets those that it
+knew. Without any other request in flight it never returns."""
 
 
 def _base(bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str) -> Config:
@@ -111,7 +111,7 @@ def _base(bootstrap_servers: str, security: Mapping[str, str] | None, client_id:
     return {
         "bootstrap.servers": bootstrap_servers,
         "client.id": client_id,
-        "socket.nagle.disable": True,  # every request is complete in itself, and somebody waits for it
+        "socket.nagle.disable": True,  # every request is complete, and a caller waits for it
         **(security or {}),
     }
 
@@ -132,13 +132,13 @@ def producer_config(
     client_id: str = "rollbridge",
     extra: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Settings of an idempotent Producer that neither creates topics nor loses records silently.
+    """Return the settings of an idempotent Producer that neither creates topics nor loses records silently.
 
-    Only failed deliveries are reported, at no measurable cost, and only to a callback: librdkafka drops a refused
-    record with ``flush() == 0`` and no exception where there is none, so every ``produce()`` must be given one.
+    Delivery reports come for failures only, at no measurable cost, and need a callback: without one, librdkafka drops
+    a refused record with ``flush() == 0`` and no exception. So every ``produce()`` must be given a callback.
 
     Raises:
-        ConfigError: A setting that may not be passed through, or a wrong one.
+        ConfigError: A setting is wrong or may not be passed through.
     """
     return {
         "linger.ms": 0,
@@ -161,13 +161,13 @@ def consumer_config(
     client_id: str = "rollbridge",
     extra: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Settings of a Consumer that commits nothing by itself; ``isolation`` is always said, since defaults differ.
+    """Return the settings of a Consumer that commits nothing by itself; ``isolation`` has no default, since they vary.
 
-    Meant for ``assign()``, where ``group_id`` is required by the library and otherwise without meaning. Assign offsets
-    in figures: to look up ``OFFSET_BEGINNING``, librdkafka first waits half a second.
+    Meant for ``assign()``, where the library requires a ``group_id`` but does not use it. Assign numeric offsets: to
+    look up ``OFFSET_BEGINNING``, librdkafka first waits half a second.
 
     Raises:
-        ConfigError: A setting that may not be passed through, or a wrong one.
+        ConfigError: A setting is wrong or may not be passed through.
     """
     return {
         "fetch.wait.max.ms": 50,
@@ -187,7 +187,7 @@ def consumer_config(
 
 
 def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) -> Consumer:
-    """A Consumer whose library logs to ``log``; what the library refuses is one of our errors, ``doing`` something."""
+    """Open a Consumer whose library logs to ``log``; translate its errors to ours, with ``doing`` as the attempt."""
     try:
         return Consumer(dict(config), logger=limited_child(log))
     except (KafkaException, ValueError, TypeError) as fault:
@@ -195,11 +195,11 @@ def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) ->
 
 
 def assign_more(consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-    """``incremental_assign``, which by itself takes up to a second until the first record of a topic comes.
+    """Assign more partitions without the second that ``incremental_assign`` may take until the first record.
 
-    The library looks only once a second for leaders that it does not know, so it is asked for them beforehand. An
-    answer takes as long as the fetch that is under way, and there is one for each topic: with many topics the second
-    is shorter. Where no broker answers, the library goes on by itself as ever.
+    The library looks up unknown leaders only once a second, so look them up beforehand, one request per topic. Each
+    takes as long as the fetch in flight, so with many topics that second is the shorter wait. If no broker answers,
+    the library proceeds by itself as usual.
     """
     topics = {place.topic for place in places}
     if len(topics) <= _LEADERS_ASKED_MAX:

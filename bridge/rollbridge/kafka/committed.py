@@ -1,9 +1,14 @@
-"""What a ``read_committed`` reader sees in the bytes of a log: the records of batches that were not aborted.
+"""The ``read_committed`` view of a stretch of log: the records of batches that were not aborted. No I/O.
 
 A broker answers a fetch with whole batches, markers included, up to the last stable offset, and with a list of the
-aborted transactions among them; sorting these out is up to the client.
+aborted transactions among them; the client filters these out.
 
-Source: KIP-98, "Consumer: Reading transactional messages"; Kafka's ``Fetcher`` does the same.
+Any client may write header names that are not UTF-8. They are read, and written again, byte for byte: a text holds a
+surrogate in place of each byte that does not decode (:pep:`383`), so such a name never equals one of ours. aiokafka's
+reader and builder refuse these names; the code here is slower, and used for such batches only.
+
+Source: KIP-98, "Consumer: Reading transactional messages", as in Kafka's ``Fetcher``; Kafka's documentation, "Record
+Batch" and "Record".
 """
 
 from __future__ import annotations
@@ -32,31 +37,26 @@ from rollbridge.kafka.batches import (
 )
 from rollbridge.model.avro import encode_long
 
-# --------------------------------------------------------------------------------------------------------------------
-# Records whose header names are not UTF-8, as any client may write them: read, and written again, byte for byte.
-# Such a name is a text with surrogates in place of the bytes that are none (:pep:`383`), so it never equals one of
-# ours. Our usual reader and builder refuse these names; what is here is slower, and used for such batches only.
-# Source: Kafka's documentation, "Record Batch" and "Record".
-
+# Records with header names that are not UTF-8.
 
 _HOW: Final = "surrogateescape"
 _NONE: Final = -1
 
 
 def read_any_records(batch: Batch) -> list[Record]:
-    """The records of a complete batch, decompressed, whatever the names of headers.
+    """Return the records of a complete batch, decompressed, whatever their header names.
 
     Raises:
-        CorruptDataError: something does not parse, or is larger than allowed.
+        CorruptDataError: A record does not parse, or the records exceed ``DECOMPRESSED_BYTES_MAX``.
     """
     return list(iterate_any_records(batch))
 
 
 def iterate_any_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """The same one by one: a batch of a megabyte can hold millions of records.
+    """Iterate over the records of a complete batch, of which a megabyte can hold millions.
 
     Raises:
-        CorruptDataError: while iterating: something does not parse, or is larger than ``limit_bytes``.
+        CorruptDataError: While iterating: a record does not parse, or the records exceed ``limit_bytes``.
     """
     given = 0
     try:
@@ -71,7 +71,7 @@ def iterate_any_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_M
 
 
 def is_plain(headers: Headers) -> bool:
-    """Whether our usual builder takes the names."""
+    """Return whether all header names encode as UTF-8, as :class:`BatchBuilder` requires."""
     try:
         "".join(name for name, _ in headers).encode()
     except UnicodeEncodeError:
@@ -80,7 +80,7 @@ def is_plain(headers: Headers) -> bool:
 
 
 def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """A batch with one record, uncompressed, whatever the names of its headers; ``timestamp`` in ms since 1970."""
+    """Return an uncompressed batch of one record, whatever its header names; ``timestamp`` in ms since 1970."""
     parts = [b"\0\0\0", _sized(key), _sized(value), encode_long(len(headers))]  # attributes, both deltas
     for name, content in headers:
         parts += [_sized(name.encode("utf-8", _HOW)), _sized(content)]
@@ -115,7 +115,7 @@ def _parse(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[
 
 
 def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
-    """Bytes with their length before them."""
+    """Read bytes behind their length; return them (None for -1) and the next place."""
     size, place = _number(data, place)
     if size == _NONE:
         return None, place
@@ -125,7 +125,7 @@ def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """A varint in zigzag."""
+    """Read a zigzag varint; return it and the next place."""
     found = shift = 0
     while True:
         byte = data[place]
@@ -147,20 +147,20 @@ _ABORT: Final = 0
 
 
 class AbortedSpan(NamedTuple):
-    """An aborted native transaction, as a broker lists it: of which producer, and from which offset on."""
+    """Aborted native transaction as a broker lists it: its producer id and its first offset."""
 
     producer_id: int
     first_offset: int
 
 
 class Committed(NamedTuple):
-    """Records of a stretch of log that were committed.
+    """Committed records of a stretch of log.
 
     Attributes:
-        records: The records.
-        end: The offset up to which the log has been looked at.
-        aborted: How many batches of aborted records are among it.
-        epoch: Leader epoch under which its last batch was appended; -1 if it has none.
+        records: The records, in order.
+        end: Offset behind the last batch examined.
+        aborted: Number of batches with aborted records in the stretch.
+        epoch: Leader epoch of its last batch; -1 if there is none.
     """
 
     records: list[Record]
@@ -170,15 +170,15 @@ class Committed(NamedTuple):
 
 
 def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> Committed:
-    """The committed records from ``start`` on.
+    """Return the committed records from ``start`` on.
 
     Args:
-        raw: Batches one after the other; the last may be cut short, and is left out then.
-        start: Records before it are left out; the first batch may begin earlier.
-        aborted: Transactions that were aborted and reach into the stretch.
+        raw: Consecutive batches; a last one that is cut short is left out.
+        start: First offset wanted; the first batch may begin earlier.
+        aborted: Aborted transactions that reach into the stretch.
 
     Raises:
-        CorruptDataError: It is no sequence of batches, or a record does not parse.
+        CorruptDataError: ``raw`` is not a sequence of batches, or a record does not parse.
     """
     records: list[Record] = []
     end, aborted_batches, epoch = start, 0, -1
@@ -192,7 +192,7 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
 
 
 class Standing(Enum):
-    """What a batch of a log is to a ``read_committed`` reader."""
+    """Standing of a batch with a ``read_committed`` reader."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -202,14 +202,14 @@ class Standing(Enum):
 def judged_batches(
     raw: bytes | memoryview, aborted: Iterable[AbortedSpan]
 ) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
-    """The batches of a stretch of log, in order, and whether a reader sees them.
+    """Iterate over the batches of a stretch of log, in order, with the standing of each.
 
     Args:
-        raw: Batches one after the other; the last may be cut short, and is left out then.
-        aborted: Transactions that were aborted and reach into the stretch.
+        raw: Consecutive batches; a last one that is cut short is left out.
+        aborted: Aborted transactions that reach into the stretch.
 
     Raises:
-        CorruptDataError: While iterating: it is no sequence of batches.
+        CorruptDataError: While iterating: ``raw`` is not a sequence of batches.
     """
     return judge(((parse_header(batch), batch) for batch in complete_batches(raw)), aborted)
 
@@ -217,7 +217,7 @@ def judged_batches(
 def judge(
     batches: Iterable[tuple[BatchHeader, memoryview]], aborted: Iterable[AbortedSpan]
 ) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
-    """The same for batches that have been told apart."""
+    """Iterate over batches already split, with the standing of each; see :func:`judged_batches`."""
     spans = deque(sorted(aborted, key=lambda span: span.first_offset))
     gone: set[int] = set()
     for header, batch in batches:

@@ -1,7 +1,24 @@
 """Control records: the entries of a group's commit log, one COMMIT or ABORT for every transaction, in commit order.
 
-A COMMIT record lists where the records went as runs of consecutive offsets, so clients resolve their futures, and
-auditors their counts, from the commit log alone.
+A COMMIT record lists where its records went, as runs of consecutive offsets, so that clients resolve their futures, and
+auditors their counts, from the commit log alone. Its key is the transaction id's 16 bytes; its value is Avro binary
+without a header, each field a zigzag varint or a text behind its length::
+
+    +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
+    | kind | reason | client name | label | records | bytes | begun | decided | controller epoch |
+    +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
+    +-----------------------+---------+-------+
+    | streams               | refused | order |
+    +-----------------------+---------+-------+
+
+    streams   array of  stream, segments    ("scope/stream"; empty in an ABORT)
+    segments  array of  segment id, runs
+    runs      array of  part, base offset, count
+    array     a number n and n items, or nothing if empty; then 0
+    label, refused, order   0 for null, or 1 and the value
+
+``kind`` and ``reason`` come first so that :func:`peek_kind` and :func:`has_reason` read one byte each. Begun and
+decided are ms since 1970.
 
 Source: DistributedLog transactions, "commit log stream" and begin/commit/abort control records.
 """
@@ -24,39 +41,39 @@ from rollbridge.model.ids import OWNER_PART, PART_MAX, SegmentId, TransactionId
 from rollbridge.model.mapper import Mapper
 
 EXPIRED = "expired"
-"""The reason of an ABORT record whose transaction outlived its lease."""
+"""Reason of an ABORT record whose transaction outlived its lease."""
 FENCED = "fenced: a newer session of its client has begun"
-"""The reason of an ABORT record whose transaction was begun by a session that a newer one had replaced."""
+"""Reason of an ABORT record whose transaction was begun by a session that a newer one had fenced."""
 OVERTAKEN = "out of order: its connection had given this commit up, and asked for later ones"
-"""The reason of an ABORT record whose commit came when its connection no longer counted on it."""
+"""Reason of an ABORT record whose commit arrived after its connection had given it up."""
 FORSAKEN = "out of order: an earlier commit of its connection never arrived"
-"""The reason of an ABORT record whose commit waited in vain for an earlier one."""
+"""Reason of an ABORT record whose commit waited in vain for an earlier one."""
 _RESUMED: Final = "resumed as part "
 
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """``max.message.bytes`` of a commit log: a record batch that holds one record, headers of both included."""
 _HEAD_BYTES: Final = 1024 * 1024
-"""What a record takes at most beside its placement, with the names of all streams that a transaction may have."""
+"""Upper bound on a record without its placement, with the names of all streams that a transaction may have."""
 _SEGMENT_BYTES: Final = 16
-"""What a segment takes at most: its id, and the counts of its runs."""
+"""Upper bound on a segment: its id and the counts of its runs."""
 _RUN_BYTES: Final = 19
-"""What a run takes at most: a part has 23 bits, an offset 63, the records of a frame 32."""
+"""Upper bound on a run: a part has 23 bits, an offset 63, the records of a frame 32."""
 
 
 def bytes_of_record(frames: int, pieces: int) -> int:
-    """Return how many bytes the COMMIT record of a transaction takes in the commit log at most.
+    """Return an upper bound on the bytes of a transaction's COMMIT record in the commit log.
 
-    Each frame may become a run of its own, because plain writers write in between, and frames of several parts.
+    Each frame may become a run of its own, since plain writers, and frames of other parts, may write in between.
 
     Args:
-        frames: Its frames.
-        pieces: The pieces that they belong to, which are not less than its segments.
+        frames: Number of its frames.
+        pieces: Number of its pieces, which is at least that of its segments.
     """
     return _HEAD_BYTES + frames * _RUN_BYTES + pieces * _SEGMENT_BYTES
 
 
 FRAMES_HARMLESS: Final = (CONTROL_RECORD_BYTES_MAX - _HEAD_BYTES) // (_RUN_BYTES + _SEGMENT_BYTES)
-"""So many frames always fit, whatever they belong to: about 449,000."""
+"""Number of frames that always fit, whatever their pieces: about 449,000."""
 
 
 def is_too_scattered(frames: int, pieces: int) -> bool:
@@ -65,7 +82,7 @@ def is_too_scattered(frames: int, pieces: int) -> bool:
 
 
 def scattered_reason(frames: int) -> str:
-    """The reason of an ABORT record whose transaction has too many frames."""
+    """Return the reason of an ABORT record whose transaction has too many frames."""
     return (
         f"it has {frames} frames, and a commit record of more than {CONTROL_RECORD_BYTES_MAX} bytes would have to list "
         "them; write more at once, or less in one transaction"
@@ -73,13 +90,13 @@ def scattered_reason(frames: int) -> str:
 
 
 def long_lease_reason(asked_ms: int, allowed_ms: int) -> str:
-    """The reason of an ABORT record whose transaction asked for a longer lease than its leader grants."""
+    """Return the reason of an ABORT record whose transaction asked for a longer lease than its leader grants."""
     asked, allowed = (_duration(ms) for ms in (asked_ms, allowed_ms))
     return f"it asked for a lease of {asked}; the coordinators' limit, lease_ms_max, is {allowed}"
 
 
 def _duration(ms: int) -> str:
-    """A text for any number that a frame may hold, which may be more than a ``timedelta`` takes."""
+    """Format a duration of any size that a frame may hold, also beyond the range of ``timedelta``."""
     try:
         return str(timedelta(milliseconds=ms))
     except OverflowError:
@@ -87,19 +104,19 @@ def _duration(ms: int) -> str:
 
 
 def resumed_reason(part: int) -> str:
-    """The reason of a COMMIT record: empty, or who asked for it if the transaction had been resumed."""
+    """Return the reason of a COMMIT record: the part that asked for it if the transaction was resumed, else empty."""
     return "" if part == OWNER_PART else f"{_RESUMED}{part}"
 
 
 def owner_of(reason: str) -> int:
-    """The inverse of :func:`resumed_reason`."""
+    """Return the part that :func:`resumed_reason` put into a reason; ``OWNER_PART`` if there is none."""
     number = reason.removeprefix(_RESUMED)
     is_part = number.isascii() and number.isdigit() and len(number) <= len(str(PART_MAX))
     return int(number) if is_part else OWNER_PART
 
 
 class ControlKind(StrEnum):
-    """What a control record says."""
+    """Kind of a control record."""
 
     BEGIN = "BEGIN"
     COMMIT = "COMMIT"
@@ -116,7 +133,7 @@ class Run:
 
 
 Placement = Mapping[str, Mapping[SegmentId, Sequence[Run]]]
-"""Where the records of a transaction stand: scope/stream → segment → runs in order of offset."""
+"""Placement of a transaction's records: scope/stream → segment → runs in order of offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +153,12 @@ class ControlRecord:
     placement: Placement = field(default_factory=dict)
     refused: RefusedCondition | None = None
     order: tuple[LineKey, int] | None = None
-    """The number of a commit among those of its connection; None if it was not numbered."""
+    """Connection of a commit and its number there; None if it was not numbered."""
 
     def encode_value(self) -> bytes:
-        """Avro binary of the record; its Kafka key is the transaction id's 16 bytes.
+        """Return the record's value in Avro binary; its Kafka key is the transaction id's 16 bytes.
 
-        Put together by hand, in the order of the schema's fields, because a leader writes one for every transaction.
+        Encoded by hand, in the order of the schema's fields, because a leader writes one for every transaction.
         """
         parts = [
             _head(self.kind, self.reason, self.client_name, self.label),
@@ -164,14 +181,14 @@ class ControlRecord:
         return b"".join(parts)
 
     def counts(self) -> dict[str, int]:
-        """How many records stand in each stream."""
+        """Return the number of records in each stream."""
         found: dict[str, int] = {}
         for stream, _, runs in self.segments():
             found[stream] = found.get(stream, 0) + sum(run.count for run in runs)
         return found
 
     def segments(self) -> Iterator[tuple[str, SegmentId, Sequence[Run]]]:
-        """Every stream and segment that holds records, with its runs."""
+        """Iterate over the streams and segments that hold records, with their runs."""
         for stream, segments in self.placement.items():
             for segment, runs in segments.items():
                 yield stream, segment, runs
@@ -181,10 +198,10 @@ _REFUSED: Final = Mapper(RefusedCondition, "control_record.refused")
 
 
 def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """The control record in a message of a commit log.
+    """Decode the control record in a message of a commit log.
 
     Raises:
-        CorruptDataError: the message is not one.
+        CorruptDataError: The message is not a control record.
     """
     try:
         datum = rollbridge_schemas.codec("control_record").decode(value or b"")
@@ -221,9 +238,9 @@ def _order(datum: Mapping[str, int]) -> tuple[LineKey, int]:
 
 _KINDS: Final = tuple(ControlKind)
 _END: Final = encode_long(0)
-"""Ends an array."""
+"""End of an array."""
 _NULL, _PRESENT = encode_long(0), encode_long(1)
-"""The branch that a nullable value takes."""
+"""Branches of a nullable value."""
 
 
 @lru_cache(maxsize=1024)
@@ -269,7 +286,7 @@ def _add_segments(parts: list[bytes], segments: Mapping[SegmentId, Sequence[Run]
 
 
 def peek_kind(value: bytes | None) -> ControlKind | None:
-    """The kind of a control record from its first byte, without decoding the rest; None if it can not be one.
+    """Return the kind of a control record from its first byte, without decoding the rest; None if it is not a record.
 
     The kind is the schema's first field, and Avro writes an enum as the zigzag number of its symbol.
     """
@@ -277,12 +294,12 @@ def peek_kind(value: bytes | None) -> ControlKind | None:
 
 
 def has_reason(value: bytes) -> bool:
-    """Whether a control record has a reason; a commit rarely does. It is the schema's second field."""
+    """Return whether a control record has a reason, which is the schema's second field; a commit rarely does."""
     return len(value) > 1 and value[1] != 0
 
 
 def add_run(runs: list[Run], part: int, base_offset: int, count: int) -> None:
-    """Append to a segment's runs, joining with the last one where the offsets continue."""
+    """Append to a segment's runs; extend the last run where part and offsets continue it."""
     if runs and runs[-1].part == part and runs[-1].base_offset + runs[-1].count == base_offset:
         runs[-1] = Run(part, runs[-1].base_offset, runs[-1].count + count)
     else:

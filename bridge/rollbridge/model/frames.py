@@ -1,30 +1,34 @@
 """Frames: the messages of a transaction buffer.
 
-A frame's Kafka key is a fixed header, so that nothing has to be decoded to route or drop it; its value is a ready-made
-Kafka record batch (DATA) or an Avro record (BEGIN, COMMIT, ABORT).
+A frame is one Kafka message. Its key is a fixed header, so that nothing has to be decoded to route or drop the frame.
+Its value is a ready-made record batch (DATA) or an Avro record (BEGIN, COMMIT, ABORT)::
 
-======  =====  ============================================================
-offset  bytes  field of the header (big-endian)
-======  =====  ============================================================
-0       2      magic ``RB``
-2       1      version, 1
-3       1      kind: 1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE
-4       16     transaction id
-20      4      part
-24      4      segment number (DATA), else 0
-28      8      local sequence count of the first record (DATA), else 0
-36      4      number of records (DATA) or of frames (BUNDLE), else 0
-40      4      epoch of the client's session
-======  =====  ============================================================
+    key, 44 bytes, big-endian                                                   value
+    +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
+    | magic | ver | kind | transaction id | part | segment | first count | records | epoch  |   | record batch |
+    | "RB"  |  1  | 1..5 |                |      |         |             |         |        |   | or Avro      |
+    +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
+    0       2     3      4                20     24        28            36        40      44
+
+    kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE
+    segment      DATA: segment number; else 0
+    first count  DATA: local sequence count of the first record; else 0
+    records      DATA: number of records; BUNDLE: number of frames; else 0
+    epoch        epoch of the client's session; 0 in a BUNDLE
 
 In a COMMIT frame, and in an ABORT frame that takes a commit back, the three fields from 24 on hold the order among the
 commits of the connection, see :mod:`rollbridge.model.commit_order`: its low 31 bits, its high 24 bits and the number of
-the commit in 40, and how many numbers before it may be under way.
+the commit in 40, and the number of earlier commits that may be in flight.
 
-A small transaction would be three messages or more, and cost mostly what messages cost. Therefore several frames of
-one transaction may travel as one: a BUNDLE's value is these frames in their order, each as the header's fields from
-the kind on without the transaction, the length of its value in four bytes, and its value. A bundle means what its
-frames mean one after the other.
+A small transaction would be three messages or more, and its cost mostly that of the messages. Therefore several frames
+of one transaction may travel as a bundle, which means the same as its frames one after the other. The key of a bundle
+is a header as above with kind 5, its value the frames in order, each without magic, version and transaction id::
+
+    value of a BUNDLE
+    +------+------+---------+-------------+---------+-------+------+----------------+------+------+----
+    | kind | part | segment | first count | records | epoch | size | value          | kind | part | ...
+    +------+------+---------+-------------+---------+-------+------+----------------+------+------+----
+    0      1      5         9             17        21      25     29               29 + size
 """
 
 from __future__ import annotations
@@ -53,23 +57,23 @@ VERSION: Final = 1
 
 LABEL_CHARACTERS_MAX: Final = 1_000
 FRAME_BYTES_DEFAULT: Final = 896 * 1024
-"""As large as the default limits of brokers and streams allow: what a frame costs is shared by more records."""
+"""Largest frame that the default limits of brokers and streams allow: more records share the cost of a frame."""
 REASON_CHARACTERS_MAX: Final = 1_000
 STREAMS_MAX: Final = 1_000
-"""Most streams of a transaction. These three keep its ZooKeeper record far below ZooKeeper's limit of 1 MiB, also where
-a client does not keep to them."""
+"""Largest number of streams in a transaction. Together with the limits on label and reason this keeps the
+transaction's ZooKeeper record far below the limit of 1 MiB, even if a client ignores them."""
 
 _CACHED_BYTES_MAX: Final = 512
-"""Larger values are decoded each time: with them the caches could grow to gigabytes."""
+"""Largest value that is cached; caches of larger ones could grow to gigabytes."""
 _CACHED_VALUES_MAX: Final = 1024
-"""A value of so many bytes can name 128 pieces, or 60 streams, which take 40 KB: two caches stay below 80 MB."""
+"""Values per cache. 512 bytes can name 128 pieces or 60 streams, which take 40 KB: two caches stay below 80 MB."""
 
 BUFFER_OVERHEAD_BYTES: Final = 4096
-"""How much larger a buffer topic's message limit is than its segments': room for the header and the outer batch."""
+"""Bytes by which a buffer topic's message limit exceeds its segments': room for the header and the outer batch."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     BEGIN = 1
     DATA = 2
@@ -79,7 +83,7 @@ class FrameKind(IntEnum):
 
 
 class FrameHeader(NamedTuple):
-    """The header of a frame; ``transaction`` is the id's 16 bytes, because they serve as a dictionary key."""
+    """Header of a frame; ``transaction`` is the id's 16 bytes, which serve as a dictionary key."""
 
     kind: FrameKind
     transaction: bytes
@@ -90,12 +94,12 @@ class FrameHeader(NamedTuple):
     client_epoch: int = 0
 
     def pack(self) -> bytes:
-        """The 44 bytes of the header."""
+        """Return the 44 bytes of the header."""
         return HEADER.pack(MAGIC, VERSION, *self)
 
     @property
     def order(self) -> CommitOrder | None:
-        """Where an end stands among the commits of its connection; None if it is not numbered."""
+        """Position of an end among the commits of its connection; None if it is not numbered."""
         return order_of(self.segment, self.first_count, self.records, self.client_epoch)
 
 
@@ -104,7 +108,7 @@ _ENDS: Final = (FrameKind.COMMIT, FrameKind.ABORT)
 
 
 def unpack_header(key: bytes | None) -> FrameHeader | None:
-    """The header in a message's key, or None if the message is not a frame of this version."""
+    """Parse the header in a message's key; return None if the message is not a frame of this version."""
     if key is None or len(key) != HEADER.size:
         return None
     magic, version, kind, transaction, part, segment, first_count, records, client_epoch = HEADER.unpack(key)
@@ -122,13 +126,13 @@ _KIND_BYTE: Final = slice(3, 4)
 _TRANSACTION_BYTES: Final = slice(4, 20)
 _AFTER_TRANSACTION: Final = slice(20, HEADER.size)
 BUNDLED_FRAME_BYTES: Final = _INNER.size
-"""What a frame takes in a bundle besides its value."""
+"""Bytes that a frame takes in a bundle besides its value."""
 BUNDLE_BYTES_MAX: Final = 16 * 1024
-"""Clients bundle frames up to this; larger ones cost little enough by themselves."""
+"""Size up to which clients bundle frames; the cost per message hardly matters for larger ones."""
 
 
 def pack_bundle(frames: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Several frames of one transaction, each as packed header and value, as one: its header and value."""
+    """Bundle frames of one transaction, each a packed header and a value; return the bundle's header and value."""
     parts: list[bytes] = []
     for key, value in frames:
         parts += (key[_KIND_BYTE], key[_AFTER_TRANSACTION], _SIZE.pack(len(value)), value)
@@ -138,10 +142,13 @@ def pack_bundle(frames: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
 
 
 def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, int, bytes]]:
-    """The frames of a bundle: header, where its value begins in the bundle's, and the value.
+    """Split a bundle into its frames.
+
+    Returns:
+        Header of each frame, the offset of its value in the bundle's value, and its value.
 
     Raises:
-        CorruptDataError: it is not made as it should be; none of its frames can be trusted.
+        CorruptDataError: The bundle is malformed; none of its frames can be trusted.
     """
     frames: list[tuple[FrameHeader, int, bytes]] = []
     end = 0
@@ -166,7 +173,7 @@ def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, 
 
 @dataclass(frozen=True, slots=True)
 class BeginFrame:
-    """The value of a BEGIN frame; ``streams`` maps ``scope/stream`` to its reference epoch, in order."""
+    """Value of a BEGIN frame; ``streams`` maps ``scope/stream`` to its reference epoch, in order."""
 
     client_name: str
     client_epoch: int
@@ -176,9 +183,9 @@ class BeginFrame:
     retain_ms: int = RETAIN_DEFAULT
     places: Mapping[str, int] = field(init=False)
     epochs: tuple[tuple[str, int], ...] = field(init=False)
-    """The same as ``streams``, to be looked up by place."""
+    """Items of ``streams``, for lookups by place."""
     text_bytes: int = field(init=False, compare=False, repr=False)
-    """Memory that its texts take."""
+    """Memory of its texts in bytes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {name: place for place, name in enumerate(self.streams)})
@@ -188,11 +195,11 @@ class BeginFrame:
 
     @property
     def home(self) -> str:
-        """The stream in whose buffer the end is asked for."""
+        """Stream whose buffer receives the request to end the transaction."""
         return next(iter(self.streams))
 
     def encode(self) -> bytes:
-        """Avro binary."""
+        """Return the frame's value in Avro binary."""
         return rollbridge_schemas.codec(_BEGINS.schema).encode(_BEGINS.to_datum(self))
 
 
@@ -200,11 +207,11 @@ _BEGINS: Final = Mapper(BeginFrame, "begin_frame")
 
 
 def decode_begin(value: bytes) -> BeginFrame:
-    """Decode a BEGIN frame's value. Transactions of one client mostly carry the same bytes, hence the cache.
+    """Decode a BEGIN frame's value, from a cache if it is small: transactions of one client mostly carry the same one.
 
     Raises:
-        CorruptDataError: not such a value, one without streams, one that names a stream twice, or one that holds what
-            no client may send: a name that is none, a label that is too long, too many streams.
+        CorruptDataError: The value does not decode, has no streams, names a stream twice, or breaks a limit on
+            clients: an invalid name, a label that is too long, too many streams.
     """
     return _cached_begin(value) if len(value) <= _CACHED_BYTES_MAX else _begin(value)
 
@@ -235,7 +242,7 @@ _CONDITIONS: Final = Mapper(StreamCondition, "commit_frame.conditions")
 
 
 class PieceKey(NamedTuple):
-    """Names what one part wrote for one segment of one stream (by its place in the BEGIN frame)."""
+    """Key of a piece: what one part wrote for one segment of one stream (by its place in the BEGIN frame)."""
 
     part: int
     stream: int
@@ -244,13 +251,13 @@ class PieceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The value of a COMMIT frame: how many records of each piece the transaction contains. Exactly this is merged."""
+    """Value of a COMMIT frame: the number of records of each piece. Exactly these are merged."""
 
     pieces: Mapping[PieceKey, int]
     offsets: tuple[GroupOffsets, ...] = ()
-    """Consumer group offsets that are committed with it."""
+    """Consumer group offsets to commit with the transaction."""
     conditions: tuple[StreamCondition, ...] = ()
-    """What must hold where it is merged."""
+    """Conditions that must hold where the transaction is merged."""
 
     @property
     def records(self) -> int:
@@ -258,7 +265,7 @@ class Manifest:
         return sum(self.pieces.values())
 
     def encode(self) -> bytes:
-        """Avro binary."""
+        """Return the frame's value in Avro binary."""
         return rollbridge_schemas.codec("commit_frame").encode(
             {
                 "entries": [
@@ -275,8 +282,8 @@ def decode_manifest(value: bytes) -> Manifest:
     """Decode a COMMIT frame's value.
 
     Raises:
-        CorruptDataError: not such a value, a piece named twice, a negative number in one, a count not positive, or
-            offsets or conditions that there can not be.
+        CorruptDataError: The value does not decode, names a piece twice, has a negative number in one or a count that
+            is not positive, or holds invalid offsets or conditions, or too many of them.
     """
     return _cached_manifest(value) if len(value) <= _CACHED_BYTES_MAX else _manifest(value)
 
@@ -309,15 +316,15 @@ _cached_manifest = lru_cache(maxsize=_CACHED_VALUES_MAX)(_manifest)
 
 
 def encode_abort(reason: str) -> bytes:
-    """The value of an ABORT frame."""
+    """Encode the value of an ABORT frame."""
     return rollbridge_schemas.codec("abort_frame").encode({"reason": reason})
 
 
 def decode_abort(value: bytes) -> str:
-    """The reason in an ABORT frame's value, at most 1,000 characters of it.
+    """Decode the reason in an ABORT frame's value, at most 1,000 characters of it.
 
     Raises:
-        CorruptDataError: not such a value.
+        CorruptDataError: The value does not decode.
     """
     return str(_decode("abort_frame", value)["reason"])[:REASON_CHARACTERS_MAX]
 
@@ -330,5 +337,5 @@ def _decode(schema: str, value: bytes) -> rollbridge_schemas.Datum:
 
 
 def buffer_partition(transaction: TransactionId, partitions: int) -> int:
-    """The partition of every buffer of ``partitions`` partitions that holds a transaction's frames, all of them."""
+    """Return the partition that holds all of a transaction's frames, in every buffer of ``partitions`` partitions."""
     return transaction.counter % partitions
