@@ -1,8 +1,8 @@
-"""One connection to one broker: requests go out in order, answers come back in order.
+"""Connection to one broker: requests go out in order, answers come back in order.
 
-Bodies are kio's entities; a caller with a large body hands over ready-made buffers instead, which are sent without
-being copied. A connection that broke or timed out stays broken: what was under way is unknown, and only the caller
-knows whether that matters.
+Bodies are kio's entities; a caller with a large body passes ready-made buffers instead, which are sent without being
+copied. A connection that broke or timed out stays closed: the outcome of in-flight requests is unknown, and only the
+caller knows whether that matters. A connection belongs to one thread and holds no lock.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from rollbridge.security.kafka import Security
 R = TypeVar("R", bound=Payload)
 Buffer = bytes | bytearray | memoryview
 
-# No answer to a request of ours comes near this; more than it means that the other side is no broker.
+# No answer to our requests comes near this size; a larger one means that the other side is not a broker.
 RESPONSE_BYTES_MAX: Final = 64 << 20
-# Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One that has been silent for almost
-# as long is replaced rather than raced for.
+# Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One idle for almost as long is
+# replaced, so that no request races with the broker's close.
 _IDLE_MAX_S: Final = 540.0
 _READ_BUFFER_BYTES: Final = 64 << 10
 _LENGTH: Final = struct.Struct(">i")
 _REQUEST_HEAD: Final = struct.Struct(">ihhih")
 _ANSWER_HEAD: Final = struct.Struct(">ii")
-# The only answers without tagged fields in their header; ApiVersions must be readable by clients of any age.
+# The only answers without tagged fields in their header; clients of any age must be able to read ApiVersions.
 _PLAIN_ANSWERS: Final = frozenset((ApiVersionsResponse.__api_key__, SaslHandshakeResponse.__api_key__))
 _IOV_MAX: Final = 512
 
@@ -59,20 +59,19 @@ def _software_version() -> str:
 
 
 class Connection:
-    """An authenticated connection; not thread-safe.
+    """Authenticated connection to a broker. Not thread-safe.
 
     Args:
-        connect_timeout_s: Longest time until the connection is there and authenticated, whatever the broker does.
+        connect_timeout_s: Limit on connecting and authenticating together, whatever the broker does.
         request_timeout_s: Longest wait for the answer to a request; a ``deadline`` shortens it.
 
     Attributes:
-        deadline: When whoever has the connection at the moment wants an answer at the latest; None: no sooner than
-            ``request_timeout_s`` says.
+        deadline: Deadline of the connection's present user for any answer; None leaves ``request_timeout_s`` alone.
 
     Raises:
-        KafkaUnavailable: Nobody answered at ``host:port`` in time, or what answered is no broker.
+        KafkaUnavailable: No broker answered at ``host:port`` in time.
         AuthenticationError: TLS or SASL failed.
-        UnsupportedBrokerError: A broker before Kafka 4.0.
+        UnsupportedBrokerError: The broker is older than Kafka 4.0.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Connection:
         self._closed = False
         self._forks = forks()
         self._socket = self._connect(host, port, security, connect_timeout_s)
-        # Buffered, so that a small answer costs one system call.
+        # Buffered, so that a small answer takes one system call.
         self._reader = cast("io.BufferedReader", self._socket.makefile("rb", buffering=_READ_BUFFER_BYTES))
         self.api_versions: dict[int, tuple[int, int]] = {}
         self.transaction_version = 0
@@ -115,34 +114,34 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered yet."""
+        """Number of in-flight requests."""
         return len(self._waiting)
 
     def alive(self) -> bool:
-        """Whether the next request has a chance: open, nothing under way, and not closed by the broker.
+        """Return whether the connection is open on both sides with no request in flight.
 
-        Costs one system call. A broker that goes away right after is found out only by the request.
+        Costs one system call. A broker that goes away right after is noticed only by the next request.
         """
         if self._closed or self._waiting:
             return False
-        # With nothing under way the broker has nothing to say, so that readable means closed.
+        # With nothing in flight the broker sends nothing, so readable means closed.
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return not poller.poll(0)
 
     def fileno(self) -> int:
-        """The socket's file descriptor, to wait for answers on several connections."""
+        """Return the socket's file descriptor, to wait for answers on several connections."""
         return self._socket.fileno()
 
     def has_answer(self) -> bool:
-        """Whether :meth:`receive` would not have to wait for an answer to begin; also if it would only fail.
+        """Return whether an answer has begun to arrive, or :meth:`receive` would fail without waiting.
 
-        Costs a system call or two, and never waits.
+        Costs one or two system calls and never waits.
         """
         if self._closed or not self._waiting:
             return False
         try:
-            if self._socket.gettimeout() != 0.0:  # to set it takes a system call
+            if self._socket.gettimeout() != 0.0:  # setting it takes a system call
                 self._socket.settimeout(0.0)
             if self._reader.peek(1):
                 return True
@@ -151,27 +150,27 @@ class Connection:
         except OSError:
             return True
         if isinstance(self._socket, ssl.SSLSocket):
-            return True  # the end of the connection: nothing at all would have been SSLWantReadError
-        # Either there is nothing, or the broker has closed the connection.
+            return True  # end of the connection: without data, peek() raises SSLWantReadError
+        # Either nothing has arrived, or the broker has closed the connection.
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(0))
 
     def expired(self) -> bool:
-        """Whether it has been authenticated for so long that the broker is about to close it."""
+        """Return whether the SASL session is so old that the broker is about to close the connection."""
         return time.monotonic() >= self._expires_at
 
     def overdue(self) -> bool:
-        """Whether the answer to the oldest request should have come by now."""
+        """Return whether the answer to the oldest in-flight request is past its deadline."""
         return bool(self._waiting) and time.monotonic() > self._waiting[0][1]
 
     def usable(self) -> bool:
-        """Whether to start something new on this connection: alive, and neither idle nor authenticated too long."""
+        """Return whether to send a new request: alive, and neither idle nor authenticated for too long."""
         now = time.monotonic()
         return now < self._expires_at and now - self._last_used < _IDLE_MAX_S and self.alive()
 
     def close(self) -> None:
-        """Close the socket; what was under way stays unknown. May be called again."""
+        """Close the socket; the outcome of in-flight requests stays unknown. May be called again."""
         self._closed = True
         self._waiting.clear()
         if hasattr(self, "_reader"):
@@ -194,7 +193,7 @@ class Connection:
         self.send_body(request.__api_key__, request.__version__, (body.getbuffer(),))
 
     def send_body(self, api_key: int, api_version: int, body: Sequence[Buffer]) -> None:
-        """Send one request of a flexible version whose body is the given buffers, which are not copied.
+        """Send one request of a flexible version whose body is the given buffers, without copying them.
 
         Raises:
             ConnectionLostError: The broker may or may not have received it.
@@ -213,7 +212,7 @@ class Connection:
         """Return the answer to the oldest unanswered request.
 
         Raises:
-            ConnectionLostError: It did not come, or not in time, or was not the answer to that request.
+            ConnectionLostError: No answer came in time, or not the answer to that request.
         """
         self._require_open()
         if not self._waiting:
@@ -230,13 +229,13 @@ class Connection:
             offset += 1
         try:
             entity, _ = entity_reader(response_type)(data, offset)
-        except Exception as exc:  # whatever the decoder trips over, the stream cannot be trusted any more
+        except Exception as exc:  # after any decoding error the stream cannot be trusted
             raise self._lost(f"answer of {size} bytes does not parse: {exc}") from exc
         self._last_used = time.monotonic()
         return entity
 
     def require(self, api_key: int, api_version: int, what: str) -> None:
-        """UnsupportedBrokerError unless the broker speaks this version of this request."""
+        """Raise UnsupportedBrokerError unless the broker supports this version of this request."""
         low, high = self.api_versions.get(api_key, (0, -1))
         if not low <= api_version <= high:
             raise UnsupportedBrokerError(
@@ -296,7 +295,7 @@ class Connection:
                 )
             security.authenticate(self._sasl_exchange)
         except ConnectionLostError as exc:
-            # No refusal: a broker that refuses says so, and one that is stopped or starts anew hangs up or is silent.
+            # Not a refusal: a broker that refuses answers; one that stops or restarts hangs up or is silent.
             raise KafkaUnavailable(f"broker {self.address} did not answer during SASL {mechanism}: {exc}") from exc
 
     def _sasl_exchange(self, message: bytes) -> bytes:
@@ -306,12 +305,12 @@ class Connection:
             raise AuthenticationError(f"broker {self.address} refused our credentials: {reason}")
         lifetime_s = answer.session_lifetime.total_seconds()
         if lifetime_s > 0:
-            # connections.max.reauth.ms: the broker hangs up on what is sent later, so leave in good time.
+            # connections.max.reauth.ms: the broker closes the connection on a later request, so stop in good time.
             self._expires_at = time.monotonic() + lifetime_s * 0.8
         return answer.auth_bytes
 
     def _request_head(self, api_key: int, api_version: int, body_bytes: int) -> bytes:
-        # SaslHandshake is the one request of ours that never became flexible: no tagged fields in its header.
+        # SaslHandshake is our only request without a flexible version: no tagged fields in its header.
         tags = b"" if api_key == SaslHandshakeRequest.__api_key__ else b"\0"
         head_bytes = _REQUEST_HEAD.size - _LENGTH.size + len(self._client_id) + len(tags)
         fixed = _REQUEST_HEAD.pack(
@@ -332,7 +331,7 @@ class Connection:
         while first < len(views):
             try:
                 sent = self._socket.sendmsg(views[first : first + _IOV_MAX])
-            except BlockingIOError:  # after has_answer(); small requests are gone at once
+            except BlockingIOError:  # the socket is non-blocking after has_answer(); small requests fit its buffer
                 self._socket.settimeout(max(0.001, self._patience_s()))
                 continue
             while first < len(views) and sent >= len(views[first]):
@@ -361,7 +360,7 @@ class Connection:
         return head + body
 
     def _buffered_frame(self) -> bytes | None:
-        """An answer that :meth:`has_answer` has found whole, without a further system call."""
+        """Return an answer that is buffered whole after :meth:`has_answer`, without a system call; else None."""
         if self._socket.gettimeout() != 0.0:
             return None
         try:

@@ -1,10 +1,13 @@
-"""Requests to the transaction coordinator, each repeated as long as that is safe.
+"""Requests to the transaction coordinator, each retried as long as that is safe.
 
 With transactions v2 every end of a transaction raises the producer epoch, and the coordinator recognises a repeated
-EndTxn by the epoch it carries. That makes it the way back after a lost answer, too: asking to abort with the epoch we
-had ends our own transaction or says that it has been committed, and can never touch a newer user's. InitProducerId
-would abort a newer user's open transaction before telling us that we are fenced, so only the very first
-initialisation, whose purpose is to take over, uses it.
+EndTxn by the epoch it carries. EndTxn therefore also recovers from a lost answer: an abort with the epoch we had ends
+our own transaction or reports that it was committed, and can never touch a newer user's. InitProducerId would abort a
+newer user's open transaction before telling us that we are fenced, so only the first initialisation, whose purpose is
+to take over, uses it.
+
+:class:`Barrier` writes a marker behind every append that a partition has accepted, also to partitions that accept no
+records any more.
 
 Source: KIP-890; the rows of Kafka's TransactionCoordinator.endTransaction for transactions v2.
 """
@@ -47,18 +50,18 @@ _MARKERS_BACKOFF_MAX_S: Final = 0.01
 
 
 class Standing(Enum):
-    """What the coordinator says of a producer id and epoch."""
+    """Standing of a producer id and epoch with the coordinator."""
 
     OURS = auto()
-    """Nobody has raised the epoch."""
+    """The epoch has not been raised."""
     TIMED_OUT = auto()
-    """The coordinator aborted our transaction, because it was open too long; nobody else has the id."""
+    """The coordinator aborted our transaction, because it was open too long; the id has no newer user."""
     TAKEN = auto()
-    """A newer user has it."""
+    """A newer user has the id."""
 
 
 class RequestRefused(Exception):
-    """The coordinator's final answer to one request."""
+    """Error code that the coordinator gave as its final answer to one request."""
 
     def __init__(self, subject: str, code: ErrorCode, meaning: Meaning, detail: str | None = None) -> None:
         super().__init__(f"{subject}: {codes.name(code)}{f' ({detail})' if detail else ''}")
@@ -67,11 +70,11 @@ class RequestRefused(Exception):
 
 
 class Coordination:
-    """Talks to the coordinator of one transactional id; not thread-safe.
+    """Client of the coordinator of one transactional id. Not thread-safe.
 
     Raises, from every method:
-        RequestRefused: The coordinator's answer, if it is final or was not another for ``retry_timeout_s``.
-        KafkaUnavailable: It could not be reached, or was lost with the request under way.
+        RequestRefused: The coordinator's error is final, or lasted for ``retry_timeout_s``.
+        KafkaUnavailable: The coordinator could not be reached, or was lost with the request in flight.
     """
 
     def __init__(
@@ -84,18 +87,18 @@ class Coordination:
         self._retry_timeout_s = retry_timeout_s
 
     def take_over(self) -> Producer:
-        """Become the user of the id, whoever was; returns once a transaction left open by the last one is aborted."""
+        """Fence the previous user of the id; return once a transaction left open by it is aborted."""
         return self._patiently(lambda: self._init_producer_id(None))
 
     def recover(self, producer: Producer) -> Producer:
-        """End whatever ``producer`` left open, without disturbing a newer user, who makes this FENCED instead."""
+        """End the transaction that ``producer`` left open; leave a newer user alone and refuse with FENCED then."""
         return self._patiently(lambda: self._recover(producer))
 
     def end(self, session: Session, producer: Producer, *, committed: bool) -> Producer:
-        """Commit or abort; returns the producer fields for the next transaction.
+        """Commit or abort; return the producer fields for the next transaction.
 
-        The answer comes when the decision is durable. Markers are still being written then, so the next transaction
-        of this id may have to wait for them.
+        The decision is durable on return. The coordinator may still be writing markers, and the next transaction of
+        this id has to wait for them.
         """
 
         def attempt(connection: Connection) -> tuple[ErrorCode, Producer]:
@@ -114,7 +117,7 @@ class Coordination:
         return self._ask(subject, codes.END, attempt, session, producer)
 
     def standing(self, producer: Producer) -> Standing:
-        """Ask, changing nothing, whether the id is still ours."""
+        """Return whether the id is still ours, changing nothing."""
 
         def attempt(connection: Connection) -> tuple[ErrorCode, Standing]:
             request = DescribeTransactionsRequest(transactional_ids=(TransactionalId(self._transactional_id),))
@@ -158,15 +161,15 @@ class Coordination:
             except RequestRefused as exc:
                 if exc.error != ErrorCode.invalid_txn_state:
                     raise
-                # Ended already, the other way. Asking for that once more is answered with the epoch that followed.
+                # The transaction has ended the other way. A repeated commit is answered with the epoch that followed.
                 recovered = self.end(Session(), producer, committed=True)
                 logger.info("transactional id %s: the last commit had taken effect", self._transactional_id)
             return recovered
         except RequestRefused as exc:
             if exc.meaning is not Meaning.EXPIRED:
                 raise
-            # The coordinator knows another producer id, or none. With ours given it creates a new one only if nobody
-            # has taken over.
+            # The coordinator knows another producer id, or none. Given ours, it creates a new one only if the id has
+            # no newer user.
             return self._init_producer_id(producer)
 
     def _ask(
@@ -178,8 +181,8 @@ class Coordination:
         fencing_suspect: Producer | None = None,
     ) -> T:
         def taken() -> bool:
-            # While the markers of a transaction are being written, the coordinator answers "fenced" to an end that
-            # follows it already, though nobody else is there.
+            # While a transaction's markers are being written, the coordinator answers "fenced" to an end that carries
+            # the next epoch, although the id has no newer user.
             return fencing_suspect is None or self.standing(fencing_suspect) is Standing.TAKEN
 
         return ask_coordinator(
@@ -195,7 +198,7 @@ class Coordination:
         )
 
     def _patiently(self, attempt: Callable[[], Producer]) -> Producer:
-        """Repeat ``attempt``, which may be repeated, over lost connections and brokers that are restarting."""
+        """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
         deadline = time.monotonic() + self._retry_timeout_s
         backoff_s = _BACKOFF_FIRST_S
         while True:
@@ -222,11 +225,11 @@ def ask_coordinator(
     retry_timeout_s: float,
     fenced: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Find the coordinator of ``key`` and ask until the answer is final; one that means FENCED must be so, too.
+    """Find the coordinator of ``key`` and ask until its answer is final; retry FENCED while ``fenced()`` denies it.
 
     Raises:
-        RequestRefused: The answer, if it is final or was not another for ``retry_timeout_s``.
-        KafkaUnavailable: It could not be reached, or was lost with the request under way.
+        RequestRefused: The coordinator's error is final, or lasted for ``retry_timeout_s``.
+        KafkaUnavailable: The coordinator could not be reached, or was lost with the request in flight.
     """
     deadline = time.monotonic() + retry_timeout_s
     backoff_s = _BACKOFF_FIRST_S
@@ -253,15 +256,12 @@ def ask_coordinator(
         backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# A barrier for appends: the marker of a native transaction that partitions join and that writes nothing.
-# A marker takes the lock of a partition's log as every append does, so what was inside of it, or waits for it in
-# front, stands below the marker. To get one written where no record can be appended any more, a partition joins a
-# transaction with a batch that has a wrong checksum: since transactions v2 a partition joins with its first Produce
-# request, before the batch is looked at, and stays joined when that is refused. Then the transaction is aborted. So a
-# barrier can be put up at any point, again and again, and leaves nothing but markers.
-# Source: KIP-890 (a partition joins with its first Produce v12 request).
-
+# Barrier for appends: the marker of a native transaction that writes no records. A marker takes the lock of the
+# partition's log as every append does, so an append that holds the lock, or waits in front, ends up below the marker.
+# To get a marker where no record can be appended any more, the partition joins a transaction with a batch that has a
+# wrong checksum: since transactions v2 a partition joins with its first Produce v12 request, before the batch is
+# examined, and stays joined when the batch is refused (KIP-890). Then the transaction is aborted. A barrier can be
+# raised at any point, any number of times, and leaves nothing but markers.
 
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _BROKER_TIMEOUT_MS: Final = 5_000
@@ -270,7 +270,7 @@ _VALUE: Final = bytes(78)
 
 
 def corrupt_batch(producer: Producer | None = None) -> bytes:
-    """Return a batch that no broker takes: its checksum is wrong, and it is larger than a marker."""
+    """Return a batch that no broker accepts: its checksum is wrong, and it is larger than a marker."""
     builder = BatchBuilder(1 << 10)
     builder.append(0, None, _VALUE)
     batch = bytearray(builder.build())
@@ -282,12 +282,12 @@ def corrupt_batch(producer: Producer | None = None) -> bytes:
 
 
 class Barrier:
-    """Has markers written with one transactional id, whose every earlier use it ends; not thread-safe.
+    """Writer of markers with one transactional id, whose earlier users it fences. Not thread-safe.
 
     Raises:
-        KafkaUnavailable: From :meth:`open` and :meth:`close`: it can not be told whether markers were written. Join all
-            partitions again, after :meth:`forget`.
-        NotAuthorizedError: The transactional id must not be used.
+        KafkaUnavailable: From :meth:`open` and :meth:`close`: markers may or may not have been written. Call
+            :meth:`forget`, then join all partitions again.
+        NotAuthorizedError: Use of the transactional id is not permitted.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str) -> None:
@@ -297,18 +297,18 @@ class Barrier:
 
     @property
     def is_open(self) -> bool:
-        """Whether partitions can join."""
+        """True while partitions can join."""
         return self._producer is not None
 
     def open(self, timeout_s: float) -> None:
-        """Begin a transaction, unless one is begun."""
+        """Begin a transaction unless one is open."""
         if self._producer is None:
             self._producer = self._take_over(timeout_s)
 
     def join(self, connection: Connection, topics: Iterable[str]) -> dict[str, ErrorCode]:
-        """Have partition 0 of each topic join, and return how a leader refuses the batch with which that is done.
+        """Have partition 0 of each topic join; return the code with which its leader refused the joining batch.
 
-        MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that it has joined.
+        MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that the partition has joined.
 
         Raises:
             KafkaUnavailable: The connection was lost.
@@ -324,15 +324,15 @@ class Barrier:
         return {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
 
     def close(self, timeout_s: float) -> None:
-        """Abort the transaction; return when every partition that has joined has its marker.
+        """Abort the transaction; return when every joined partition has its marker.
 
-        Taking the id anew does both: it aborts what is open, and is answered when all markers are written.
+        Taking the id over again does both: it aborts the open transaction and is answered when all markers are written.
         """
         self._producer = None
         self._producer = self._take_over(timeout_s)
 
     def forget(self) -> None:
-        """Begin a new transaction next time: somebody else has used the id, or an answer was lost."""
+        """Discard the transaction, to begin a new one next time: the id has a newer user, or an answer was lost."""
         self._producer = None
 
     def _take_over(self, timeout_s: float) -> Producer:

@@ -1,6 +1,7 @@
-"""Errors of the Kafka adapter, sorted by the one question that matters: is it in the log, and what now?
+"""Errors of the Kafka adapter, sorted by two questions: are the records in the log, and what to do now?
 
-They hang below the tree of :mod:`rollbridge.errors`::
+``Meaning`` and its tables interpret the codes in brokers' answers, :func:`translate` the errors of librdkafka. The
+classes extend the tree of :mod:`rollbridge.errors`::
 
     RollbridgeError
     ├─ AppendRefusedError          definite: the broker refused; nothing of this transaction can be committed: abort
@@ -9,17 +10,17 @@ They hang below the tree of :mod:`rollbridge.errors`::
     │  └─ KafkaUnavailable
     │     └─ ConnectionLostError   a request was under way; the broker may or may not have acted on it
     ├─ InvalidRequestError
-    │  ├─ NotAuthorizedError       the broker knows us and says no
-    │  ├─ AuthenticationError      the broker, or we, refused the other's identity
+    │  ├─ NotAuthorizedError       the broker denies the operation to our principal
+    │  ├─ AuthenticationError      the broker refused our identity, or we refused the broker's
     │  └─ UnsupportedBrokerError   too old, or transactions v2 switched off
     ├─ NotFoundError
     │  └─ TopicNotFound
     ├─ ConflictError
     │  ├─ InvalidTransitionError
     │  │  └─ InvalidStateError     an operation of the appender that its state does not allow
-    │  └─ TopicMismatchError       the topic exists, but not as asked for
+    │  └─ TopicMismatchError       the topic exists with other partitions or settings
     ├─ UnavailableError
-    │  └─ SealTimeoutError         a topic that could not be sealed in time; carries which
+    │  └─ SealTimeoutError         topics could not be sealed in time; carries which
     └─ FencedError
        └─ ProducerFencedError      a newer user of the transactional id exists: never init again
 """
@@ -67,9 +68,9 @@ class AppendRefusedError(RollbridgeError):
     """The broker refused, so nothing of this native transaction can be committed: abort it, then change the plan.
 
     Attributes:
-        topic: Topic that was refused, or None where the refusal concerns the transaction as a whole.
+        topic: Topic that was refused; None if the refusal concerns the transaction as a whole.
         kafka_error: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``.
-        batch: Place of the refused batch among those given to ``append()``, if what is in it is the reason; else None.
+        batch: Place of the refused batch among those given to ``append()``, if its content is the reason; else None.
     """
 
     code = "append-refused"
@@ -83,13 +84,13 @@ class AppendRefusedError(RollbridgeError):
 
 
 class AppendUnknownError(RollbridgeError):
-    """What the broker did is unknown: call ``init()``, which aborts or completes what was open, then read the log.
+    """Unknown outcome: call ``init()``, which ends the open transaction or learns its end, then read the log.
 
     Attributes:
-        transactional_id: Identity to init again.
-        topic, batch: Of a batch over which a broker stumbled (``UNKNOWN_SERVER_ERROR``), as it does over malformed
-            compressed records: its topic, and its place among those given to ``append()``. A topic without a batch is
-            one whose own brokers were away for too long. Else None.
+        transactional_id: Transactional id to init again.
+        topic, batch: Topic of a batch that made a broker fail (``UNKNOWN_SERVER_ERROR``), as malformed compressed
+            records do, and its place among those given to ``append()``. A topic without a batch had no broker for too
+            long. Else None.
         kafka_error: Kafka's name of the error where ``topic`` is given.
     """
 
@@ -113,16 +114,16 @@ class AppendUnknownError(RollbridgeError):
 
 
 class ConnectionLostError(KafkaUnavailable):
-    """The connection broke or timed out with a request under way; the broker may or may not have acted on it."""
+    """The connection broke or timed out with a request in flight; the broker may or may not have acted on it."""
 
     code = "connection-lost"
 
 
 class ProducerFencedError(FencedError):
-    """A newer user has taken over the transactional id; nothing more can be written with this one, ever.
+    """A newer user has fenced the transactional id; this one can never write again.
 
     Attributes:
-        transactional_id: Identity that was taken over.
+        transactional_id: Transactional id that was taken over.
         kafka_error: Kafka's name of the error.
     """
 
@@ -142,7 +143,7 @@ class NotAuthorizedError(InvalidRequestError):
     """The broker denied the operation; nothing was written.
 
     Attributes:
-        resource: What the permission is missing on, such as ``transactional id merge-1``.
+        resource: Resource that the permission is missing on, such as ``transactional id merge-1``.
     """
 
     code = "not-authorized"
@@ -153,7 +154,7 @@ class NotAuthorizedError(InvalidRequestError):
 
 
 class UnsupportedBrokerError(InvalidRequestError):
-    """The broker lacks what this adapter needs (transactions v2, Kafka 4.0 or later); nothing was written."""
+    """The broker lacks a feature that this adapter needs (transactions v2, Kafka 4.0 or later); nothing was written."""
 
     code = "unsupported-broker"
 
@@ -174,7 +175,7 @@ class TopicMismatchError(ConflictError):
 
     Attributes:
         topic: Name of the topic.
-        differences: Setting (or ``partitions``) to what was asked for and what is there.
+        differences: Setting (or ``partitions``) to the wanted and the actual value.
     """
 
     code = "topic-mismatch"
@@ -187,10 +188,10 @@ class TopicMismatchError(ConflictError):
 
 
 class SealTimeoutError(UnavailableError):
-    """Some topics could not be sealed within the deadline; sealing them again goes on from where it stands.
+    """Some topics could not be sealed within the deadline; sealing them again continues from there.
 
     Attributes:
-        topics: Topic to what it waits for.
+        topics: Topic to the event that it waits for.
     """
 
     code = "seal-timeout"
@@ -201,31 +202,30 @@ class SealTimeoutError(UnavailableError):
         self.resource = f"topic {min(topics)}" if topics else ""
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What each of Kafka's error codes means to a transactional appender, as one table per request.
-# A code that is in no table is UNKNOWN: a broker that answers with something unforeseen may have done anything.
+# Meanings of Kafka's error codes for a transactional appender, one table per request. A code in no table is UNKNOWN: a
+# broker that gives an unforeseen answer may have done anything.
 
 
 class Meaning(Enum):
-    """What to do after an answer."""
+    """Meaning of a broker's answer: what to do next."""
 
     DONE = auto()
     RETRY = auto()
-    """Not done, or done and safe to ask for again: same request, same sequence numbers, same broker."""
+    """Not done, or done and safe to repeat: same request, same sequence numbers, same broker."""
     REFRESH = auto()
-    """As RETRY, after asking anew who the leader or coordinator is."""
+    """As RETRY, after a new lookup of the leader or coordinator."""
     FOLLOW_UP = auto()
-    """Refused because a batch before it was; as RETRY if one was, else as REFUSED."""
+    """Out of order: as RETRY if an earlier batch of the partition failed, else as REFUSED."""
     REFUSED = auto()
-    """Definite: nothing was written and repeating will not help; the transaction must be aborted."""
+    """Definite: nothing was written and a retry cannot help; the transaction must be aborted."""
     DENIED = auto()
-    """As REFUSED, for want of a permission."""
+    """As REFUSED, for lack of a permission."""
     FENCED = auto()
     """A newer user of the transactional id, or the coordinator itself, has raised the epoch."""
     EXPIRED = auto()
     """The coordinator has forgotten this producer id (``transactional.id.expiration.ms``)."""
     UNKNOWN = auto()
-    """No telling; init again and read the log."""
+    """Outcome unknown: init again and read the log."""
 
 
 _SOMEWHERE_ELSE: Final[Mapping[ErrorCode, Meaning]] = {
@@ -251,8 +251,8 @@ _SOMEWHERE_ELSE: Final[Mapping[ErrorCode, Meaning]] = {
 
 _TRANSACTION: Final[Mapping[ErrorCode, Meaning]] = {
     **_SOMEWHERE_ELSE,
-    # The markers of this id's transaction before are still being written. The broker holds this answer back for
-    # add.partitions.to.txn.retry.backoff.ms, so asking again at once is right.
+    # The markers of this id's previous transaction are still being written. The broker delays this answer by
+    # add.partitions.to.txn.retry.backoff.ms, so an immediate retry is right.
     ErrorCode.concurrent_transactions: Meaning.RETRY,
     ErrorCode.invalid_producer_epoch: Meaning.FENCED,
     ErrorCode.producer_fenced: Meaning.FENCED,
@@ -261,10 +261,10 @@ _TRANSACTION: Final[Mapping[ErrorCode, Meaning]] = {
 
 PRODUCE: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
-    # Possibly in the log already; sent again with the same sequence number it is recognised and not doubled.
+    # Possibly persisted; a retry with the same sequence number is recognised as a duplicate.
     ErrorCode.not_enough_replicas: Meaning.RETRY,
     ErrorCode.not_enough_replicas_after_append: Meaning.RETRY,
-    # A topic that was made a moment ago is not known everywhere yet; one that does not exist stays unknown.
+    # Not all brokers know a new topic yet; one that does not exist stays unknown.
     ErrorCode.unknown_topic_or_partition: Meaning.REFRESH,
     ErrorCode.unknown_topic_id: Meaning.REFRESH,
     ErrorCode.inconsistent_topic_id: Meaning.REFRESH,
@@ -297,7 +297,7 @@ CONTENT: Final = frozenset(
         ErrorCode.unsupported_compression_type,
     }
 )
-"""Answers to Produce whose reason is what is in a batch."""
+"""Answers to Produce whose reason is the content of a batch."""
 
 TOPIC: Final = frozenset(
     {
@@ -308,11 +308,12 @@ TOPIC: Final = frozenset(
         ErrorCode.policy_violation,
     }
 )
-"""Answers to Produce whose reason is the topic; those in neither set are about the native transaction as a whole."""
+"""Answers to Produce whose reason is the topic; those in neither set concern the native transaction as a whole."""
 
 AWAY: Final = frozenset({ErrorCode.leader_not_available})
-"""Of a topic none of whose brokers is there. Nothing was sent to it, so it is no part of the native transaction, which
-can be ended without it; one that is, because its brokers answer that replicas are missing, is waited for."""
+"""Answers for a topic none of whose brokers is available. Nothing was sent to it, so the native transaction can end
+without it. A topic that is part of the transaction, because its brokers answer that replicas are missing, is waited
+for."""
 
 END: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
@@ -330,7 +331,7 @@ INIT: Final[Mapping[ErrorCode, Meaning]] = {
 
 OFFSETS: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
-    # Whoever has read from a topic knows that it exists; one that does not exist would be asked about for ever.
+    # A caller that has read from the topic knows that it exists; for one that does not, retries would never end.
     ErrorCode.unknown_topic_or_partition: Meaning.REFUSED,
     ErrorCode.offset_metadata_too_large: Meaning.REFUSED,
     ErrorCode.illegal_generation: Meaning.REFUSED,
@@ -355,20 +356,17 @@ READ: Final[Mapping[ErrorCode, Meaning]] = {
 
 
 def meaning(table: Mapping[ErrorCode, Meaning], code: ErrorCode) -> Meaning:
-    """Look ``code`` up; what the table does not foresee is UNKNOWN."""
+    """Look up ``code``; a code that the table lacks is UNKNOWN."""
     return table.get(code, Meaning.UNKNOWN)
 
 
 def name(code: ErrorCode) -> str:
-    """Kafka's own spelling, such as ``MESSAGE_TOO_LARGE``."""
+    """Return Kafka's spelling of a code, such as ``MESSAGE_TOO_LARGE``."""
     return code.name.upper()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# confluent-kafka's errors, turned into ours, once.
-# Every code that the library knows is named here, so that a new one in a later version is a failing test, not a
-# guess.
-
+# Translation of confluent-kafka's errors. Every code that the library knows is listed, so that a new one in a later
+# version is a failing test, not a guess.
 
 _UNAVAILABLE: Final = (
     "_ALL_BROKERS_DOWN _APPLICATION _CRIT_SYS_RESOURCE _DESTROY _DESTROY_BROKER _FAIL _FATAL _FS _INTR _IN_PROGRESS "
@@ -449,18 +447,18 @@ ERROR_CLASSES: Final[dict[int, type[RollbridgeError]]] = {
 
 
 def kafka_error(exc: Exception) -> KafkaError | None:
-    """The library's error inside an exception of its, if there is one."""
+    """Return the library's error inside one of its exceptions, if there is one."""
     inner = exc.args[0] if isinstance(exc, KafkaException) and exc.args else None
     return inner if isinstance(inner, KafkaError) else None
 
 
 def translate(error: KafkaError | Exception, doing: str, resource: str = "") -> RollbridgeError:
-    """Our error for one of confluent-kafka's; raise it ``from`` the original.
+    """Return our error for one of confluent-kafka's; raise it ``from`` the original.
 
     Args:
-        error: What the library raised or handed to a callback; a ValueError or TypeError is a setting it refused.
-        doing: What was attempted, such as ``create topic t``.
-        resource: What a missing permission would be on.
+        error: Error that the library raised or passed to a callback; a ValueError or TypeError is a refused setting.
+        doing: The attempt, such as ``create topic t``.
+        resource: Resource that a missing permission would be on.
     """
     inner = error if isinstance(error, KafkaError) else kafka_error(error)
     if inner is None:
@@ -477,13 +475,13 @@ def translate(error: KafkaError | Exception, doing: str, resource: str = "") -> 
 
 
 def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None = None) -> RollbridgeError:
-    """Return our error for a broker's answer; KafkaUnavailable where that is not definite.
+    """Return our error for a broker's answer; KafkaUnavailable if the answer is not definite.
 
     Args:
-        code: What the broker answered.
-        doing: What was attempted, such as ``create topic t``.
-        resource: What a missing permission would be on.
-        detail: What the broker says of it, if it does.
+        code: Error code of the answer.
+        doing: The attempt, such as ``create topic t``.
+        resource: Resource that a missing permission would be on.
+        detail: Message of the broker, if any.
     """
     said = detail or KafkaError(code.value).str()
     error_class = ERROR_CLASSES.get(code.value, KafkaUnavailable)
@@ -496,5 +494,5 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
 
 
 def is_definite(code: ErrorCode) -> bool:
-    """Whether asking again would be answered the same: the broker has refused, and has done nothing."""
+    """Return whether a retry would get the same answer: the broker has refused and done nothing."""
     return ERROR_CLASSES.get(code.value, KafkaUnavailable) is not KafkaUnavailable

@@ -1,14 +1,14 @@
-"""Fetching a stretch of a partition over a plain connection: what is committed, and how far that can be told.
+"""Fetch a stretch of a partition over a plain connection: its committed records up to the last stable offset.
 
-A consumer of librdkafka prefetches on a thread of its own and takes milliseconds to be moved; here one request brings
-the batches after an offset, the aborted transactions among them, the last stable offset and the high watermark. With
-``wait_ms`` the broker holds the answer back until something beyond the offset has been decided, so that waiting for
-earlier transactions to end costs one request, and no polling.
+A consumer of librdkafka prefetches on a thread of its own and takes milliseconds to seek. Here one request returns the
+batches from an offset on, the aborted transactions among them, the last stable offset and the high watermark. With
+``wait_ms`` the broker delays the answer until something beyond the offset is decided, so waiting for earlier
+transactions costs one request and no polling.
 
-A log may lose its end, where the power fails or an election is unclean, and grow again beyond what was read of it. Each
-batch names the leader epoch in which it was appended, and of one epoch there is but one leader; so who goes on reading
-says in which epoch what he read last was appended, and the broker says if that epoch has ended before (KIP-320,
-KIP-595). It does so for every client, not for replicas alone.
+A log may lose its end after a power failure or an unclean election, and grow again beyond what was read of it. Each
+batch carries the leader epoch in which it was appended, and an epoch has one leader. A reader therefore sends the epoch
+of the last batch that it read, and the broker reports if that epoch ended earlier (KIP-320, KIP-595). Brokers do so for
+every client, not only for replicas.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_pat
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 1 << 20
-"""Bytes asked for at once; the first batch comes whole even if it is larger."""
+"""Bytes requested at once; the first batch comes whole even if it is larger."""
 NO_EPOCH: Final = -1
-"""A leader epoch that is not known, and is not looked at."""
+"""Unknown leader epoch: the broker does not check for divergence."""
 # replica id, longest wait, least bytes, most bytes, isolation, session, session epoch
 _HEAD: Final = struct.Struct(">iiiibii")
 # number, leader epoch, offset, epoch of what was fetched last, first offset, most bytes, tagged fields
@@ -51,13 +51,13 @@ _NO_SESSION: Final = -1
 
 
 class Wanted(NamedTuple):
-    """What a Fetch request asks of one partition.
+    """One partition of a Fetch request.
 
     Attributes:
-        topic: Its topic.
-        partition: Its number.
-        offset: The first offset that is wanted.
-        last_epoch: Leader epoch of what was read before ``offset``; ``NO_EPOCH`` not to have it looked at.
+        topic: Topic of the partition.
+        partition: Number of the partition.
+        offset: First offset wanted.
+        last_epoch: Leader epoch of the record read before ``offset``; ``NO_EPOCH`` to skip the check.
     """
 
     topic: str
@@ -67,19 +67,19 @@ class Wanted(NamedTuple):
 
 
 class LogDivergedError(CorruptDataError):
-    """What was read of a log is not in it any more: it has lost its end, and others have written since."""
+    """Records that were read are no longer in the log: it lost its end, and others have written since."""
 
 
 class Stretch(NamedTuple):
-    """Part of a partition.
+    """Decided stretch of a partition.
 
     Attributes:
-        start: Where it begins; later than asked for if the log was truncated.
-        end: Every offset in ``start..end-1`` is decided, and has been looked at.
-        records: The committed records among them, in order.
-        high_watermark: Where the partition ends.
-        aborted: How many batches of aborted records are among it.
-        epoch: Leader epoch under which its last batch was appended; ``NO_EPOCH`` if it has none.
+        start: First offset; later than requested if the log was truncated.
+        end: Every offset in ``start..end-1`` is decided and was examined.
+        records: Committed records of the stretch, in order.
+        high_watermark: End of the partition.
+        aborted: Number of batches with aborted records in the stretch.
+        epoch: Leader epoch of its last batch; ``NO_EPOCH`` if it has none.
     """
 
     start: int
@@ -91,13 +91,13 @@ class Stretch(NamedTuple):
 
 
 class RawStretch(NamedTuple):
-    """Part of a partition, as the broker gives it.
+    """Stretch of a partition as the broker sends it.
 
     Attributes:
-        start: Where it begins; later than asked for if the log was truncated. The first batch may begin earlier.
-        batches: Whole batches one after the other; the last may be cut short.
-        aborted: The aborted transactions that reach into it.
-        high_watermark: Where the partition ends.
+        start: First offset; later than requested if the log was truncated. The first batch may begin earlier.
+        batches: Consecutive batches; the last may be cut short.
+        aborted: Aborted transactions that reach into the stretch.
+        high_watermark: End of the partition.
     """
 
     start: int
@@ -107,7 +107,7 @@ class RawStretch(NamedTuple):
 
 
 class LogReader:
-    """Reads partitions through a :class:`Cluster` of its own; not thread-safe."""
+    """Reader of partitions through a :class:`Cluster` of its own. Not thread-safe."""
 
     def __init__(
         self, cluster: Cluster, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0
@@ -118,11 +118,11 @@ class LogReader:
         self._asked: tuple[Wanted, Connection] | None = None
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         self._cluster.close()
 
     def end(self, topic: str, *, partition: int = 0) -> int:
-        """Where a partition ends; what is appended later stands there or behind.
+        """Return the end of a partition; later appends get this offset or a higher one.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
@@ -139,9 +139,9 @@ class LogReader:
     def ask(
         self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES, last_epoch: int = NO_EPOCH
     ) -> None:
-        """Send the request of a :meth:`fetch` that is to follow, so that the broker works on it meanwhile.
+        """Send the request of a later :meth:`fetch` now, so that the broker works on it meanwhile.
 
-        If no fetch of this offset follows, the answer is lost, with its connection. Faults are left to the fetch, too.
+        If no fetch of this offset follows, the answer is lost with its connection. The fetch also reports any fault.
         """
         try:
             connection = self._cluster.connection(self._cluster.leader(topic, 0))
@@ -153,7 +153,7 @@ class LogReader:
             self._asked = wanted, connection
 
     def unask(self) -> None:
-        """Forget what was asked in advance: an answer that comes now would say what was, not what is."""
+        """Discard the request sent in advance: its answer would be stale."""
         self._asked = None
 
     def fetch(
@@ -167,14 +167,14 @@ class LogReader:
         max_bytes: int = FETCH_BYTES,
         last_epoch: int = NO_EPOCH,
     ) -> Stretch:
-        """What is there from ``offset`` on, up to the last stable offset, at most about ``max_bytes``.
+        """Fetch from ``offset`` on, up to the last stable offset and about ``max_bytes``.
 
-        With nothing there, an empty stretch after ``wait_ms``. ``last_epoch`` is the leader epoch of what was read
-        below ``offset``, if that is to be there still.
+        Return an empty stretch after ``wait_ms`` if nothing is there. ``last_epoch`` is the leader epoch of the record
+        read below ``offset``, to check that the log still holds it.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
-            LogDivergedError: It is not.
+            LogDivergedError: The log no longer holds that record.
             CorruptDataError: The log ends before ``offset``, or does not parse.
         """
         raw = self.fetch_raw(
@@ -200,7 +200,7 @@ class LogReader:
         max_bytes: int = FETCH_BYTES,
         last_epoch: int = NO_EPOCH,
     ) -> RawStretch:
-        """The same as :meth:`fetch`, not looked into."""
+        """Fetch as :meth:`fetch` does, without parsing the batches."""
         return read_patiently(
             self._cluster,
             topic,
@@ -224,7 +224,7 @@ class LogReader:
                     raise
                 first = ask_first_offset(self._cluster, topic, partition)
                 if offset >= first:
-                    if last_epoch != NO_EPOCH:  # or the leader has heard of no such epoch
+                    if last_epoch != NO_EPOCH:  # the leader may know no such epoch
                         raise diverged(topic, offset) from exc
                     raise CorruptDataError(f"topic {topic} ends before offset {offset}, which was written") from exc
                 wanted = Wanted(topic, partition, first)
@@ -236,17 +236,17 @@ class LogReader:
 
 
 def diverged(topic: str, offset: int) -> LogDivergedError:
-    """Return what to raise where the epoch of what was read before ``offset`` has ended before it."""
+    """Return the error for a log whose epoch of the record read before ``offset`` ended below it."""
     return LogDivergedError(f"topic {topic} has lost what was read of it before offset {offset}, or part of that")
 
 
 def ask_batches(
     cluster: Cluster, wanted: Wanted, wait_ms: int, isolation: Isolation, max_bytes: int = FETCH_BYTES
 ) -> PartitionData:
-    """The answer of the partition's leader to one Fetch request; see :meth:`LogReader.fetch` for the arguments.
+    """Send one Fetch request to the partition's leader and return its answer; see :meth:`LogReader.fetch`.
 
-    If the log is another one than was known below ``offset``, the answer brings no records, but the ``diverging_epoch``
-    up to the end of which it may still be the same.
+    If the log has diverged below ``offset``, the answer has no records, but a ``diverging_epoch``: up to its end the
+    logs may still agree.
 
     Raises:
         CodeError, ConnectionLostError
@@ -257,7 +257,7 @@ def ask_batches(
 
 
 def fetch_request(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, max_bytes: int) -> FetchRequest:
-    """A Fetch request for partitions of one leader, with at most about ``max_bytes`` of each and of all."""
+    """Return a Fetch request for partitions of one leader, with about ``max_bytes`` for each and in total."""
     topics: dict[str, list[FetchPartition]] = {}
     for topic, partition, offset, last_epoch in wanted:
         asked = FetchPartition(
@@ -280,7 +280,7 @@ def fetch_request(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, 
 
 
 def encode_fetch(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, max_bytes: int) -> bytes:
-    """The body of the same request, for who sends hundreds in a second: it takes a tenth of the time."""
+    """Encode the body of :func:`fetch_request` by hand, in a tenth of the time, for hundreds of requests a second."""
     topics: dict[str, list[bytes]] = {}
     for topic, partition, offset, last_epoch in wanted:
         asked = _PARTITION.pack(partition, NO_EPOCH, offset, last_epoch, _NO_OFFSET, max_bytes, 0)
@@ -293,7 +293,7 @@ def encode_fetch(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, m
 
 
 def _unsigned(number: int) -> bytes:
-    """An unsigned varint."""
+    """Encode an unsigned varint."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
