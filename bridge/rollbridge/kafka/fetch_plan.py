@@ -1,8 +1,8 @@
-"""Which partitions to ask whose leader for, and what each answer means: the core of a follower, without connections.
+"""Core of a follower: plans Fetch requests by leader and interprets their answers. No I/O.
 
-Each leader has at most one Fetch request under way, for all partitions that it leads; it holds the answer back until
-there is something new in one of them. A partition that is refused, or whose leader is not there, pauses for itself and
-is looked up anew, and the others go on.
+Each leader has at most one Fetch request in flight, for all partitions that it leads, and delays the answer until one
+of them has something new. A partition that is refused, or whose leader is unavailable, backs off by itself and is
+looked up again; the others continue.
 
 Time comes in as an argument, in monotonic seconds.
 """
@@ -32,26 +32,26 @@ logger = limited(logging.getLogger(__name__))
 Partition = tuple[str, int]
 
 LOOK_UP_S: Final = 30.0
-"""How often leaders are looked up although nobody complains: one that is cut off from the others may not know that it
-leads no more."""
+"""Interval between leader look-ups without a complaint: a leader cut off from the others may not know that it was
+replaced."""
 FRUITLESS_S: Final = 0.01
-"""How often a leader is asked that answers at once that there is nothing: it does so behind a native transaction that
-is open since an earlier file of the log."""
+"""Pause after an empty answer that came at once, as leaders give behind a native transaction that was opened in an
+earlier log file."""
 UNHEARD_OF_S: Final = 5.0
-"""How long there may be no such topic before that is told: not all brokers hear at once of one that is new."""
+"""Time for which a topic may be unknown before that is reported: not all brokers learn at once of a new one."""
 
 
 class Fetched(NamedTuple):
-    """What has come of one partition; the marker of a native transaction alone is possible.
+    """Fetched stretch of one partition; may hold nothing but a marker.
 
     Attributes:
-        partition: Which one.
-        start: The offset that was asked for; the first batch may begin earlier.
-        end: Every offset in ``start..end-1`` has been looked at.
-        batches: With their headers, in order; their checksums are right.
-        aborted: The aborted native transactions that reach into them, for ``READ_COMMITTED``.
-        high_watermark: Where the partition ends.
-        stable_end: Its last stable offset.
+        partition: Topic and number.
+        start: Requested offset; the first batch may begin earlier.
+        end: Every offset in ``start..end-1`` was examined.
+        batches: Headers and batches, in order; their checksums are right.
+        aborted: Aborted native transactions that reach into them, for ``READ_COMMITTED``.
+        high_watermark: End of the partition.
+        stable_end: Last stable offset.
     """
 
     partition: Partition
@@ -63,11 +63,11 @@ class Fetched(NamedTuple):
     stable_end: int
 
     def judged(self) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
-        """The batches, and whether a reader sees them."""
+        """Iterate over the batches with their standing for a reader."""
         return judge(self.batches, self.aborted)
 
     def records(self) -> Iterator[Record]:
-        """The records that a reader sees, one by one.
+        """Iterate over the records that a reader sees.
 
         Raises:
             CorruptDataError: While iterating: a batch does not decompress, or does not parse.
@@ -81,14 +81,14 @@ class Fetched(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A partition is not read on from where it is. It is asked for again by and by, unless it is left or moved.
+    """Fault that stops a partition at its offset; it is retried with back-off unless the caller leaves or moves it.
 
     Attributes:
-        partition: Which one.
-        offset: Where it is.
-        fault: TopicNotFound, NotAuthorizedError, CorruptDataError (a batch; or what comes next is gone),
-            LogDivergedError (what came before is gone), or why its leader cannot be asked at all.
-        resume: Where there is something to be read, if what was asked for is gone.
+        partition: Topic and number.
+        offset: Next offset to read.
+        fault: TopicNotFound, NotAuthorizedError, CorruptDataError (a corrupt batch, or the next records are gone),
+            LogDivergedError (earlier records are gone), or the reason why its leader cannot be asked at all.
+        resume: Readable offset, if the requested one is gone.
     """
 
     partition: Partition
@@ -98,7 +98,7 @@ class Trouble(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The first offset of a partition, and its high watermark."""
+    """First offset of a partition and its high watermark."""
 
     first: int
     end: int
@@ -106,16 +106,16 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a partition is."""
+    """Reading position of a partition."""
 
     offset: int
     epoch: int
     serial: int
-    """Differs from one :meth:`FetchPlan.follow` to the next: an answer for what was before is no answer."""
+    """Number of the :meth:`FetchPlan.follow` call; an answer with an older one is stale."""
     leader: NodeId | None = None
     asked: bool = False
     doubted: bool = False
-    """There was nothing at its offset, which may be because it was truncated."""
+    """True after OFFSET_OUT_OF_RANGE, until the partition's range has been looked up."""
     served: int = 0
     not_before: float = 0.0
     unheard_of_since: float | None = None
@@ -123,19 +123,18 @@ class _Place:
 
 
 class _Request(NamedTuple):
-    """What is under way at a leader."""
+    """In-flight request of a leader."""
 
     sent_at: float
     places: dict[Partition, tuple[int, int]]
-    """Serials and offsets."""
+    """Serial and offset of each partition in the request."""
 
 
 class FetchPlan:
-    """Where each partition is, who leads it, and what is under way. Not thread-safe.
+    """Positions and leaders of partitions, and the requests in flight. Not thread-safe.
 
     Args:
-        check_epochs: Have leaders look whether what was read before is in the log still; see
-            :mod:`rollbridge.kafka.fetch`.
+        check_epochs: Have leaders check that the log still holds what was read; see :mod:`rollbridge.kafka.fetch`.
     """
 
     def __init__(self, *, check_epochs: bool = False) -> None:
@@ -147,9 +146,9 @@ class FetchPlan:
         self._look_up_at = 0.0
 
     def follow(self, partition: Partition, offset: int, epoch: int = NO_EPOCH) -> None:
-        """Read a partition from an offset on; one that is followed already is moved there.
+        """Follow a partition from an offset on, or move one that is followed already.
 
-        ``epoch`` is the leader epoch of what was read before ``offset``, if that is to be in the log still.
+        ``epoch`` is the leader epoch of the record read before ``offset``, to check that the log still holds it.
         """
         self._serial += 1
         known = self._places.get(partition)
@@ -158,11 +157,11 @@ class FetchPlan:
             place.leader, place.not_before, place.backoff = known.leader, known.not_before, known.backoff
 
     def leave(self, partition: Partition) -> None:
-        """Do not read a partition any more."""
+        """Stop following a partition."""
         self._places.pop(partition, None)
 
     def unknown(self, now: float) -> frozenset[str]:
-        """Topics whose leaders are to be looked up now: those that are not known, and all of them now and then."""
+        """Return the topics to look up now: those with an unknown leader, and all every ``LOOK_UP_S``."""
         if now >= self._look_up_at:
             self._look_up_at = now + LOOK_UP_S
             return frozenset(topic for topic, _ in self._places)
@@ -173,7 +172,7 @@ class FetchPlan:
         )
 
     def doubted(self) -> frozenset[Partition]:
-        """Partitions whose range is to be looked up with their leaders."""
+        """Return the partitions whose range has to be looked up along with their leaders."""
         return frozenset(item for item, place in self._places.items() if place.doubted)
 
     def learn(
@@ -183,7 +182,7 @@ class FetchPlan:
         faults: Mapping[str, ErrorCode],
         now: float,
     ) -> list[Trouble]:
-        """Take what a look-up has given: who leads the partitions of some topics, and what is wrong with others."""
+        """Apply the result of a look-up: the leaders of some topics' partitions, and the faults of others."""
         troubles: list[Trouble] = []
         for partition, place in self._places.items():
             if partition[0] not in topics:
@@ -200,7 +199,7 @@ class FetchPlan:
         return troubles
 
     def learn_ranges(self, ranges: Mapping[Partition, Range], now: float) -> list[Trouble]:
-        """Take where partitions begin and end of which there was doubt."""
+        """Apply the ranges of doubted partitions."""
         troubles: list[Trouble] = []
         for partition, (first, end) in ranges.items():
             place = self._places.get(partition)
@@ -220,7 +219,7 @@ class FetchPlan:
         return troubles
 
     def not_learned(self, topics: Collection[str], fault: RollbridgeError, now: float) -> list[Trouble]:
-        """Nobody could say who leads some topics; whose leader was known goes on."""
+        """Apply a failed look-up: partitions without a known leader back off, the others continue."""
         lost = [
             (partition, place)
             for partition, place in self._places.items()
@@ -229,7 +228,7 @@ class FetchPlan:
         return self._lost(lost, fault, now)
 
     def requests(self, now: float) -> dict[NodeId, list[Wanted]]:
-        """What to ask leaders that have no request under way for; who has not been served for longest comes first."""
+        """Return the requests to send to leaders with none in flight; the partition served longest ago comes first."""
         wanted: dict[NodeId, list[Partition]] = {}
         for partition, place in self._places.items():
             if self._is_due(place, now) and place.leader is not None and place.leader not in self._under_way:
@@ -237,7 +236,7 @@ class FetchPlan:
         return {node: self._in_turn(partitions) for node, partitions in wanted.items()}
 
     def superseded(self, now: float) -> list[NodeId]:
-        """Leaders that are asked without a partition that has just been added: it would wait until they answer."""
+        """Return leaders whose in-flight request lacks a newly added partition, which would have to wait for it."""
         return [
             node
             for node, request in self._under_way.items()
@@ -251,7 +250,7 @@ class FetchPlan:
         ]
 
     def sent(self, node: NodeId, wanted: Iterable[Wanted], now: float) -> None:
-        """A request is under way."""
+        """Note that a request was sent."""
         request = self._under_way[node] = _Request(now, {})
         for item in wanted:
             partition = item.topic, item.partition
@@ -260,11 +259,11 @@ class FetchPlan:
             request.places[partition] = place.serial, item.offset
 
     def withdrawn(self, node: NodeId) -> None:
-        """The request that was under way there is not waited for any more."""
+        """Note that the leader's in-flight request was given up."""
         self._under_way.pop(node, None)
 
     def lost(self, node: NodeId, fault: RollbridgeError, now: float) -> list[Trouble]:
-        """A leader does not answer, or cannot be reached: look up who leads its partitions, after a pause."""
+        """Note that a leader is unreachable: look up its partitions' leaders again after a back-off."""
         self.withdrawn(node)
         led = [(partition, place) for partition, place in self._places.items() if place.leader == node]
         for _, place in led:
@@ -272,7 +271,7 @@ class FetchPlan:
         return self._lost(led, fault, now)
 
     def answered(self, node: NodeId, answer: FetchResponse, now: float) -> list[Fetched | Trouble]:
-        """Take the answer to the request that is under way with a leader."""
+        """Apply the answer to a leader's in-flight request."""
         sent_at, asked = self._under_way.pop(node)
         found: list[Fetched | Trouble] = []
         given: list[_Place] = []
@@ -292,14 +291,14 @@ class FetchPlan:
         return found
 
     def next_due(self, now: float) -> float:
-        """When there will be something to do that waits for nothing but time; infinity if there is nothing."""
+        """Return the time of the next timed action; infinity if there is none."""
         if not self._places:
             return float("inf")
         times = (self._look_up_at, *(place.not_before for place in self._places.values()))
         return min((item for item in times if item > now), default=float("inf"))
 
     def leads(self, node: NodeId) -> bool:
-        """Whether a broker leads anything that is followed, as far as is known."""
+        """Return whether a broker leads any followed partition, as far as is known."""
         return any(place.leader == node for place in self._places.values())
 
     def _is_due(self, place: _Place, now: float) -> bool:
@@ -351,7 +350,7 @@ class FetchPlan:
             yield Trouble(partition, start, corrupt)
 
     def _refused(self, partition: Partition, place: _Place, code: ErrorCode, now: float) -> Iterator[Trouble]:
-        """A leader, or whoever was asked for it, has refused."""
+        """Apply the refusal of a leader, or of the broker asked for it."""
         topic, number = partition
         place.leader = None
         self._pause(place, now)

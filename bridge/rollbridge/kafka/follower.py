@@ -1,12 +1,13 @@
-"""Following partitions as they grow, on connections of our own; see :mod:`rollbridge.kafka.fetch_plan` for the rules.
+"""Follow partitions as they grow, on connections of our own; :mod:`rollbridge.kafka.fetch_plan` has the rules.
 
     other threads --follow, leave, stop--> orders --+
                                                     v
     background: look-ups, dials --news--> [ the polling thread: plan, connections ] --> Fetched, Trouble
 
-The thread that polls owns the plan and the connections, and waits for nothing but their answers: what may take long
-where a broker is away, looking leaders up and dialling them, is done by threads that end when it is done. What others
-ask for stands in a queue until the polling thread, woken through a pipe, looks at it.
+The polling thread owns the plan and the connections, and waits only for their answers. Look-ups and dials, which may
+take long while a broker is away, run on short-lived background threads that report back through a queue. Orders of
+other threads wait in a queue, too, until the polling thread, woken through a pipe, takes them. The lock guards only the
+pipe's descriptors and the moment of closing; no network call happens under it.
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ from rollbridge.kafka.retry import Deadline, limited
 logger = limited(logging.getLogger(__name__))
 
 IDLE_WAIT_MS: Final = 500
-"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+"""Longest delay of an empty answer at the broker. New records are answered at once."""
 _LOOK_UP_S: Final = 5.0
 _DIAL_S: Final = 3.0
 _REQUEST_S: Final = 10.0
 _LOOK_S: Final = 1.0
-"""How often it is looked whether an answer is overdue."""
+"""Interval between checks for overdue answers."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """A connection to a leader."""
+    """Connection to a leader, and the time of its last answer."""
 
     connection: Connection
     heard_at: float
 
     def usable(self, now: float) -> bool:
-        """Whether to send on it; what has just been heard of is not looked at."""
+        """Return whether to send on the connection; the system call is skipped if it has just answered."""
         return self.connection.usable() if now - self.heard_at > _LOOK_S else not self.connection.expired()
 
 
 @dataclass(slots=True)
 class _News:
-    """What a background thread has found out."""
+    """Result of a background look-up or dial."""
 
     topics: Collection[str] = ()
     leaders: Mapping[Partition, NodeId] = field(default_factory=dict)
@@ -74,14 +75,14 @@ class _News:
 
 
 class Follower:
-    """Reads partitions from given offsets on, as they grow. One thread polls; the others may follow, leave and stop.
+    """Reader of partitions from given offsets on. One thread polls; others may call follow, leave and stop.
 
     Args:
-        name: Of the background threads, as seen in a debugger.
-        wait_ms: How long a broker holds back the answer that there is nothing new.
-        max_bytes: Asked for at once of one partition, and of all of one leader.
-        check_epochs: Have it looked whether what was read is in the log still: after an unclean election, or where the
-            power failed, it may not be.
+        name: Name of the background threads.
+        wait_ms: Longest delay of an empty answer at the broker.
+        max_bytes: Bytes requested at once of one partition, and of all partitions of one leader.
+        check_epochs: Have brokers check that the log still holds what was read: after an unclean election or a power
+            failure it may not.
     """
 
     def __init__(
@@ -101,17 +102,17 @@ class Follower:
         self._wait_ms = wait_ms
         self._max_bytes = max_bytes
         self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id, timeout_s=_REQUEST_S)
-        # Of the polling thread.
+        # Owned by the polling thread.
         self._plan = FetchPlan(check_epochs=check_epochs)
         self._brokers: dict[NodeId, Broker] = {}
         self._connections: dict[NodeId, _Line] = {}
         self._asked: dict[NodeId, _Line] = {}
         self._dialling: set[NodeId] = set()
         self._looking_up = False
-        # Of all threads: what is appended by others is taken by the polling thread.
+        # Shared: any thread appends, the polling thread pops.
         self._orders: deque[Callable[[], None]] = deque()
         self._news: deque[_News] = deque()
-        self._lock = threading.Lock()  # guards the pipe, and what nobody will take any more
+        self._lock = threading.Lock()  # guards the pipe, and news that arrive while closing
         self._stopped = False
         self._closed = False
         self._waker, self._wakes = os.pipe()
@@ -120,23 +121,23 @@ class Follower:
         hold(self, "_clusters", "_lock")
 
     def follow(self, partition: Partition, offset: int, epoch: int = NO_EPOCH) -> None:
-        """Read a partition from an offset on; one that is followed already is moved there. From any thread.
+        """Follow a partition from an offset on, or move one that is followed already. May be called from any thread.
 
-        ``epoch`` is the leader epoch of what was read before ``offset``, if that is to be in the log still.
+        ``epoch`` is the leader epoch of the record read before ``offset``, to check that the log still holds it.
         """
         self._order(partial(self._plan.follow, partition, offset, epoch))
 
     def leave(self, partition: Partition) -> None:
-        """Do not read a partition any more. From any thread; another one may still be given what has arrived."""
+        """Stop following a partition. May be called from any thread; what has arrived may still be polled."""
         self._order(partial(self._plan.leave, partition))
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing comes any more."""
+        """True once stopped: nothing arrives any more."""
         return self._stopped
 
     def poll(self, timeout_s: float) -> list[Fetched | Trouble]:
-        """What has arrived; waits for it at most ``timeout_s``, and not at all once stopped."""
+        """Return what has arrived; wait at most ``timeout_s``, and not at all once stopped."""
         deadline = Deadline(timeout_s)
         while not self._stopped:
             found = self._learn()
@@ -148,7 +149,7 @@ class Follower:
         return []
 
     def ask(self) -> None:
-        """Ask all leaders for what comes next, so that they work on it meanwhile; :meth:`poll` does so by itself."""
+        """Send the next requests, so that leaders work on them meanwhile; :meth:`poll` does so by itself."""
         now = time.monotonic()
         self._obey()
         for node in self._plan.superseded(now):
@@ -163,12 +164,12 @@ class Follower:
                 self._send(node, wanted, now)
 
     def stop(self) -> None:
-        """Have :meth:`poll` return at once, now and from now on. From any thread."""
+        """Make :meth:`poll` return at once from now on. May be called from any thread."""
         self._stopped = True
         self._wake()
 
     def close(self) -> None:
-        """Drop the connections. From the thread that polls, or when none does any more."""
+        """Close the connections. Call from the polling thread, or after its last poll."""
         if is_gone(self._lock):
             return
         self._stopped = True
@@ -192,7 +193,7 @@ class Follower:
     def _wake(self) -> None:
         with self._lock:
             if not self._closed:
-                with suppress(BlockingIOError):  # it is full: whoever reads it will
+                with suppress(BlockingIOError):  # a full pipe wakes the poller anyway
                     os.write(self._wakes, b"x")
 
     def _obey(self) -> None:
@@ -200,7 +201,7 @@ class Follower:
             self._orders.popleft()()
 
     def _learn(self) -> list[Fetched | Trouble]:
-        """Take what the background threads have found out."""
+        """Apply the results of the background threads."""
         found: list[Fetched | Trouble] = []
         while self._news:
             now = time.monotonic()
@@ -234,7 +235,7 @@ class Follower:
         return []
 
     def _hear(self, ready: Collection[int]) -> list[Fetched | Trouble]:
-        """Take the answers that have come, by the descriptors of their connections."""
+        """Receive the answers on the connections with these descriptors; drop overdue ones."""
         found: list[Fetched | Trouble] = []
         now = time.monotonic()
         for node, line in list(self._asked.items()):
@@ -276,7 +277,7 @@ class Follower:
             line.connection.close()
 
     def _wait(self, deadline: Deadline) -> Collection[int]:
-        """Wait for answers, or for something else to do; the descriptors of connections on which there is something."""
+        """Wait for answers, orders or a timed action; return the descriptors that are readable."""
         poller = select.poll()
         poller.register(self._waker, select.POLLIN)
         for line in self._asked.values():
@@ -307,7 +308,7 @@ class Follower:
         self._clusters.close()
 
     def _look_up(self, topics: Collection[str], doubted: Collection[Partition]) -> _News:
-        """Find out who leads topics, and where partitions begin and end."""
+        """Look up the leaders of topics and the ranges of doubted partitions. Runs on a background thread."""
         try:
             with self._clusters.borrow(Deadline(_LOOK_UP_S)) as cluster:
                 for topic in topics:
@@ -333,7 +334,7 @@ class Follower:
 
 
 def _known(fault: Exception, doing: str) -> RollbridgeError:
-    """The fault, or one that stands for a defect: whoever waits for news is given some."""
+    """Return the fault, or KafkaUnavailable for a defect, so that the polling thread always gets a result."""
     if isinstance(fault, RollbridgeError):
         return fault
     logger.error("a defect: cannot %s; trying again", doing, exc_info=fault)

@@ -1,9 +1,9 @@
-"""Native transactions of others: which are open on topics, who holds them, and how they are ended.
+"""Native transactions of other producers: find those that are open on topics, and abort them.
 
-One that its coordinator knows is ended by taking its transactional id, as its next user would: it is aborted as a
-whole, and its owner is told at its next request. One that no coordinator knows hangs; a marker is written past the
-coordinator then, as ``kafka-transactions.sh abort`` does. A marker must not be written for one that is known: its owner
-could commit it afterwards, and would believe that everything was committed.
+A transaction that its coordinator knows is aborted by taking over its transactional id: it ends as a whole, and its
+owner is fenced at its next request. A transaction that no coordinator knows hangs; its marker is written past the
+coordinator, as ``kafka-transactions.sh abort`` does. Never write a marker for a known one: its owner could commit it
+afterwards and would believe that everything was committed.
 
 Source: KIP-664 (DescribeProducers, ListTransactions, aborts of hanging transactions).
 """
@@ -39,10 +39,10 @@ _TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
 def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
-    """Return what keeps partition 0 of topics from being sealed now.
+    """Return the obstacles to sealing partition 0 of topics now.
 
-    That is the native transactions that are open there, with their transactional ids, and leaders that can not be
-    reached. Left out are topics that do not exist, and those of which we are not told.
+    These are the native transactions open there, with their transactional ids, and unreachable leaders. Topics that do
+    not exist, or whose producers brokers do not tell us, are left out.
     """
     found: list[ForeignTransaction] = []
     away: list[Leaderless] = []
@@ -53,7 +53,7 @@ def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
         is_away = code is None or codes.meaning(codes.READ, code) in (Meaning.REFRESH, Meaning.RETRY)
         if is_away and code is not ErrorCode.unknown_topic_or_partition:
             away.append(Leaderless(topic))
-        # Of a leader that is away whoever waits for it says so, once a minute.
+        # The caller that waits for an unavailable leader logs it, once a minute.
         level = logging.DEBUG if is_away else logging.INFO
         logger.log(level, "the producers of topic %s are not told now: %s", topic, fault if code is None else code.name)
 
@@ -94,11 +94,11 @@ def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
 
 
 def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> None:
-    """Abort native transactions of others.
+    """Abort native transactions of other producers.
 
     Raises:
-        NotAuthorizedError: Write on a transactional id is missing, or ClusterAction, for one that hangs.
-        KafkaUnavailable: It is not known whether they have ended; look again.
+        NotAuthorizedError: Write on a transactional id is missing, or ClusterAction for a hanging transaction.
+        KafkaUnavailable: The transactions may or may not have ended; look again.
     """
     for name in sorted({item.transactional_id for item in found if item.transactional_id}):
         coordination = Coordination(
@@ -147,7 +147,7 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
 
 
 def _names(cluster: Cluster, producers: Iterable[int]) -> dict[int, str]:
-    """Transactional ids by producer id, of those that a coordinator knows and may tell us."""
+    """Return transactional ids by producer id, as far as coordinators know them and may tell us."""
     request = ListTransactionsRequest(
         state_filters=(), producer_id_filters=tuple(ProducerId(item) for item in sorted(producers))
     )

@@ -1,6 +1,6 @@
-"""The committed offsets of a consumer group: OffsetFetch and OffsetCommit over connections of our own.
+"""Committed offsets of a consumer group: OffsetFetch, OffsetCommit and TxnOffsetCommit over connections of our own.
 
-librdkafka's synchronous commit has no time-out, and while it waits every other call on that consumer waits, too.
+librdkafka's synchronous commit has no time-out, and blocks every other call on its consumer meanwhile.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PASSING: Final = frozenset(
         ErrorCode.request_timed_out,
     }
 )
-"""With these a commit was not carried out, and another broker, or this one later, may carry it out."""
+"""Codes of commits that were not carried out, but may succeed on a retry or with another broker."""
 
 
 class Committed(NamedTuple):
-    """What a group has committed in a partition, and what it has put beside that."""
+    """Offset that a group has committed in a partition, with its metadata."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class Committed(NamedTuple):
 
 
 class GroupCommits:
-    """Reads and writes what one group has committed; safe to use from several threads."""
+    """Committed offsets of one group. Thread-safe."""
 
     def __init__(
         self, bootstrap_servers: str, group_id: str, *, security: Mapping[str, str] | None, client_id: str
@@ -61,17 +61,17 @@ class GroupCommits:
         self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
 
     def close(self) -> None:
-        """Drop the connections; another question opens them again."""
+        """Close the connections; the next request opens others."""
         self._clusters.close()
 
     def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[Committed]:
-        """Commits in partition 0 of these topics, or of all: in any order.
+        """Return the commits in partition 0 of these topics, or of all partitions if None, in any order.
 
-        Offsets in a native transaction that is not decided yet are waited for: they may become commits.
+        Waits for offsets in an undecided native transaction: they may become commits.
 
         Raises:
-            KafkaUnavailable: no answer, or not decided, within ``timeout_s`` seconds; ask again.
-            NotAuthorizedError: the group may not be described.
+            KafkaUnavailable: No answer, or no decision, within ``timeout_s`` seconds; ask again.
+            NotAuthorizedError: Describe on the group is missing.
         """
         wanted = None if topics is None else sorted(set(topics))
         if wanted == []:
@@ -83,11 +83,11 @@ class GroupCommits:
             raise refusal(fault.code, doing, fault.subject) from fault
 
     def write(self, member: GroupMember, commits: Iterable[Committed], *, timeout_s: float) -> None:
-        """Commit offsets; if the answer is lost that is done again, as the same commit once more changes nothing.
+        """Commit offsets; retry if the answer is lost, since the same commit again changes nothing.
 
         Raises:
-            KafkaUnavailable: no answer within ``timeout_s`` seconds: it is not known whether they are committed.
-            CodeError: the group's coordinator refuses one of them; others may be committed.
+            KafkaUnavailable: No answer within ``timeout_s`` seconds: the offsets may or may not be committed.
+            CodeError: The group coordinator refuses one of the offsets; others may be committed.
         """
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for item in commits:
@@ -125,11 +125,11 @@ class GroupCommits:
         timeout_s: float,
         is_final: Callable[[ErrorCode], bool] = is_definite,
     ) -> T:
-        """What the group's coordinator answers, whichever broker that is by then.
+        """Return the answer of the group coordinator, looked up again before each retry.
 
         Raises:
-            CodeError: an answer that is final.
-            KafkaUnavailable: no other one within the time.
+            CodeError: The answer is a final refusal.
+            KafkaUnavailable: No final answer came within ``timeout_s`` seconds.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
@@ -144,7 +144,7 @@ class GroupCommits:
                     if is_final(fault.code):
                         raise
                     why = fault
-                # Whatever it was, another broker may have the group by now.
+                # Another broker may coordinate the group by now.
                 cluster.forget_coordinator(CoordinatorType.GROUP, self._group_id)
                 if deadline.passed():
                     raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {why}") from why
@@ -180,7 +180,7 @@ class GroupCommits:
                             str(topic.name),
                             int(place.partition_index),
                             int(place.committed_offset),
-                            # The library sends its terminating zero, too.
+                            # librdkafka sends the terminating zero as well.
                             (place.metadata or "").partition("\0")[0],
                         )
                     )
@@ -192,10 +192,8 @@ def _check(code: ErrorCode, subject: str) -> None:
         raise CodeError(code, subject)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Consumer group offsets inside a native transaction: they count if, and only if, it is committed.
-# With transactions v2 the group coordinator adds its partition to the transaction by itself.
-
+# Offsets inside a native transaction take effect if and only if it commits. With transactions v2 the group coordinator
+# adds its partition to the transaction by itself.
 
 _DONE = (ErrorCode.none, None)
 
@@ -209,10 +207,10 @@ def send_group_offsets(
     *,
     retry_timeout_s: float,
 ) -> None:
-    """Add offsets (of the next record to read) to the open transaction.
+    """Add offsets (of the next record to read) to the open native transaction.
 
     Raises:
-        RequestRefused, KafkaUnavailable: As from any coordinator.
+        RequestRefused, KafkaUnavailable: See :func:`ask_coordinator`.
     """
     topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
     for (topic, partition), offset in offsets.items():

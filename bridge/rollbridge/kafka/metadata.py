@@ -1,7 +1,8 @@
-"""Who leads what: brokers, partition leaders and coordinators, and one connection to each broker in use.
+"""Cluster metadata: brokers, partition leaders and coordinators, and one connection to each broker in use.
 
-Answers are cached until somebody learns that they are wrong and says so (``forget_*``). Look-ups go over a connection
-of their own, so that they never stand behind, or between, requests that are under way.
+Answers are cached until a caller finds them wrong and says so (``forget_*``). Look-ups use a connection of their own,
+so that they never queue behind, or between, in-flight requests. A :class:`Cluster` belongs to one thread at a time;
+:class:`Clusters` lends them to several. :func:`ask_leaders` sends a repeatable question to many leaders at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _IDLE_MAX: Final = 2
 
 
 class Isolation(IntEnum):
-    """Which end of a partition is meant."""
+    """Isolation level, which selects the end of a partition."""
 
     READ_UNCOMMITTED = 0
     """The high watermark: everything that is replicated."""
@@ -53,14 +54,14 @@ class Isolation(IntEnum):
 
 
 class CoordinatorType(IntEnum):
-    """Kinds of coordinators, numbered as in FindCoordinator."""
+    """Kind of a coordinator, numbered as in FindCoordinator."""
 
     GROUP = 0
     TRANSACTION = 1
 
 
 class CodeError(Exception):
-    """A broker answered with an error code; the caller knows what that means for its request."""
+    """A broker answered with an error code, whose meaning for the request the caller knows."""
 
     def __init__(self, code: ErrorCode, subject: str, detail: str | None = None) -> None:
         super().__init__(f"{subject}: {code.name.upper()}{f' ({detail})' if detail else ''}")
@@ -69,14 +70,14 @@ class CodeError(Exception):
 
 
 class Broker(NamedTuple):
-    """Where a broker listens."""
+    """Address of a broker."""
 
     host: str
     port: int
 
 
 def parse_bootstrap(servers: str) -> list[Broker]:
-    """Read ``host:port,host:port`` (IPv6 addresses in brackets); ConfigError names the entry that is wrong."""
+    """Parse ``host:port,host:port`` (IPv6 addresses in brackets); raise ConfigError that names a wrong entry."""
     brokers = []
     for entry in filter(None, (part.strip() for part in servers.split(","))):
         host, separator, port = entry.rpartition(":")
@@ -90,7 +91,7 @@ def parse_bootstrap(servers: str) -> list[Broker]:
 
 @dataclass(slots=True)
 class _Dialling:
-    """What is known of a broker that could not be reached the last time."""
+    """Back-off of a broker that could not be reached last time."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(_DIAL_FIRST_S, _DIAL_MAX_S))
     not_before: float = 0.0
@@ -98,10 +99,10 @@ class _Dialling:
 
 
 class Cluster:
-    """The brokers of one cluster as seen by one client; not thread-safe.
+    """Brokers of one cluster as seen by one client. Not thread-safe.
 
-    A broker that cannot be reached is not dialled again before a pause is over, which grows up to a second; until then
-    it counts as unreachable.
+    A broker that could not be reached is dialled again only after a back-off of up to a second; until then it counts as
+    unreachable.
 
     Raises:
         KafkaUnavailable: From any method that asks a broker: none could be reached.
@@ -140,7 +141,7 @@ class Cluster:
 
     @contextmanager
     def within(self, deadline: Deadline) -> Iterator[None]:
-        """No connection made, and no answer awaited, in this context takes longer than until the deadline."""
+        """Bound all connecting and waiting in this context by a deadline."""
         before, self._deadline = self._deadline, deadline
         try:
             yield
@@ -148,7 +149,7 @@ class Cluster:
             self._deadline = before
 
     def leader(self, topic: str, partition: int) -> NodeId:
-        """Broker that leads the partition; CodeError if the broker asked does not know (the topic, or a leader)."""
+        """Return the partition's leader; raise CodeError if the broker asked knows no such topic, or no leader."""
         leaders = self._leaders.get(topic, {})
         if partition in leaders:
             return leaders[partition]
@@ -164,27 +165,27 @@ class Cluster:
         return node
 
     def known_leader(self, topic: str, partition: int) -> NodeId | None:
-        """The same without asking anybody; None if it is not known."""
+        """Return the partition's leader from the cache; None if it is not known."""
         return self._leaders.get(topic, {}).get(partition)
 
     def leaders(self, topic: str) -> Mapping[int, NodeId]:
-        """Brokers that lead the partitions of a topic, as far as is known, without asking anybody."""
+        """Return the leaders of a topic's partitions from the cache."""
         return dict(self._leaders.get(topic, {}))
 
     def broker(self, node: NodeId) -> Broker:
-        """Where a broker listens that was named as a leader or coordinator."""
+        """Return the address of a broker that was named as a leader or coordinator."""
         return self._brokers[node]
 
     def partition_count(self, topic: str) -> int:
-        """Partitions of a topic, as when ``leader`` last looked it up."""
+        """Return the number of a topic's partitions at its last look-up."""
         return self._partition_counts[topic]
 
     def forget_leader(self, topic: str) -> None:
-        """Ask anew next time: a broker said that it does not lead this topic."""
+        """Drop the cached leaders of a topic: a broker denied that it leads it, or does not answer."""
         self._leaders.pop(topic, None)
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
-        """Broker that coordinates this transactional id or consumer group; CodeError if it cannot be told now."""
+        """Return the coordinator of a transactional id or consumer group; raise CodeError if none is known now."""
         node = self._coordinators.get((kind, key))
         if node is not None:
             return node
@@ -197,11 +198,11 @@ class Cluster:
         return found.node_id
 
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
-        """Ask anew next time: a broker said that it is not the coordinator, or does not answer."""
+        """Drop a cached coordinator: the broker denied that it is the coordinator, or does not answer."""
         self._coordinators.pop((kind, key), None)
 
     def connection(self, node: NodeId) -> Connection:
-        """Connection to a broker: the one at hand if it is usable, else a new one."""
+        """Return the connection to a broker; open a new one unless the present one is usable."""
         existing = self._connections.pop(node, None)
         if existing is not None:
             if existing.usable():
@@ -214,27 +215,27 @@ class Cluster:
         return connection
 
     def ready_connection(self, node: NodeId) -> Connection | None:
-        """The connection to a broker that is at hand, without dialling; None if there is none that is usable."""
+        """Return the connection to a broker without dialling; None if there is no usable one."""
         existing = self._connections.get(node)
         return existing if existing is not None and existing.usable() else None
 
     def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
-        """As :meth:`connection`, to a broker of which the caller knows where it listens."""
+        """Return the connection to a broker whose address the caller knows; see :meth:`connection`."""
         self._brokers[node] = broker
         return self.connection(node)
 
     def dial(self, broker: Broker) -> Connection:
-        """A connection of the caller's own, without a deadline."""
+        """Open a connection that the caller owns, without a deadline."""
         connection = self._connect(broker, self._deadline)
         connection.deadline = None
         return connection
 
     def ask_any(self, request: Payload, response_type: type[R]) -> R:
-        """Ask whichever broker answers; the request may be repeated, so only for what can be."""
+        """Ask any broker that answers. The request may be sent more than once, so it must be safe to repeat."""
         return self._ask(request, response_type)
 
     def disconnect(self) -> None:
-        """Drop every connection; look-ups are kept."""
+        """Close every connection; keep the cached look-ups."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -243,7 +244,7 @@ class Cluster:
             self._control = None
 
     def forget(self) -> None:
-        """Drop every connection and every look-up; what was under way stays unknown."""
+        """Close every connection and drop every look-up; the outcome of in-flight requests stays unknown."""
         self.disconnect()
         self._leaders.clear()
         self._coordinators.clear()
@@ -251,7 +252,7 @@ class Cluster:
     close = forget
 
     def learn(self, topics: Iterable[str]) -> dict[str, ErrorCode]:
-        """Look up who leads topics, those that are not known yet, with one request; returns those with a fault."""
+        """Look up the leaders of topics not cached yet, with one request; return the topics with a fault."""
         unknown = sorted({topic for topic in topics if topic not in self._leaders})
         if not unknown:
             return {}
@@ -262,7 +263,7 @@ class Cluster:
         )
         answer = self._ask(request, MetadataResponse)
         if not answer.brokers:
-            # A broker that has just been started knows of no brokers and no topics yet.
+            # A broker that has just started knows no brokers and no topics yet.
             return dict.fromkeys(unknown, ErrorCode.leader_not_available)
         self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
         faults: dict[str, ErrorCode] = {}
@@ -284,12 +285,12 @@ class Cluster:
         return faults
 
     def _ask(self, request: Payload, response_type: type[R]) -> R:
-        """Ask any broker; a connection that turns out dead is replaced, since look-ups can be repeated.
+        """Ask any broker; replace a connection that turns out dead, since look-ups can be repeated.
 
-        The time up to the deadline is shared among those that are asked one after the other, since one that is stopped
-        takes connections and answers nothing.
+        The brokers asked in turn share the time up to the deadline, since a stopped one accepts connections and never
+        answers.
         """
-        # What nobody has complained about before what could not be reached.
+        # Brokers that could not be reached come last.
         brokers = sorted(dict.fromkeys((*self._brokers.values(), *self._bootstrap)), key=self._reluctance)
         if self._control is not None:
             try:
@@ -311,7 +312,7 @@ class Cluster:
         raise KafkaUnavailable(f"no Kafka broker answers: {'; '.join(failures)}")
 
     def _share(self, brokers: int) -> Deadline | None:
-        """The deadline of the next one of some brokers that are asked one after the other."""
+        """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
         return None if self._deadline is None else Deadline(self._deadline.left() / brokers)
 
     def _reluctance(self, broker: Broker) -> float:
@@ -319,7 +320,7 @@ class Cluster:
         return 0.0 if known is None else known.not_before
 
     def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
-        """Connect, unless that has just failed."""
+        """Connect, unless the broker's back-off still lasts."""
         known = self._dialling.get(broker)
         if known is not None and time.monotonic() < known.not_before:
             raise KafkaUnavailable(f"{known.fault} (not tried again at once)")
@@ -344,7 +345,9 @@ class Cluster:
 
 
 class Clusters:
-    """Clusters for an object that several threads may use: each borrows one, whose connections are kept for the next.
+    """Pool of clusters for an object shared by threads: each borrows one, whose connections the next reuses.
+
+    The lock guards only the list of idle clusters and is never held during a request.
 
     Args:
         timeout_s: Longest wait for a broker where the deadline is later.
@@ -361,16 +364,16 @@ class Clusters:
             connect_timeout_s=min(timeout_s, 10.0),
             request_timeout_s=timeout_s,
         )
-        # A fault in the settings is told here, not with the first question.
+        # Report a fault in the settings here, not at the first request.
         self._idle: list[Cluster] = [self._open()]
         self._lock = threading.Lock()
-        # Of objects that refer to each other, sockets may be finalized first, and complain that they were not closed;
-        # this is called before any of that.
+        # In a reference cycle sockets may be finalized first and warn that they were not closed; this finalizer runs
+        # before them.
         weakref.finalize(self, _close_all, self._idle)
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
-        """A cluster for this thread alone, none of whose answers is waited for longer than until the deadline."""
+        """Lend a cluster to this thread, with all waiting bounded by the deadline."""
         with self._lock:
             cluster = self._idle.pop() if self._idle else self._open()
         try:
@@ -385,7 +388,7 @@ class Clusters:
                 cluster.close()
 
     def close(self) -> None:
-        """Drop the connections that nobody uses; the next question opens others."""
+        """Close the idle connections; the next request opens others."""
         with self._lock:
             for cluster in self._idle:
                 cluster.disconnect()
@@ -396,24 +399,21 @@ def _close_all(clusters: list[Cluster]) -> None:
         cluster.close()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Questions to the leaders of partitions, asked again until each has answered or the deadline has passed.
-# Used for what may be asked any number of times. Who leads what is looked up for all topics at once; each leader gets
-# one request, and all of them work on theirs at the same time.
-
+# Questions to the leaders of partitions, retried until each has answered or the deadline has passed, so they must be
+# safe to repeat. One look-up covers all topics; each leader gets one request, and all work on theirs at the same time.
 
 T = TypeVar("T")
 Place = tuple[str, int]
 """A topic and the number of a partition."""
 
 _UNHEARD_OF_S: Final = 0.2
-"""How long brokers may say that there is no such topic: not all hear at once of one that has just been made."""
+"""Time for which brokers may deny that a topic exists: not all learn at once of a new one."""
 _NOT_THERE_YET_S: Final = 5.0
-"""How long the leader itself may do so, while others name it as the leader."""
+"""The same for the leader itself, while others name it as the leader."""
 
 
 class Question(NamedTuple):
-    """What is asked of a leader: the request for some of its partitions, and how its answer is read."""
+    """Question to a leader: builds the request for some of its partitions, and reads the answer."""
 
     request: Callable[[list[Place]], Payload]
     response_type: type[Payload]
@@ -421,16 +421,16 @@ class Question(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What came of asking once: answers, Kafka's codes, and faults of connections."""
+    """Result of asking once: values, refusals, and lost connections."""
 
     found: dict[Place, int]
     refused: dict[Place, tuple[ErrorCode, bool]]
-    """The code, and whether it is the leader's own."""
+    """Error code, and whether the leader itself gave it."""
     lost: dict[Place, KafkaUnavailable]
 
 
 def ask_once(cluster: Cluster, places: Iterable[Place], question: Question) -> Round:
-    """Ask the leader of each place once; raises KafkaUnavailable only if nobody can say who leads."""
+    """Ask the leader of each place once; raise KafkaUnavailable only if no broker answers the look-up."""
     result = Round({}, {}, {})
     by_leader: dict[NodeId, list[Place]] = {}
     wanted = sorted(set(places))
@@ -472,15 +472,15 @@ def _lose(cluster: Cluster, result: Round, places: Iterable[Place], fault: Kafka
 def ask_leaders(
     cluster: Cluster, places: Iterable[Place], question: Question, doing: str, deadline: Deadline
 ) -> dict[Place, int]:
-    """The answer of each place's leader.
+    """Return the answer of each place's leader.
 
-    A partition that has no leader at the moment, or that not all brokers know of yet, is waited for.
+    Waits for partitions that have no leader at the moment, or that not all brokers know yet.
 
     Args:
-        doing: What is asked, for errors, such as ``read the end``; the name of the topic follows.
+        doing: The attempt, for errors, such as ``read the end``; the name of the topic follows.
 
     Raises:
-        NotFoundError, NotAuthorizedError, InvalidRequestError: A leader refused, for good.
+        NotFoundError, NotAuthorizedError, InvalidRequestError: A leader refused, and would refuse again.
         KafkaUnavailable: Not all have answered before the deadline.
     """
     pending = set(places)
@@ -514,7 +514,7 @@ def ask_leaders(
 
 
 def _check_answer(code: ErrorCode, by_leader: bool, asked_s: float, doing: str, resource: str, partition: int) -> None:
-    """Raise if asking again is no use."""
+    """Raise if a retry cannot help."""
     if code is ErrorCode.unknown_topic_or_partition:
         if asked_s >= (_NOT_THERE_YET_S if by_leader else _UNHEARD_OF_S):
             raise NotFoundError(f"cannot {doing}: there is no such topic, or it has no partition {partition}")

@@ -1,4 +1,4 @@
-"""How long to wait, and how long to pause: deadlines that are handed on, and pauses that grow."""
+"""Deadlines, back-off, rate-limited logging, and single background calls for threads that must not block."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BACKOFF_MAX_S: Final = 1.0
 
 
 class Deadline:
-    """A point in time up to which something may take; handed on to whatever is asked on the way there."""
+    """Point in time by which an operation has to finish; passed on to every call on the way."""
 
     __slots__ = ("_at", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        """``timeout_s`` from now on, in seconds."""
+        """Set the deadline ``timeout_s`` seconds from now."""
         self.timeout_s: Final = timeout_s
         self._at: Final = time.monotonic() + timeout_s
 
@@ -29,18 +29,18 @@ class Deadline:
         return f"<Deadline of {self.timeout_s:g} s, {self.left():.3f} s left>"
 
     def left(self) -> float:
-        """Seconds that are left; 0 if it has passed."""
+        """Return the seconds left; 0 once the deadline has passed."""
         return max(0.0, self._at - time.monotonic())
 
     def passed(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self._at
 
 
 class Backoff:
-    """Pauses that double from one failure to the next, each shortened at random by up to a half.
+    """Exponential back-off: pauses double with each failure, each shortened at random by up to a half.
 
-    The chance keeps many clients that were cut off at the same moment from coming back at the same moment.
+    The jitter keeps clients that were disconnected at the same moment from coming back at the same moment.
     """
 
     __slots__ = ("_first_s", "_max_s", "_next_s")
@@ -57,24 +57,22 @@ class Backoff:
         return pause_s
 
     def reset(self) -> None:
-        """Begin anew after a success."""
+        """Return to the first pause after a success."""
         self._next_s = self._first_s
 
     def sleep(self, deadline: Deadline) -> None:
-        """Pause, but not beyond the deadline."""
+        """Sleep for the next pause, but not beyond the deadline."""
         time.sleep(min(self.grow(), deadline.left()))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# One line for each cause, minute and client: what is said again and again while a server is away is counted.
-# librdkafka says up to 22 times a second that a broker cannot be reached, and so does whoever tries again. The first
-# line is what one wants to read; of those like it within a minute the next one that is let through tells the number.
-
+# Rate-limited logging: one line per cause, minute and client. librdkafka logs up to 22 times a second that a broker
+# cannot be reached, and every retry of ours would too. The first line passes; the next one after a minute carries the
+# number of those left out.
 
 INTERVAL_S: Final = 60.0
 _CAUSES_MAX: Final = 1_000
-# Numbers that differ from line to line: offsets, durations, counts. Those that follow a letter or a sign belong to a
-# name: a topic, an address, a client of the library ("rdkafka#consumer-2").
+# Numbers that differ from line to line: offsets, durations, counts. Numbers behind a letter or a sign belong to a name:
+# a topic, an address, a client of the library ("rdkafka#consumer-2").
 _FIGURES: Final = re.compile(r"(?:(?<=[\s(=])|^)\d+(?:\.\d+)?")
 _HISTORY: Final = re.compile(r"\(after .*\)")
 
@@ -86,7 +84,7 @@ class _Cause:
 
 
 class Limiter(logging.Filter):
-    """Lets one line in ``interval_s`` seconds through for each cause; safe to use from several threads."""
+    """Logging filter that passes one line per cause and ``interval_s`` seconds. Thread-safe."""
 
     def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -96,7 +94,7 @@ class Limiter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to let a line through, with the number of those before it that were left out."""
+        """Return whether to pass a line; append the number of those left out before it."""
         if record.levelno < logging.INFO:
             return True
         text = record.getMessage()
@@ -116,7 +114,7 @@ class Limiter(logging.Filter):
         return True
 
     def _forget(self, now: float) -> None:
-        """Drop what was not said lately, or everything if there is no end to the causes."""
+        """Drop the causes not logged lately, or all if they are still too many."""
         self._causes = {key: item for key, item in self._causes.items() if now - item.since < self._interval_s}
         if len(self._causes) >= _CAUSES_MAX:
             self._causes.clear()
@@ -126,47 +124,45 @@ LIMITER: Final = Limiter()
 
 
 def limited(logger: logging.Logger) -> logging.Logger:
-    """The same logger, whose lines are limited from now on."""
+    """Rate-limit a logger and return it."""
     logger.addFilter(LIMITER)  # adding it again changes nothing
     return logger
 
 
 def limited_child(logger: logging.Logger) -> logging.Logger:
-    """A logger for the library below one that is not ours to change."""
+    """Return a rate-limited child of a logger, for librdkafka, leaving the caller's logger unchanged."""
     return limited(logger.getChild("librdkafka"))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# One question at a time in the background, for threads that must not wait for a broker.
-
+# Background calls.
 
 T = TypeVar("T")
 
 
 class Errand(Generic[T]):
-    """Runs one function at a time on a thread of its own and keeps what it gives until it is taken.
+    """Runner of one function at a time on a daemon thread; keeps the result until it is taken.
 
-    Used by one thread. What is under way when the process ends, or when nobody asks any more, is left to itself.
+    Used by one thread. A function still running when the process ends, or never asked about again, is abandoned.
     """
 
     def __init__(self, name: str) -> None:
-        """``name`` of its threads, as seen in a debugger."""
+        """Set the ``name`` of the threads."""
         self._name = name
         self._thread: threading.Thread | None = None
         self._outcome: tuple[T | None, Exception | None] | None = None
 
     @property
     def under_way(self) -> bool:
-        """Whether something was begun and not taken yet."""
+        """True while a function was begun and its result not taken."""
         return self._thread is not None
 
     @property
     def done(self) -> bool:
-        """Whether what was begun can be taken."""
+        """True once the result can be taken."""
         return self._outcome is not None
 
     def begin(self, run: Callable[[], T], then: Callable[[], object] = lambda: None) -> None:
-        """Run a function; the one before must have been taken. ``then`` is called on its thread once it is done."""
+        """Run a function; the previous result must have been taken. ``then`` is called on its thread at the end."""
         if self._thread is not None:
             raise RuntimeError(f"{self._name}: the errand before has not been taken")
         self._outcome = None
@@ -174,13 +170,13 @@ class Errand(Generic[T]):
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the function is done, at most so long; whether it is."""
+        """Wait at most ``timeout_s`` seconds for the function; return whether it is done."""
         if self._thread is not None and self._outcome is None:
             self._thread.join(timeout_s)
         return self._outcome is not None
 
     def take(self) -> T | None:
-        """What the function gave, or None if it is not done; raises what it raised."""
+        """Return the function's result, or None if it is not done; raise what it raised."""
         if self._outcome is None:
             return None
         (value, fault), self._outcome, self._thread = self._outcome, None, None
