@@ -1,8 +1,17 @@
-"""The daemon: registers itself, and shares the transaction groups with the other coordinators that are alive.
+"""The daemon: register this coordinator in ZooKeeper and share the transaction groups with the other live ones.
 
-Who leads which group is decided in :mod:`rollbridge_coordinator.state.succession`, from what each coordinator says of
-itself in its ephemeral node. A coordinator that Kafka does not answer is no choice: it strikes itself off the list
-until it is answered again.
+:mod:`rollbridge_coordinator.state.succession` decides who leads which group, from what each coordinator publishes in
+its ephemeral node. A coordinator that Kafka does not answer is no candidate: it deletes its node until Kafka answers
+again.
+
+Threads: the main thread runs :meth:`Daemon.run` and sleeps on one event, which watches (session thread), leaderships
+(one thread per group) and :meth:`Daemon.stop` set. Metrics and health are asked for from threads of the HTTP server.
+
+:func:`end_on_signals` ends the process in good order if possible, and within a bound in any case. Nothing is done in a
+signal handler. Handlers run in the main thread, between any two of its instructions: one that sets a
+:class:`threading.Event` deadlocks if the main thread was just about to wait for that event and holds its lock, and none
+runs at all while the main thread is inside a library. So the signal is written to a pipe, which the interpreter does at
+once wherever its threads are, and a thread of its own reads the pipe and ends the process.
 """
 
 from __future__ import annotations
@@ -38,18 +47,18 @@ from rollbridge_coordinator.state.succession import Candidates
 logger = logging.getLogger(__name__)
 
 END_S: Final = 10.0
-"""How long a coordinator that is stopped waits for the work at hand; what is left of it is done by the next leader."""
+"""Longest wait, at a stop, for the work in progress; the next leader finishes the rest."""
 GROUPS_BYTES_MAX: Final = 500_000
-"""How much of its node a coordinator fills with the groups that it is ready to lead; a node holds 1 MiB."""
+"""Bound for the list of ready groups in a coordinator's node; a ZooKeeper node holds 1 MiB."""
 PROBE_S: Final = 1.0
-"""How often a coordinator that Kafka does not answer asks again."""
+"""Interval between probes of a Kafka that does not answer."""
 
 
 class Daemon:
-    """One coordinator process."""
+    """A coordinator process: its registration, its leaderships, its metrics and health."""
 
     def __init__(self, settings: CoordinatorSettings, hook: Hook | None = None) -> None:
-        """Prepare; ``hook`` is called at each moment of each effect of a leader."""
+        """Prepare; ``hook`` is called before and after each effect of a leader."""
         self._settings = settings
         self._hook = hook
         self._session = ZooKeeperSession(
@@ -75,20 +84,20 @@ class Daemon:
         self._are_groups_read = False
         self._answered = True
         self.is_fit = True
-        """Whether Kafka answers, as far as is known; not while that is in doubt."""
+        """True while Kafka is known to answer; False while that is in doubt."""
         self.is_serving = False
-        """Whether it may have something to hand over, so that it must be stopped in good order."""
+        """True once there may be something to hand over, so that a stop has to be orderly."""
 
     def run(self) -> bool:
-        """Serve until :meth:`stop`; then nothing is led here any more.
+        """Serve until :meth:`stop`, then give up all leaderships and close the session.
 
         Returns:
-            Whether all threads have ended. Those that have not wait for servers that do not answer.
+            True if all threads have ended. The others wait for servers that do not answer.
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
-            KafkaUnavailable, ZooKeeperUnavailable: nobody answered at the start.
-            EnvironmentProblem: metrics can not be served at the address that is set.
+            KafkaUnavailable, ZooKeeperUnavailable: no server answered at the start.
+            EnvironmentProblem: the configured address cannot be used for metrics.
         """
         with self._endpoint(), self._shown():
             try:
@@ -120,26 +129,26 @@ class Daemon:
                 self._refresh()
 
     def stop(self) -> None:
-        """End: groups are handed over at once."""
+        """End :meth:`run` and hand the groups over at once; may be called from any thread."""
         self._stopping.set()
         self._changed.set()
 
     def doubt(self) -> None:
-        """Something failed that may be due to the way to Kafka: lead nothing before it is known that it answers."""
+        """Lead nothing until Kafka is known to answer, after a failure that its connection may have caused."""
         self.is_fit = False
         self._changed.set()
 
     @property
     def candidates(self) -> Candidates:
-        """The coordinators that are alive, as far as is known; may be asked for from any thread."""
+        """Coordinators known to be alive; may be read from any thread."""
         return self._roll.candidates
 
     def readiness_changed(self) -> None:
-        """A group has become ready to be led here, or is it no longer; may be called from any thread."""
+        """Publish anew which groups are ready to be led here; may be called from any thread."""
         self._changed.set()
 
     def faults(self) -> list[str]:
-        """What keeps this coordinator from leading, while health is served; may be asked for from any thread."""
+        """Return what keeps this coordinator from leading, for the health endpoint; may be called from any thread."""
         session = self._session.session_id
         vitals = Vitals(
             connected=self._session.is_connected,
@@ -150,7 +159,7 @@ class Daemon:
         return list(faults(vitals))
 
     def metrics(self) -> str:
-        """Everything that is counted here, in Prometheus' text format; may be asked for from any thread."""
+        """Return all metrics in Prometheus' text format; may be called from any thread."""
         leaderships = list(self._leaderships.copy().values())
         process = psutil.Process()
         with process.oneshot():
@@ -172,7 +181,7 @@ class Daemon:
 
     @contextmanager
     def _endpoint(self) -> Iterator[None]:
-        """Metrics and health are served in this block, if there is an address for them."""
+        """Serve metrics and health inside the block, if an address is configured."""
         address = self._settings.metrics_endpoint
         if address is None:
             yield
@@ -182,7 +191,7 @@ class Daemon:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Others see in this block that this process lives, if they can reach it."""
+        """Show the other coordinators inside the block that this process lives, if they can reach it."""
         given = self._settings.peer_endpoint
         address = given or (local_address(self._settings.zookeeper), 0)
         if not self._settings.is_shown or address[0] is None:
@@ -218,7 +227,7 @@ class Daemon:
             self._changed.set()
 
     def _refresh(self) -> None:
-        """Read who is alive and which groups exist; watches lead here again."""
+        """Read who is alive and which groups exist. The watches set here bring the main thread back."""
         try:
             self._register()
             self._roll.read()
@@ -236,7 +245,7 @@ class Daemon:
             self._changed.set()
 
     def _read_groups(self) -> list[GroupName]:
-        """All groups; asks ZooKeeper only after one has come or gone."""
+        """Return all groups; ZooKeeper is asked only after one was created or removed."""
         if not self._are_groups_read:
             self._are_groups_read = True
             try:
@@ -292,27 +301,22 @@ class Daemon:
         ).to_json()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The end of a coordinator process that was asked to end: in good order if that is possible, and within a bound.
-# Nothing is done in a signal handler. Handlers run in the main thread, between any two of its instructions: one that
-# sets a :class:`threading.Event` waits for ever if the main thread was just about to wait for that event and holds
-# its lock, and none runs at all while the main thread is inside of a library. So the signal is written to a pipe,
-# which the interpreter does at once wherever its threads are, and a thread of its own reads it and sees to the rest.
+# Termination by signals
 
 
 END_AT_LATEST_S: Final = 20.0
-"""How long after it was asked to end a coordinator is there at most, whatever server it waits for."""
+"""Longest time from a signal to the end of the process, whatever server it waits for."""
 FLUSH_S: Final = 1.0
-"""How long a last line may take to be written: nobody may be reading what we write."""
+"""Longest time to write the last log line; the pipe may have no reader."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def end_on_signals(stop: Callable[[], None], is_serving: Callable[[], bool]) -> None:
-    """From now on, end when SIGTERM or SIGINT comes. To be called from the main thread.
+    """End the process on SIGTERM or SIGINT from now on. Call this from the main thread.
 
     Args:
-        stop: Makes the main thread end the process in good order, soon; is called from another thread.
-        is_serving: Whether there may be something to hand over; otherwise the process ends at once.
+        stop: Makes the main thread end the process in good order, soon; called from another thread.
+        is_serving: Tells if there may be something to hand over; if not, the process ends at once.
     """
     asked, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -323,9 +327,9 @@ def end_on_signals(stop: Callable[[], None], is_serving: Callable[[], bool]) -> 
 
 
 def _wait(asked: int, stop: Callable[[], None], is_serving: Callable[[], bool]) -> None:
-    """Wait for a signal, and see to it that the process ends."""
+    """Wait for a signal, then make the process end within :data:`END_AT_LATEST_S`."""
     while not set(os.read(asked, 64)) & set(SIGNALS):
-        """A signal that is none of these has a handler too."""
+        """Skip the numbers of other signals with a Python handler: they reach the pipe as well."""
     if not is_serving():
         leave("asked to end before it served anything")
     stop()
@@ -334,7 +338,7 @@ def _wait(asked: int, stop: Callable[[], None], is_serving: Callable[[], bool]) 
 
 
 def leave(why: str = "") -> NoReturn:
-    """End at once, as after a crash, but with exit code 0: what is under way is finished by the next leader."""
+    """End at once, as in a crash, but with exit code 0; the next leader finishes what is in progress."""
 
     def say() -> None:
         if why:

@@ -1,4 +1,13 @@
-"""A small HTTP server beside the coordinator: ``/metrics`` for Prometheus, ``/healthz`` for whoever restarts it."""
+"""Metrics and health of a coordinator: HTTP endpoint, metrics files, and the probe of Kafka behind the health.
+
+:class:`Endpoint` serves ``/metrics`` for Prometheus and ``/healthz`` for whatever restarts the process. Leaders and
+standbys put their metrics on a :class:`MetricsBoard`, the only object here that several threads share under a lock, and
+into files for the textfile collector of Prometheus' node exporter.
+
+:class:`Pulse` asks Kafka. A leader that is cut off from Kafka, but not from ZooKeeper, keeps the leader node and can do
+nothing. An idle leader would not even notice, since its consumer waits patiently. So the leader asks at intervals, and
+gives the lead up when there is no answer.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +34,25 @@ logger = logging.getLogger(__name__)
 METRICS: Final = "/metrics"
 HEALTH: Final = "/healthz"
 REQUEST_S: Final = 5.0
-"""How long a client may take to ask."""
+"""Time limit for a client to send its request."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Endpoint:
-    """Answers from threads of its own while it is entered."""
+    """HTTP server that answers from its own threads while it is entered."""
 
     def __init__(self, host: str, port: int, metrics: Callable[[], str], faults: Callable[[], list[str]]) -> None:
-        """Bind the address; entering it begins to answer.
+        """Bind the address; entering the endpoint begins to answer.
 
         Args:
-            host: Address of this machine, or a name of it.
-            port: 0 for a free one.
-            metrics: The document in Prometheus' text format.
-            faults: What is wrong; an empty list is healthy.
+            host: Address of this machine, or its name.
+            port: Port to listen on, 0 for a free one.
+            metrics: Returns the document in Prometheus' text format; called from threads of the server.
+            faults: Returns what is wrong, an empty list if healthy; called from threads of the server.
 
         Raises:
-            EnvironmentProblem: the address can not be used.
+            EnvironmentProblem: the address cannot be used.
         """
         try:
             self._server = _Server(host, port, metrics, faults)
@@ -53,7 +62,7 @@ class Endpoint:
 
     @property
     def port(self) -> int:
-        """The port, also if a free one was asked for."""
+        """Port that is listened on, also if a free one was asked for."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Self:
@@ -110,40 +119,39 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Metrics as a file, for Prometheus' node exporter (its textfile collector), and on a board for whoever asks.
+# Metrics on a board and in files
 
 
 INTERVAL_S: Final = 1.0
 
 
 class MetricsBoard:
-    """What the leaders and standbys of one coordinator have written last; safe to use from several threads."""
+    """Latest metrics of each leader and standby of one coordinator; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sheets: dict[str, list[str]] = {}
 
     def put(self, name: str, lines: list[str]) -> None:
-        """Replace what stands under this name."""
+        """Replace the lines under this name."""
         with self._lock:
             self._sheets[name] = lines
 
     def drop(self, name: str) -> None:
-        """Remove it, if there is any."""
+        """Remove the lines under this name, if there are any."""
         with self._lock:
             self._sheets.pop(name, None)
 
     def sheets(self) -> list[list[str]]:
-        """All that there is, by name."""
+        """Return all lines, in the order of their names."""
         with self._lock:
             return [self._sheets[name] for name in sorted(self._sheets)]
 
 
 class MetricsFile:
-    """Written anew every second while a group is led or followed, and gone after.
+    """Metrics of one group, replaced every second while it is led or followed, and removed after.
 
-    Without a directory there is no file, and without a board nothing is put there.
+    Without a directory no file is written; without a board nothing is put there.
     """
 
     def __init__(self, directory: str, group: str, suffix: str = "", board: MetricsBoard | None = None) -> None:
@@ -153,7 +161,7 @@ class MetricsFile:
         self._next_s = 0.0
 
     def write(self, lines: Callable[[], Iterable[str]]) -> None:
-        """Replace the file by the present metrics, if it is time. What can not be written is logged, once."""
+        """Replace the metrics if the interval has passed. A failure to write is logged, once."""
         if (self._path is None and self._board is None) or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + INTERVAL_S
@@ -171,7 +179,7 @@ class MetricsFile:
             self._path = None
 
     def remove(self) -> None:
-        """The group is not led, or followed, here any more."""
+        """Remove the metrics: the group is no longer led, or followed, here."""
         if self._board is not None:
             self._board.drop(self._name)
         if self._path is not None:
@@ -179,7 +187,7 @@ class MetricsFile:
 
 
 def leader_lines(group: GroupState) -> Iterator[str]:
-    """The metrics of a leader."""
+    """Yield the metrics of a leader."""
     segments = sum(len(item.aborted.indexes) for item in group.snapshots.partitions.values())
     yield from count_lines(str(group.name), group.counts)
     yield from fault_lines(str(group.name), ((name, fault.code) for name, fault in group.faults.items()))
@@ -187,21 +195,17 @@ def leader_lines(group: GroupState) -> Iterator[str]:
     yield from group.snapshots.metrics.lines(str(group.name), segments)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The pulse: whether Kafka answers this coordinator.
-# A leader that is cut off from Kafka, but not from ZooKeeper, keeps the leader node and can do nothing. An idle one
-# would not even notice, since a consumer waits patiently. So it asks now and then, and gives way when there is no
-# answer.
+# Probe of Kafka
 
 
 TIMEOUT_MIN_S: Final = 3.0
-"""Brokers may be slow for a moment, and giving way costs a takeover."""
+"""Shortest time-out of a probe: brokers may be slow for a moment, and giving way costs a takeover."""
 WATCH_S: Final = 5.0
-"""How often a coordinator that leads nothing asks, for the sake of its health only."""
+"""Interval between probes of a coordinator that leads nothing; they only feed its health."""
 
 
 class Pulse:
-    """Asks the brokers for nothing in particular; not thread-safe."""
+    """Probe that sends the brokers an empty metadata request; not thread-safe."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         timeout_s = max(settings.session_timeout_s, TIMEOUT_MIN_S)
@@ -221,22 +225,26 @@ class Pulse:
         self._cluster.close()
 
     def beat(self) -> None:
-        """Ask, if it is time to.
+        """Ask if the interval has passed.
 
         Raises:
-            KafkaUnavailable: nobody answers.
+            KafkaUnavailable: no broker answers.
         """
         if time.monotonic() - self._asked >= self._every_s:
             self.ask()
 
     def ask(self) -> None:
-        """Ask now. Raises as :meth:`beat` does."""
+        """Ask now.
+
+        Raises:
+            KafkaUnavailable: no broker answers.
+        """
         request = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
         self._cluster.ask_any(request, MetadataResponse)
         self._asked = time.monotonic()
 
     def is_there(self) -> bool:
-        """Whether anybody answers now."""
+        """Return True if a broker answers now."""
         try:
             self.ask()
         except RollbridgeError:
@@ -245,22 +253,22 @@ class Pulse:
 
 
 class PulseWatch(threading.Thread):
-    """Asks again and again while this coordinator leads nothing, so that its health is known; a leader asks anyway.
+    """Thread that probes Kafka while this coordinator leads nothing, so that its health is known.
 
-    It only looks: what a coordinator does does not depend on it.
+    A leader probes by itself. The result feeds the health endpoint only; no decision depends on it.
     """
 
     def __init__(self, settings: CoordinatorSettings, is_leading: Callable[[], bool]) -> None:
-        """Prepare; entering it begins."""
+        """Prepare; entering the watch starts the thread."""
         super().__init__(name="pulse", daemon=True)
         self._pulse = Pulse(settings)
         self._is_leading = is_leading
         self._ended = threading.Event()
         self.is_answered = False
-        """Whether Kafka has answered when it was asked last; true while a leader would notice."""
+        """True if Kafka answered the last probe, or while this coordinator leads and would notice by itself."""
 
     def run(self) -> None:
-        """Ask until it is left."""
+        """Probe until the watch is left."""
         with self._pulse:
             while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
                 self.is_answered = self._is_leading() or self._pulse.is_there()

@@ -1,4 +1,14 @@
-"""What a leader reads besides the tail of buffers (``rollbridge.kafka.tail``): frames again, and the commit log."""
+"""Frames read again from buffers, the commit log, and the record batches that a leader appends.
+
+:mod:`rollbridge.kafka.tail` reads the tail of the buffers; this module reads everything else. :class:`LogTail` and
+:func:`read_commit_log` summarize a commit log. :class:`FrameReader` reads single frames whose batches were not cached.
+
+:class:`FrameFeed` turns the frames of a round into the batches to append: large frames as they are, small ones joined
+with their neighbours of the same topic. Within a topic the order is that of the items; topics are independent. The
+functions at the end encode control records, and messages beside them.
+
+Each object belongs to one thread: the leader's, or the standby's.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +50,11 @@ MESSAGES_AT_ONCE: Final = 2_000
 READ_AHEAD_KBYTES: Final = 16 * 1024
 TRANSACTION_ID_BYTES: Final = 16
 IDLE_WAIT_MS: Final = 500
-"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+"""Time that a broker holds back an empty answer to a fetch of the tail; new records are answered at once."""
 FETCH_WAIT_MS: Final = 50
-"""The same where a log is read to its end."""
+"""Time that a broker holds back an empty answer where a log is read to its end."""
 READ_BYTES: Final = 4 * 1024 * 1024
-"""Asked for at once where frames are read again."""
+"""Size of a fetch where frames are read again."""
 _GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -64,7 +74,7 @@ def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more:
             "fetch.error.backoff.ms": 5,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
             "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
-            # What has been taken from a full read-ahead is fetched again at once; the default waits for a second.
+            # Refill a full read-ahead at once; the default waits for a second.
             "fetch.queue.backoff.ms": 5,
             "socket.nagle.disable": True,
             "topic.metadata.refresh.interval.ms": 5_000,
@@ -80,17 +90,17 @@ def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
 
 
 class LogTail:
-    """Reads a commit log from an offset on, as it grows; committed records only."""
+    """Consumer of a commit log from an offset on, as it grows; committed records only."""
 
     def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int) -> None:
         self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
         self._consumer.assign([TopicPartition(topic, 0, start)])
 
     def poll(self, timeout_s: float) -> LogSummary | None:
-        """What has arrived; waits for the first record at most ``timeout_s``.
+        """Return a summary of what has arrived, None if nothing; the first record is waited for at most ``timeout_s``.
 
         Raises:
-            CorruptDataError: a message in it can not be a control record, or what comes next was deleted.
+            CorruptDataError: a message is no control record, or the next offset was deleted.
             KafkaUnavailable: no broker answers.
         """
         messages = []
@@ -103,7 +113,7 @@ class LogTail:
         return _summary(messages, 0) if messages else None
 
     def end(self) -> int | None:
-        """Where the log ended when it was read last; None if that is not known yet."""
+        """Return the end offset of the log at the last fetch; None if it is not known yet."""
         (assigned,) = self._consumer.assignment()
         _, end = self._consumer.get_watermark_offsets(assigned, cached=True)
         return end if end >= 0 else None
@@ -114,10 +124,10 @@ class LogTail:
 
 
 class FrameReader:
-    """Reads single frames again, best in the order of their offsets.
+    """Reader of single frames, fastest in the order of their offsets.
 
-    Only batches that hold a frame which is wanted are opened, one at a time: what else stands in a buffer may be of any
-    size once it is decompressed.
+    Only batches that hold a wanted frame are decompressed, one at a time: other batches of a buffer may be of any size
+    once they are decompressed.
     """
 
     def __init__(self, brokers: str, security: Mapping[str, str], timeout_s: float = 60.0) -> None:
@@ -131,7 +141,7 @@ class FrameReader:
         self._record: Record | None = None
 
     def read(self, frame: FrameRef) -> bytes:
-        """The record batch of a frame.
+        """Return the record batch of a frame.
 
         Raises:
             CorruptDataError: the buffer no longer holds the frame.
@@ -144,7 +154,7 @@ class FrameReader:
         return batch
 
     def close(self) -> None:
-        """Stop reading and forget what was read ahead."""
+        """Close the connections and drop what was read ahead."""
         self._log.close()
         self._partition, self._batches, self._opened, self._record = None, (), None, None
 
@@ -164,7 +174,7 @@ class FrameReader:
         raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
 
     def _open(self, frame: FrameRef) -> None:
-        """Find the batch in which a frame stands."""
+        """Find the batch that holds a frame, fetching if need be, and begin to read its records."""
         if self._partition != frame.partition:
             self._partition, self._batches = frame.partition, ()
         found = self._find(frame.offset)
@@ -192,7 +202,7 @@ class FrameReader:
 
 
 class _Batch(NamedTuple):
-    """A batch that was fetched, and the offsets in it."""
+    """A fetched batch and the offsets in it."""
 
     offsets: range
     batch: memoryview
@@ -206,10 +216,10 @@ class _Batch(NamedTuple):
 def read_commit_log(
     brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
 ) -> LogSummary:
-    """What a commit log says from an offset up to its end. There may be millions of records: none is read whole.
+    """Summarize a commit log from an offset to its end. Records are peeked at, not decoded: there may be millions.
 
     Raises:
-        CorruptDataError: a message in it can not be a control record.
+        CorruptDataError: a message is no control record.
         KafkaUnavailable: no broker answered in time.
     """
     return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
@@ -218,10 +228,10 @@ def read_commit_log(
 def read_orders(
     brokers: str, security: Mapping[str, str], topic: str, records: int, timeout_s: float = 120.0
 ) -> dict[LineKey, int]:
-    """The highest number committed of each connection, by the last records of a commit log.
+    """Return the highest committed number of each connection in the last records of a commit log.
 
     Raises:
-        CorruptDataError: a message in it can not be a control record.
+        CorruptDataError: a message is no control record.
         KafkaUnavailable: no broker answered in time.
     """
     numbers: dict[LineKey, int] = {}
@@ -237,7 +247,7 @@ def read_orders(
 
 
 def _summary(messages: Iterable[Message], start: int) -> LogSummary:
-    """What messages of a commit log say, the first of which stands at ``start`` or behind."""
+    """Summarize messages of a commit log, the first of which stands at ``start`` or behind."""
     begun: set[bytes] = set()
     ended: dict[bytes, int] = {}
     aborted: set[bytes] = set()
@@ -247,7 +257,7 @@ def _summary(messages: Iterable[Message], start: int) -> LogSummary:
         end = offset + 1
         transaction, kind = message.key() or b"", peek_kind(message.value())
         if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
-            kind = decode_control(message.key(), message.value()).kind  # says what is wrong with it
+            kind = decode_control(message.key(), message.value()).kind  # raises, and says what is wrong
         if kind is ControlKind.BEGIN:
             begun.add(transaction)
             continue
@@ -260,9 +270,9 @@ def _summary(messages: Iterable[Message], start: int) -> LogSummary:
 def _read_committed(
     brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
 ) -> Iterator[Message]:
-    """The committed messages of a topic of one partition from an offset up to its present end.
+    """Yield the committed messages of a topic of one partition from an offset to its present end.
 
-    The leader tells the end beforehand; see :mod:`rollbridge.kafka.snapshots` for why a consumer can not.
+    The partition leader is asked for the end first; :mod:`rollbridge.kafka.snapshots` says why a consumer cannot tell.
     """
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
@@ -288,7 +298,7 @@ def _read_committed(
 
 
 def _report(error: KafkaError) -> None:
-    """Go on where the library goes on by itself; stop where it does not."""
+    """Raise for an error that stops the consumer; log one from which the library recovers by itself."""
     if error.fatal() or error.code() in _GONE:
         raise CorruptDataError(f"a buffer does not hold what it should: {error.str()}") from KafkaException(error)
     if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -296,37 +306,36 @@ def _report(error: KafkaError) -> None:
     logger.info("consumer goes on after: %s", error.str())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The frames of a round as the batches that are appended: large ones as they are, small ones of many joined.
-# The order within each topic is that of the items; topics are independent of each other.
+# Batches of a round
 
 
 SMALL_BYTES: Final = 32 * 1024
-"""Frames below this are joined with their neighbours; larger ones are cheaper to forward as they are."""
+"""Size below which frames are joined with their neighbours; larger ones are cheaper to forward as they are."""
 JOINED_BYTES_MAX: Final = 512 * 1024
 
 
 class FrameFeed:
-    """Turns (topic, frame) items into batches, lazily, and their base offsets back into those of the items."""
+    """Lazy batches of (topic, frame) items, and the way back from base offsets of batches to those of the items."""
 
     def __init__(self, items: Sequence[tuple[str, FrameRef]], read: Callable[[FrameRef], bytes]) -> None:
         """Prepare.
 
         Args:
             items: Frames with their topics, in order.
-            read: Reads a frame whose batch is not cached.
+            read: Returns the batch of a frame whose batch is not cached.
         """
         self._items = items
         self._read = read
-        # Of each item, the batch that holds it and the place of its first record there. There may be a million.
+        # For each item, the batch that holds it and the offset of its first record there, as arrays of 8 bytes an item
+        # and not as objects: there may be a million items.
         self._batches = array("q", [-1]) * len(items)
         self._deltas = array("q", [0]) * len(items)
         self._made = 0
         self.at: tuple[int, ...] = ()
-        """Places of the items whose batch was made last, or is being made."""
+        """Places of the items whose batch was made last, or is being made; names the frame at fault if that fails."""
 
     def batches(self) -> Iterator[tuple[str, bytes]]:
-        """The batches to append, in order; frames that are not cached are read when they are due."""
+        """Yield the batches to append, in order; a frame that is not cached is read when its batch is due."""
         waiting: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
         for index, (topic, frame) in enumerate(self._items):
@@ -351,11 +360,11 @@ class FrameFeed:
             yield from self._join(topic, indexes)
 
     def offsets(self, bases: Sequence[int]) -> list[int]:
-        """The offset of each item's first record, from the base offsets of the batches."""
+        """Return the offset of each item's first record, given the base offsets of the batches."""
         return [bases[batch] + delta for batch, delta in zip(self._batches, self._deltas, strict=True)]
 
     def items_of(self, batch: int) -> tuple[int, ...]:
-        """Places of the items whose records are in a batch that was made; none if it is not one of frames."""
+        """Return the places of the items whose records are in a batch; none if it holds no frames."""
         made = [place for place, number in enumerate(self._batches) if number == batch]
         return tuple(made) if batch < self._made else ()
 
@@ -373,23 +382,22 @@ class FrameFeed:
         return frame.batch if frame.batch is not None else self._read(frame)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Control records, and messages beside them, as record batches.
+# Batches of control records and messages
 
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 
 Batches = tuple[list[bytes], list[tuple[int, int]]]
-"""Batches that hold records in order, and for each record its batch and its place in it."""
+"""Batches that hold records in order, and for each record the index of its batch and its offset in it."""
 
 
 def control_batches(records: Sequence[ControlRecord]) -> Batches:
-    """Control records, stamped with the time of their decision."""
+    """Encode control records, stamped with the time of their decision."""
     return record_batches((record.decided_ms, record.transaction.bytes, record.encode_value()) for record in records)
 
 
 def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
-    """Records as (time in ms, key, value); one larger than a batch should be gets a batch of its own."""
+    """Encode rows of (time in ms, key, value); a record above :data:`BATCH_BYTES_MAX` gets a batch of its own."""
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
     builder = BatchBuilder(BATCH_BYTES_MAX)
@@ -404,11 +412,11 @@ def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
 
 
 def message_batches(messages: Messages) -> Batches:
-    """Messages, stamped with the present time."""
+    """Encode messages, stamped with the present time."""
     now_ms = int(wall_time() * 1000)
     return record_batches((now_ms, key, value) for key, value in messages.items)
 
 
 def beside_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
-    """The batches of what is to stand beside control records, if anything is, each with its topic."""
+    """Encode the messages that go beside control records, if any; each batch comes with its topic."""
     return [] if messages is None else [(messages.topic, batch) for batch in message_batches(messages)[0]]

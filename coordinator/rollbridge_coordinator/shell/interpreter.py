@@ -1,7 +1,10 @@
-"""Carry out the effects of a leader's procedures on Kafka and ZooKeeper, one after the other.
+"""The interpreter: carry out the effects of a leader's procedures on Kafka and ZooKeeper, one after the other.
 
-Each kind of effect has one method here, entered into a table by a decorator that holds it to the effect's own type of
-result. Only the leader's thread runs effects, one at a time, so nothing here is locked.
+Each kind of effect has one method, entered into :data:`HANDLERS` by a decorator that holds the method to the effect's
+type of result. :func:`refusal` decides which errors of the adapters say for certain that an effect was not, and will
+not be, carried out: these are thrown into the procedure. All others leave a doubt, and end the leader's term.
+
+Only the leader's thread runs effects, one at a time, so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -67,27 +70,26 @@ IDENTITIES: Final = 3
 """Transactional ids used in turn, so that a round never waits for the markers of the one before."""
 
 OFFSETS_S: Final = 15.0
-"""How long the coordinator of a consumer group may fail to take offsets before their transaction is refused."""
+"""Time that a group coordinator may fail to take offsets before their transaction is refused."""
 
 SEGMENT_MS: Final = round(LEADERLESS_S * 1000)
-"""How long a segment may be without a broker that leads it before its append counts as refused."""
+"""Time that a segment may be without a partition leader before its append counts as refused."""
 GROUP_TOPIC_MS: Final = 60_000
-"""The same for topics of the whole group, without which nothing can be decided."""
+"""The same time for topics of the whole group; longer, because nothing can be decided without them."""
 
 SEAL_FOREIGN_S: Final = 2.0
-"""How long a seal waits for native transactions of others that are open on what it has closed. Everybody else waits
-meanwhile, so it is short; most end within milliseconds, and for the others the leader comes back."""
+"""Time that a seal waits for native transactions of others that are open on what it has closed. All other work of the
+group waits meanwhile, so it is short; most end within milliseconds, and the leader comes back for the rest."""
 
 FOREIGN_S: Final = 5.0
-"""How long a broker may take to tell of native transactions of others."""
+"""Request time-out of a broker that is asked for native transactions of others."""
 FOREIGN_CONNECT_S: Final = 2.0
-"""How long it may take to connect to one for that, before it counts as away."""
+"""Connection time-out for the same question, after which the broker counts as away."""
 
 DELETE_S: Final = 5.0
-"""How long brokers may take to delete what nobody waits for, before that is left for another time."""
+"""Time-out of deletions, which nobody waits for; after it they are left for another time."""
 
-# --------------------------------------------------------------------------------------------------------------------
-# Refusals: which errors of the adapters say for certain that an effect was not carried out, and will not be.
+# Refusals
 
 _LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
 """Effects that change nothing."""
@@ -95,42 +97,42 @@ _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, Conf
 _DOUBTFUL: Final = (
     FencedError,
     InvalidStateError,  # a defect of ours
-    AuthenticationError,  # the connection is refused, and not what was asked for
+    AuthenticationError,  # the connection is refused, not the request
     UnsupportedBrokerError,
 )
-"""Errors among the definite ones that say nothing about the effect. All others leave a doubt: time-outs, lost
-connections, ``AppendUnknownError``, and of ZooKeeper's all but a write that it does not take."""
+"""Subclasses of definite errors that say nothing about the effect. Every error that is not definite leaves a doubt as
+well: time-outs, lost connections, ``AppendUnknownError``, and all of ZooKeeper's but a refused write."""
 
 
 def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.Refused | None:
-    """Return what to throw into a procedure for an error of its effect; None if that leaves a doubt.
+    """Return the refusal to throw into a procedure for an error of its effect; None if the error leaves a doubt.
 
     Args:
-        effect: What was tried.
-        fault: What an adapter raised.
-        feed: The frames of the effect, if it has any.
+        effect: Effect that was tried.
+        fault: Error that an adapter raised.
+        feed: Frames of the effect, if it has any.
     """
     if isinstance(fault, CorruptDataError) and isinstance(effect, fx.MergeFrames | fx.AppendTogether) and feed:
-        # A frame that is no batch, or is gone from the buffer: found while the batches were made, nothing was sent.
+        # The frame is no batch, or is gone from the buffer. Its own batch was being made, so it has not been sent.
         topic = effect.items[feed.at[0]][0] if feed.at else None
         return fx.Refused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
     if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.ON_ZOOKEEPER):
         return fx.Refused(effect, str(fault), code=fault.code)
     if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
-        # A round that was not to be committed yet leaves no doubt once it has been aborted.
+        # A round that was not to be committed yet leaves no doubt once it has been aborted, as :meth:`run` does.
         places = feed.items_of(fault.batch)
         return fx.Refused(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places) if places else None
     if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
-        # Neither does one with a segment that no broker leads now.
+        # Nor does a round with a segment that has no partition leader now.
         return fx.Refused(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
     if isinstance(fault, KafkaUnavailable) and isinstance(effect, _LOOKS) and is_segment_topic(_topic_of(fault) or ""):
         return fx.Refused(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
     if isinstance(effect, fx.Look | fx.ReadLate | fx.FindLate) and isinstance(fault, CorruptDataError):
-        # Whoever may write to a segment can write there what nobody can read: only who expects something of it suffers,
-        # or what came in late there.
+        # A writer of a segment can write there what cannot be decoded. That harms only transactions with a condition on
+        # the segment, and late records in it, not the group.
         return fx.Refused(effect, str(fault), code=fault.code, topic=_topic_of(fault))
     if isinstance(fault, SealTimeoutError) and isinstance(effect, fx.Seal):
-        # Whatever of it was done: sealing again goes on from there.
+        # Part of it may have been done; sealing again goes on from there.
         return fx.Refused(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
@@ -145,25 +147,24 @@ def _topic_of(fault: RollbridgeError) -> str | None:
     return name if kind == "topic" else None
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The interpreter.
+# The interpreter
 
 Moment = Literal["before", "fenced", "after"]
-"""Of an effect; ``fenced`` is between the last look at the fence and a request that Kafka fences nobody from."""
+"""Moment of an effect; ``fenced`` is between the last look at the fence and a request that Kafka does not fence."""
 Hook = Callable[[Steps[Any], fx.AnyEffect, Moment], None]
-"""Called with the procedure under way at each moment of each of its effects. Tests inject one that ends the process."""
+"""Function called with the running procedure at each moment of each effect. Tests inject one that ends the process."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=fx.AnyEffect)
 
 HANDLERS: Final[dict[type[fx.AnyEffect], Callable[[Interpreter, Any], Any]]] = {}
-"""The method of the interpreter that carries out each kind of effect; a test finds those that are missing."""
+"""Methods of the interpreter by kind of effect; a test finds kinds without one."""
 
 
 def _carries_out(
     kind: type[fx.Effect[T]],
 ) -> Callable[[Callable[[Interpreter, E], T]], Callable[[Interpreter, E], T]]:
-    """Enter a method into the table; mypy compares what it returns with what the effect promises."""
+    """Enter a method into :data:`HANDLERS`; mypy compares its result with the one that the effect declares."""
 
     def enter(method: Callable[[Interpreter, E], T]) -> Callable[[Interpreter, E], T]:
         HANDLERS[kind] = method
@@ -173,11 +174,11 @@ def _carries_out(
 
 
 class Interpreter:
-    """Runs procedures for one term of one leader.
+    """Runner of procedures for one term of one leader.
 
-    An effect that was refused for good is thrown into its procedure as
-    :class:`~rollbridge_coordinator.state.effects.Refused`. All other errors of the adapters pass through: after them
-    nobody knows what was done, so the leader takes over anew.
+    A definite refusal of an effect is thrown into its procedure as
+    :class:`~rollbridge_coordinator.state.effects.Refused`. All other errors of the adapters pass through: it is unknown
+    then what was done, so the leader ends its term and takes over anew.
     """
 
     def __init__(
@@ -192,12 +193,12 @@ class Interpreter:
         """Prepare a term.
 
         Args:
-            settings: Of the daemon.
-            group: Which group is led.
-            session: The ZooKeeper session that holds the leadership.
-            controller_version: Version of the controller node that makes this leader the newest.
-            now_ms: The leader's clock.
-            hook: Is called at each moment of each effect.
+            settings: Settings of the daemon.
+            group: Group that is led.
+            session: ZooKeeper session that holds the leader node.
+            controller_version: Version of the controller node that this leader wrote; every write checks it.
+            now_ms: Clock of the leader, ms since 1970.
+            hook: Called at each moment of each effect.
         """
         self._settings = settings
         self._group = group
@@ -234,7 +235,11 @@ class Interpreter:
         self._procedure: Steps[Any] | None = None
 
     def run(self, procedure: Steps[T]) -> T:
-        """Carry out a procedure and return its result."""
+        """Carry out a procedure and return its result.
+
+        Raises:
+            RollbridgeError: an effect failed, and the procedure does not handle its refusal, or there is a doubt.
+        """
         result: Any = None
         refused: fx.Refused | None = None
         while True:
@@ -260,14 +265,14 @@ class Interpreter:
                     raise
                 refused.__cause__ = fault
                 if isinstance(fault, AppendUnknownError):
-                    self._current.init()  # this says for certain that nothing of the round is or will be committed
+                    self._current.init()  # fences the round: for certain nothing of it is or will be committed
                 if isinstance(effect, fx.ROUND):
                     self._empty_round()
             if self._hook is not None:
                 self._hook(procedure, effect, "after")
 
     def close(self) -> None:
-        """End the term: what is open in Kafka is aborted."""
+        """End the term: close all connections and abort what is open in Kafka."""
         for appender in self._appenders:
             appender.close()
         self._outlook.close()
@@ -280,11 +285,11 @@ class Interpreter:
 
     @property
     def was_away(self) -> bool:
-        """Tell whether the connection to ZooKeeper was away since: what is there now may be less than there was."""
+        """True if the connection to ZooKeeper was interrupted: ZooKeeper may have been set back meanwhile."""
         return self._session.interruptions != self._interruptions
 
     def resume(self) -> None:
-        """Go on with the connection that there is now."""
+        """Forget earlier interruptions of the connection."""
         self._interruptions = self._session.interruptions
 
     @_carries_out(fx.ReadNodes)
@@ -329,11 +334,11 @@ class Interpreter:
         return True
 
     def _look_at_fence(self, effect: fx.AnyEffect) -> None:
-        """Give up if there is a newer leader: the request that follows is one that Kafka takes from anybody.
+        """Check that there is no newer leader, before a request that Kafka does not fence.
 
-        A leader that is stopped right behind this look still sends it, hours later. What it names is then of the same
-        life of the same stream, as no name of a topic is used twice, and was to be done in any case, as a newer leader
-        finishes what is on record (docs/protocol.md).
+        A leader that is paused right behind this check may still send the request hours later. That does no harm: no
+        name of a topic is used twice, so the request is about the same life of the same stream, and a newer leader
+        carries it out in any case, because it finishes what is on record (docs/protocol.md).
 
         Raises:
             DeposedError: there is a newer leader.
@@ -371,9 +376,9 @@ class Interpreter:
 
     @_carries_out(fx.DeleteTopics)
     def _delete_topics(self, effect: fx.DeleteTopics) -> bool:
-        """Delete topics by their ids, looked up before the look at the fence: what was made under a name since stays.
+        """Delete topics by ids that were looked up before the fence: a topic created under the name since then stays.
 
-        A broker may not know yet that a topic was made. One that has no id for us goes by its name.
+        A broker may not know yet that a topic was created, so a topic without a known id is deleted by its name.
         """
         try:
             ids = self._keeper.topic_ids(effect.topics)
@@ -456,7 +461,10 @@ class Interpreter:
 
     @_carries_out(fx.SendOffsets)
     def _send_offsets(self, effect: fx.SendOffsets) -> tuple[int, str] | None:
-        """Send, and for a moment send again where there is no answer, so that one group's broker holds nobody up."""
+        """Send offsets; where there is no answer, try again for :data:`OFFSETS_S`.
+
+        The bound keeps the broker of one consumer group from holding up all others.
+        """
         items = effect.items
         deadline = time.monotonic() + OFFSETS_S
         while True:
@@ -490,14 +498,14 @@ class Interpreter:
         self._current = next(self._turn)
 
     def _empty_round(self) -> None:
-        """Abort what was appended, after a refusal; the next round uses the next identity."""
+        """Abort what was appended before a refusal; the next round uses the next transactional id."""
         try:
             self._current.abort()
         except AppendUnknownError:
             self._current.init()
         self._current = next(self._turn)
 
-    # What stands in the logs.
+    # The logs.
 
     @_carries_out(fx.Look)
     def _look(self, effect: fx.Look) -> Sequence[fx.Found | fx.Undecided]:
@@ -520,7 +528,7 @@ class Interpreter:
 
     @_carries_out(fx.DeleteRecords)
     def _delete_records(self, effect: fx.DeleteRecords) -> frozenset[Partition]:
-        """Delete, and report refusals instead of raising them: that can wait, and is no reason to give up the lead."""
+        """Delete records. Refusals are returned, not raised: truncation can wait, and no term ends for it."""
         self._look_at_fence(effect)
         try:
             self._keeper.delete_records(dict(effect.before))
@@ -553,7 +561,7 @@ class Interpreter:
 
     @_carries_out(fx.TakeIdentity)
     def _take_identity(self, _: fx.TakeIdentity) -> None:
-        """Take all transactional ids, side by side: clients wait for it, and each takes several round trips."""
+        """Initialize all transactional ids in parallel: clients wait meanwhile, and each takes several round trips."""
         with ThreadPoolExecutor(len(self._appenders), "take-identity") as pool:
             for taken in [pool.submit(appender.init) for appender in self._appenders]:
                 taken.result()

@@ -1,8 +1,10 @@
 """Leadership: one thread for each group, which waits for the lead, takes over, serves, and gives way.
 
-The ephemeral ``leader`` node says who should act. Who can act is decided by the controller epoch, which every
-ZooKeeper write checks, and by Kafka's fencing of transactional ids: a leader that was paused and comes back changes
-nothing any more.
+The ephemeral ``leader`` node says who should act. The controller epoch, which every ZooKeeper write checks, and Kafka's
+fencing of transactional ids decide who can act: a leader that was paused and comes back changes nothing any more.
+
+The thread of a group runs all its procedures. ZooKeeper watches fire on the session's thread; they set an event and
+do nothing else.
 """
 
 from __future__ import annotations
@@ -37,25 +39,24 @@ from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleState
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Candidates, Times, gives_way_in_s, stands_in_s
 
-# --------------------------------------------------------------------------------------------------------------------
-# The clock of a leader: wall time that neither jumps nor runs back while it leads.
-# Leases are counted from the append times that brokers give to frames. If the wall clock of a leader's machine were
-# set forward by a day, every lease would seem to have run out. So the wall clock is asked once, and monotonic time
-# counted on from there.
-
 
 class Clock:
-    """Counts from the wall time at which it was made."""
+    """Clock of a leader: wall time that neither jumps nor runs back while it leads.
+
+    Leases are counted from the append times that brokers give to frames. If the wall clock of a leader's machine were
+    set forward by a day, every lease would seem to have run out. So the wall clock is read once, and monotonic time
+    counted on from there.
+    """
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since 1970, counted on from the start of the clock."""
         return int((self._offset_s + time.monotonic()) * 1000)
 
     def wall_ms(self) -> int:
-        """What the machine's clock shows by now."""
+        """Return what the machine's wall clock shows now, ms since 1970."""
         return int(time.time() * 1000)
 
 
@@ -63,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
 UNFIT_S = 1.0
-"""How often a daemon without Kafka looks whether it may lead again."""
+"""Interval at which a daemon without Kafka checks if it may lead again."""
 NOTABLE = (
     "scales",
     "rolling_commits",
@@ -76,11 +77,11 @@ NOTABLE = (
     "commits_forsaken",
     "sessions_forgotten",
 )
-"""Counts of a group whose changes are worth a line in the log."""
+"""Counters of a group whose changes are logged."""
 
 
 def check_batch(batch: bytes, records: int) -> str | None:
-    """What is wrong with a client's record batch; None if it can be forwarded."""
+    """Return what is wrong with a client's record batch; None if it can be forwarded."""
     try:
         validate_frame(batch, records)
     except CorruptDataError as fault:
@@ -89,29 +90,29 @@ def check_batch(batch: bytes, records: int) -> str | None:
 
 
 class Health(Protocol):
-    """What a daemon knows of its way to Kafka."""
+    """The daemon's view of its connection to Kafka."""
 
     @property
     def is_fit(self) -> bool:
-        """Whether it may lead: Kafka answers, as far as is known."""
+        """True if this coordinator may lead: Kafka is known to answer."""
 
     def doubt(self) -> None:
-        """Something failed that may be due to it."""
+        """Note a failure that the connection to Kafka may have caused."""
 
 
 class Peers(Protocol):
-    """What a daemon knows of the other coordinators."""
+    """The daemon's view of the other coordinators."""
 
     @property
     def candidates(self) -> Candidates:
-        """Who is alive, as far as is known."""
+        """Coordinators known to be alive."""
 
     def readiness_changed(self) -> None:
-        """A group of this coordinator's has become ready to be led, or is it no longer."""
+        """Note that a group has become ready to be led here, or is no longer."""
 
 
 class Leadership(threading.Thread):
-    """Leads one group whenever it is this daemon's turn."""
+    """Thread that leads one group whenever it is this daemon's turn."""
 
     def __init__(
         self,
@@ -126,13 +127,13 @@ class Leadership(threading.Thread):
         """Prepare; :meth:`start` begins.
 
         Args:
-            settings: Of the daemon.
-            group: Which group.
+            settings: Settings of the daemon.
+            group: Group to lead.
             session: The daemon's ZooKeeper session.
-            peers: What the daemon knows of the other coordinators.
-            health: What the daemon knows of its way to Kafka.
-            board: Where metrics are put as well, if they are served.
-            hook: Is called at each moment of each effect.
+            peers: The daemon's view of the other coordinators.
+            health: The daemon's view of its connection to Kafka.
+            board: Board for the metrics, if they are served.
+            hook: Called at each moment of each effect.
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
@@ -151,13 +152,13 @@ class Leadership(threading.Thread):
         self._is_rival = False
         self._doubts = Doubts()
         self.is_leading = False
-        """Whether it has taken over and serves."""
+        """True after the takeover, until the lead is given up."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it could lead the group with a short takeover, while another one does."""
+        """True if a takeover from the present leader, another coordinator, would be short."""
         if not self._settings.standby_transactions_max:
-            return self._is_rival  # nobody follows anything, so this is as short as it gets
+            return self._is_rival  # without standbys no takeover gets shorter than this one
         standby = self._standby
         return standby is not None and standby.is_warm
 
@@ -185,16 +186,16 @@ class Leadership(threading.Thread):
             standby.take()
 
     def stop(self) -> None:
-        """Give up the lead after the work at hand, and end."""
+        """End the thread after the work in progress, and give up the lead; may be called from any thread."""
         self._stopping.set()
         self._changed.set()
 
     def poke(self) -> None:
-        """Look again at who should lead."""
+        """Have the thread check again who should lead; may be called from any thread."""
         self._changed.set()
 
     def _look(self) -> NodeStat | None:
-        """The leader node as it is now; asks ZooKeeper only after it has changed."""
+        """Return the leader node, None if there is none; ZooKeeper is asked only after the node has changed."""
         if not self._is_watching:
             self._is_watching = True
             try:
@@ -205,12 +206,12 @@ class Leadership(threading.Thread):
         return self._seen
 
     def _moved(self) -> None:
-        """The leader node has changed, or nobody knows; this is called on the session's thread."""
+        """Note that the leader node has changed, or may have. Called on the session's thread: set flags only."""
         self._is_watching = False
         self._changed.set()
 
     def _win(self) -> bool:
-        """Wait until this daemon holds the leader node; False when stopped first."""
+        """Wait until this daemon holds the leader node; return False if stopped first."""
         vacant_since: float | None = None
         while not self._stopping.is_set():
             self._changed.clear()
@@ -234,12 +235,19 @@ class Leadership(threading.Thread):
                 self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
             except NodeExists:
                 continue
-            self._is_watching = False  # what is known is that it was vacant; the watch for this may be on its way
+            self._is_watching = False  # the node was last seen vacant, and the watch for this change may still be due
             return True
         return False
 
     def _raise_epoch(self, clock: Clock, times: Times) -> tuple[int, int]:
-        """The next controller epoch, ours now, and the version of its node; ZooKeeper's clock is a witness of it."""
+        """Take the next controller epoch; return it with the version of its node.
+
+        ZooKeeper's time of the write is compared with the leader's clock in ``times``.
+
+        Raises:
+            StaleStateError: the group is gone.
+            DeposedError: a newer leader has taken an epoch meanwhile.
+        """
         path = paths.controller(self._group)
         self._session.ensure(path, ControllerEpoch(0, "", 0).to_json())
         self._session.sync()
@@ -274,7 +282,7 @@ class Leadership(threading.Thread):
             self._standby.start()
 
     def _end_standby(self) -> Standby | None:
-        """Have what was followed while somebody else led come to its end; it takes a moment."""
+        """Tell the standby to end, without waiting, and return it; :meth:`Standby.take` waits."""
         standby, self._standby = self._standby, None
         self._is_rival = False
         self._peers.readiness_changed()
@@ -284,7 +292,7 @@ class Leadership(threading.Thread):
 
     def _serve(self) -> None:
         started = time.monotonic()
-        standby = self._end_standby()  # while there is other work to do
+        standby = self._end_standby()  # ends while the epoch is raised
         clock, times = Clock(), Times()
         epoch, version = self._raise_epoch(clock, times)
         interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms, self._hook)
@@ -309,7 +317,7 @@ class Leadership(threading.Thread):
             self._fold_until(tail, group, ends)
             self._doubts.keep(group.fold.open)
             interpreter.run(finish_pending(group))
-            group.fold.chronicle.is_live = True  # what is dropped from now on has just come
+            group.fold.chronicle.is_live = True  # frames dropped from now on are new, not replayed
             group.serves_since_ms = clock.now_ms()
             self._tell(group)
             self._say_serving()
@@ -333,13 +341,13 @@ class Leadership(threading.Thread):
             raise
         finally:
             self._doubts.end()
-            # First of all let others begin: closing takes long if the servers do not answer.
+            # Let others begin first: closing takes long if the servers do not answer.
             self._yield_lead()
             tail.close()
             interpreter.close()
 
     def _say_serving(self) -> None:
-        """Let everybody see that the takeover is over: the node's version is 0 until then, see ``Metadata.lead``."""
+        """Show that the takeover is over: the leader node has version 0 until then, see ``Metadata.lead``."""
         try:
             self._session.set(paths.leader(self._group), self._settings.name.encode(), 0)
         except (NodeMissing, NodeVersionMismatch) as fault:
@@ -364,7 +372,7 @@ class Leadership(threading.Thread):
         reported: Counter[str] = Counter()
         while not self._stopping.is_set():
             if not self._session.is_connected:
-                # Nobody knows who leads; what was read meanwhile is not lost, it stays in the buffers.
+                # It is unknown who leads. Decide nothing and read nothing: new frames stay in the buffers.
                 self._stopping.wait(self._settings.poll_s)
                 continue
             if self._session.session_id != holder:
@@ -394,7 +402,7 @@ class Leadership(threading.Thread):
             self._report(group, reported)
 
     def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int]) -> None:
-        """Fold everything that was in the buffers when this leader took over."""
+        """Fold the buffers up to ``ends``, where they ended when this leader took over."""
         tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
         while not group.is_folded(ends):
             if self._stopping.is_set():
@@ -416,7 +424,7 @@ class Leadership(threading.Thread):
             )
 
     def _tell(self, group: GroupState) -> None:
-        """One line for each change of a transaction's state: what is not ordinary to every log, the rest to DEBUG."""
+        """Log each change of a transaction's state: unusual ones at INFO, the others at DEBUG."""
         chronicle = group.fold.chronicle
         chronicle.is_tracing = logger.isEnabledFor(logging.DEBUG)
         for note in chronicle.take():
@@ -427,7 +435,7 @@ class Leadership(threading.Thread):
             chronicle.lost = 0
 
     def _report(self, group: GroupState, reported: Counter[str]) -> None:
-        """One line for what does not happen all the time; ordinary commits are counted only."""
+        """Write metrics, and log what is out of the ordinary; ordinary commits are only counted."""
         for text in group.snapshots.warnings:
             logger.warning("%s: %s", self._group, text)
         group.snapshots.warnings.clear()
@@ -458,7 +466,11 @@ class Leadership(threading.Thread):
             )
 
     def _check_lead(self) -> None:
-        """Raise DeposedError if the leader node is not ours any more."""
+        """Check that this daemon still holds the leader node.
+
+        Raises:
+            DeposedError: the node is gone, or another coordinator's.
+        """
         present = self._look()
         if present is None:
             raise DeposedError("the leader node is gone: another coordinator took this one for dead")
@@ -466,7 +478,7 @@ class Leadership(threading.Thread):
             raise DeposedError("the leader node is another coordinator's")
 
     def _gives_way_in_s(self, served_s: float, took_s: float) -> float | None:
-        """See :func:`rollbridge_coordinator.state.succession.gives_way_in_s`."""
+        """Return :func:`rollbridge_coordinator.state.succession.gives_way_in_s`; log it when that is 0."""
         candidates = self._peers.candidates
         left = gives_way_in_s(self._group, self._settings.name, candidates, served_s, took_s)
         if left == 0.0:
@@ -479,9 +491,9 @@ class Leadership(threading.Thread):
         return left
 
     def _look_at_clocks(self, group: GroupState, clock: Clock) -> None:
-        """Hear what brokers and the machine say of the time; one line in each term if that does not fit together."""
+        """Compare the clocks of brokers and machine with the leader's; log it once in a term if they differ."""
         times, knew, now_ms = group.times, group.times.differ, clock.now_ms()
-        group.fold.chronicle.at_ms = now_ms  # of what comes next, until frames are folded again
+        group.fold.chronicle.at_ms = now_ms  # time of the events that follow, until frames are folded again
         times.witness_append(group.fold.appended_ms, now_ms)
         times.witness_wall(clock.wall_ms(), now_ms)
         if times.differ and not knew:
@@ -500,7 +512,7 @@ class Leadership(threading.Thread):
         )
 
     def _yield_lead(self) -> None:
-        """Remove the leader node if it is ours."""
+        """Remove the leader node if this daemon's session holds it."""
         self.is_leading = False
         self._metrics.remove()
         try:

@@ -1,7 +1,13 @@
-"""Looking at segments for the conditions of transactions, for one leader.
+"""Reads of segments and brokers for one leader: conditions, late records, and inputs of retention.
 
-What was looked at once is remembered for the leader's term, so a stream whose transactions are conditional is read
-once, and no more than its end.
+:class:`Outlook` looks at the tails of segments for the conditions of transactions. What it has read is remembered for
+the leader's term, so a stream with conditional transactions is read once, and then only its new end.
+
+:class:`LateRecords` reads records behind sealed ends, and finds their copies. :class:`Measures` asks brokers for the
+sizes and ends of segments and for commits of consumer groups. A failure there ends no term: what is unknown now is left
+out, and nothing is deleted meanwhile.
+
+All of them belong to the leader's thread.
 """
 
 from __future__ import annotations
@@ -29,13 +35,13 @@ from rollbridge_coordinator.state.effects import Found, Query, Undecided
 from rollbridge_coordinator.state.faults import LEADERLESS_S
 
 CONDITIONS_S: Final = 2.5
-"""How long other native transactions that were begun earlier may stay open before a conditional one is refused.
+"""Longest wait for earlier native transactions of others before a conditional transaction is refused.
 
 The group's other transactions wait meanwhile. Conditional writers decide within a millisecond or two."""
 
 
 class Outlook:
-    """Answers queries; used by one thread."""
+    """Reader that answers the queries of conditions; used by one thread."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         cluster = Cluster(settings.bootstrap_servers, security=settings.security)
@@ -47,11 +53,11 @@ class Outlook:
         self._reader.close()
 
     def forget(self) -> None:
-        """Drop what is remembered: a topic may be another one of the same name from now on."""
+        """Drop what is remembered, after a deletion: from now on a name may belong to another topic."""
         self._logs.clear()
 
     def look(self, queries: Sequence[Query]) -> list[Found | Undecided]:
-        """See :class:`rollbridge_coordinator.state.effects.Look`.
+        """Carry out :class:`rollbridge_coordinator.state.effects.Look`.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError
@@ -67,7 +73,7 @@ class Outlook:
             log = logs.active(query.course)
             end = log.end_now(self._reader) if query.end is None else query.end
             if log.topic not in confirmed:
-                # Once for all conditions of a transaction: its records stand there already, or the segment is sealed.
+                # Once is enough for all conditions of a transaction: its records are appended, or the segment sealed.
                 confirmed.add(log.topic)
                 log.confirm(self._reader, end)
             if condition.scope is Scope.KEY and condition.key is not None:
@@ -80,7 +86,7 @@ class Outlook:
         return Found(last, end, disturbed)
 
     def _is_disturbed(self, query: Query, deadline: float) -> bool:
-        """Whether a record of somebody else, committed or not, stands between own ones, in the condition's scope."""
+        """Return True if a record of another writer, committed or not, in scope stands between the query's own."""
         wanted = query.condition.key if query.condition.scope is Scope.KEY else None
         topic = query.stream.segment_topic(query.course.active)
         for before, after in zip(query.own, query.own[1:], strict=False):
@@ -95,12 +101,11 @@ class Outlook:
         return False
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Late records as Kafka has them: read behind sealed ends, copied, and found again.
+# Late records
 
 
 class LateRecords:
-    """Reads them; used by one thread.
+    """Reader of late records and of their copies; used by one thread.
 
     Raises:
         TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError: from any method.
@@ -115,7 +120,7 @@ class LateRecords:
         self._reader.close()
 
     def read(self, topic: str, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
-        """See :class:`rollbridge_coordinator.state.effects.ReadLate`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.ReadLate`."""
         found: list[LateRecord] = []
         place = start
         while place < end:
@@ -134,9 +139,9 @@ class LateRecords:
         return found, min(place, end)
 
     def find(self, source: str, offset: int, targets: Mapping[str, int]) -> bool | None:
-        """See :class:`rollbridge_coordinator.state.effects.FindLate`.
+        """Carry out :class:`rollbridge_coordinator.state.effects.FindLate`.
 
-        What was deleted from a target since counts as found: it can have been deleted only after it was there.
+        Records deleted from a target since then count as found: a copy can be deleted only after it was there.
         """
         wanted = LATE_HEADER, origin(source, offset)
         for topic, start in targets.items():
@@ -152,12 +157,12 @@ class LateRecords:
 
 
 def origin(topic: str, offset: int) -> bytes:
-    """The value of a copy's header: where it comes from."""
+    """Return the header value that names the original of a copy."""
     return f"{topic}@{offset}".encode()
 
 
 def late_batches(source: str, items: Sequence[tuple[str, LateRecord]]) -> Iterator[tuple[str, bytes]]:
-    """Batches with the copies, each with its topic; records of one topic keep their order."""
+    """Yield batches of the copies, each with its topic; records of one topic keep their order."""
     builders: dict[str, BatchBuilder] = {}
     for topic, record in items:
         builder = builders.setdefault(topic, BatchBuilder(BATCH_BYTES_MAX))
@@ -175,24 +180,21 @@ def late_batches(source: str, items: Sequence[tuple[str, LateRecord]]) -> Iterat
             yield topic, builder.build()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What retention goes by: how much disk segments take, and what consumer groups have committed.
-# Nothing of it is worth giving up the lead for: what can not be told now is left out, and nothing is deleted
-# meanwhile.
+# Inputs of retention
 
 
 logger = limited(logging.getLogger(__name__))
 
 ANSWER_S: Final = 5.0
-"""How long a broker that is there may take to tell; the group's transactions wait meanwhile."""
+"""Request time-out of brokers; short, because the group's transactions wait meanwhile."""
 CONNECT_S: Final = 2.0
-"""How long it may take to connect to one."""
+"""Connection time-out of brokers."""
 ELECTION_S: Final = 0.2
-"""How long it is asked again for a partition that nobody leads: that is over soon, or takes long."""
+"""Time of retries for a partition without a leader: an election is over soon, or takes long."""
 
 
 class Measures:
-    """Asks brokers; used by one thread."""
+    """Client that asks brokers for the inputs of retention; used by one thread."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
@@ -209,7 +211,7 @@ class Measures:
         self._cluster.disconnect()
 
     def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
-        """See :class:`rollbridge_coordinator.state.effects.StableEnds`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.StableEnds`."""
         question = offsets_question(LATEST, Isolation.READ_COMMITTED)
         found: dict[str, int] = {}
         left = [(topic, 0) for topic in topics]
@@ -236,7 +238,7 @@ class Measures:
         return found
 
     def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
-        """See :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
         try:
             return leader_bytes(self._cluster, topics)
         except RollbridgeError as fault:
@@ -244,7 +246,7 @@ class Measures:
             return {}
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
-        """See :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
         found: dict[str, dict[str, int]] = {}
         for name in groups:
             try:

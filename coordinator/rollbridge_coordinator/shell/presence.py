@@ -1,16 +1,23 @@
-"""Presence: a port that shows others that this process lives, and a look at those of others.
+"""Presence: show the other coordinators that this process lives, and notice at once when one of theirs ends.
 
-When a process ends, however it ends, its kernel closes its connections at once and refuses new ones; ZooKeeper learns
-of it only when the session has timed out. So each coordinator listens at a port of its own and says there who it is,
-and each holds an idle connection to every other one. Only this is taken for the end of a process:
+When a process ends, however it ends, its kernel closes its connections at once and refuses new ones; ZooKeeper notices
+only when the session has timed out. So each coordinator listens at its own port and greets with its name and life, and
+each holds an idle connection to every other one. Only this is taken for the end of a process:
 
-1. there was a connection, and whoever was at its end had said that it is this life of this coordinator;
+1. there was a connection whose peer had greeted as this life of this coordinator;
 2. the connection was closed or reset;
-3. a new one is *refused*, so nobody listens there any more, or another life of the same coordinator answers.
+3. a new connection is *refused*, so nobody listens there any more, or another life of the same coordinator answers.
 
-A process that stands still, a machine that is gone and a network that is cut answer nothing at all; then ZooKeeper's
-session time-out decides, as it does if the port can not be reached from elsewhere. Nothing rests on this being right:
-a leader that was taken for dead is fenced as any other, see ``docs/protocol.md``.
+A paused process, a lost machine and a cut network answer nothing at all; then ZooKeeper's session time-out decides, as
+it does if the port cannot be reached from elsewhere.
+
+When a process has ended, :func:`remove_dead` removes its ephemeral nodes, so its groups are vacant without waiting for
+the session time-out. Safety does not depend on the judgement being right: the controller epoch and Kafka's fencing
+decide who can act, see ``docs/protocol.md``. A live coordinator that was taken for dead finds its node gone, gives up
+what it leads and registers anew without an address, and so is never judged by a connection again.
+
+Threads: one serves the port; each :class:`Vigil` has one that watches another coordinator; :class:`Roll` and
+:class:`Vigils` belong to the daemon's main thread, but for what their classes say.
 """
 
 from __future__ import annotations
@@ -42,22 +49,22 @@ from rollbridge_coordinator.state.succession import Candidates
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 500
-"""Whoever comes when there are so many is sent away."""
+"""Most connections held at once; further ones are closed."""
 DIAL_S: Final = 2.0
-"""How long a connection, and the greeting on it, may take to come."""
+"""Time-out of a connection, and of each read of the greeting on it."""
 AGAIN_FIRST_S: Final = 0.01
 AGAIN_S: Final = 1.0
-"""Pauses after attempts that said nothing, from the first on doubled up to this. A process that dies closes one socket
-after the other: for a moment after its connections have ended, its port may still take new ones."""
+"""Largest back-off between inconclusive attempts, doubled from the first on. A dying process closes one socket after
+the other: for a moment after its connections have ended, its port may still take new ones."""
 _GREETING_BYTES_MAX: Final = 1_000
 _PREFIX: Final = "rollbridge coordinator"
 
 
 def local_address(servers: str) -> str | None:
-    """The address of this machine from which it would reach the first of some servers that has one; None if none has.
+    """Return the address from which this machine reaches the first server that it has a route to; None without one.
 
     Args:
-        servers: ``host:port,host:port``, with a path behind it or not.
+        servers: ``host:port,host:port``, with or without a path behind it.
     """
     for server in servers.partition("/")[0].split(","):
         host, _, port = server.strip().rpartition(":")
@@ -73,21 +80,21 @@ def local_address(servers: str) -> str | None:
 
 
 class Presence:
-    """Listens while it is entered, and keeps the connections that come."""
+    """Listener that greets and keeps incoming connections while it is entered; served by one thread."""
 
     def __init__(self, name: str, host: str, port: int = 0) -> None:
         """Bind the address, or the same port of all addresses if this one is not the machine's own.
 
         Args:
-            name: Of this coordinator.
+            name: Name of this coordinator.
             host: Address at which the others reach it.
-            port: 0 for a free one.
+            port: Port to listen on, 0 for a free one.
 
         Raises:
-            EnvironmentProblem: the port can not be used.
+            EnvironmentProblem: the port cannot be used.
         """
         self.life: Final = uuid.uuid4().hex
-        """Another one after each start."""
+        """Random id of this process, another one after each start."""
         self._greeting = greeting(name, self.life)
         try:
             self._server = _bound(host, port)
@@ -96,7 +103,7 @@ class Presence:
         self._server.setblocking(False)
         shown = f"[{host}]" if ":" in host else host
         self.address: Final = f"{shown}:{self._server.getsockname()[1]}"
-        """Where the others are to connect."""
+        """Address that the others connect to, as ``host:port``."""
         self._ended = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="presence", daemon=True)
@@ -121,7 +128,7 @@ class Presence:
                 for key, _ in selector.select():
                     if key.fileobj is self._server:
                         self._take(selector, held)
-                    elif key.fileobj in held:  # it has ended, or says something, which nobody should
+                    elif key.fileobj in held:  # the connection has ended, or its peer sends, which none should
                         assert isinstance(key.fileobj, socket.socket)
                         selector.unregister(key.fileobj)
                         held.discard(key.fileobj)
@@ -134,14 +141,14 @@ class Presence:
             connection, _ = self._server.accept()
         except OSError as fault:
             if fault.errno in (errno.EMFILE, errno.ENFILE):
-                self._ended.wait(AGAIN_S)  # it stays in the queue
+                self._ended.wait(AGAIN_S)  # the connection stays in the backlog
             return
         try:
             if len(held) >= CONNECTIONS_MAX:
                 connection.close()
                 return
             connection.setblocking(False)
-            connection.send(self._greeting)  # it fits into any buffer
+            connection.send(self._greeting)  # fits into any socket buffer, so the send is never partial
         except OSError:
             connection.close()
             return
@@ -150,7 +157,7 @@ class Presence:
 
 
 class Sight(Enum):
-    """What an attempt to connect shows."""
+    """Result of an attempt to connect."""
 
     THERE = "it answers"
     GONE = "its process has ended"
@@ -158,10 +165,10 @@ class Sight(Enum):
 
 
 class Vigil(threading.Thread):
-    """Holds a connection to one life of another coordinator, and tells when its process has ended."""
+    """Thread that holds a connection to one life of another coordinator, and reports the end of its process."""
 
     def __init__(self, name: str, address: str, life: str, on_end: Callable[[], None]) -> None:
-        """Prepare; :meth:`start` begins. ``on_end`` is called at most once, from this thread, which then ends."""
+        """Prepare; :meth:`start` begins. ``on_end`` is called at most once, on this thread, which then ends."""
         super().__init__(name=f"vigil-{name}", daemon=True)
         self._host, _, port = address.rpartition(":")
         self._port = int(port) if port.isdecimal() else 0
@@ -169,13 +176,13 @@ class Vigil(threading.Thread):
         self._life = life
         self._on_end = on_end
         self.seen = threading.Event()
-        """Set once the other one has answered; before that nothing is taken for its end."""
+        """Set once the other coordinator has greeted; before that nothing is taken for its end."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
 
     def run(self) -> None:
-        """Watch until it has ended, or :meth:`stop`."""
+        """Watch until the other process has ended, or until :meth:`stop`."""
         pauses = Backoff(AGAIN_FIRST_S, AGAIN_S)
         while not self._stopping.is_set():
             sight = self._dial()
@@ -183,7 +190,7 @@ class Vigil(threading.Thread):
                 pauses.reset()
                 self.seen.set()
                 self._hold()
-                continue  # look at once what has become of it
+                continue  # the connection has ended: dial at once to see why
             if sight is Sight.GONE and self.seen.is_set():
                 if not self._stopping.is_set():
                     self._on_end()
@@ -191,7 +198,7 @@ class Vigil(threading.Thread):
             self._stopping.wait(pauses.grow())
 
     def stop(self) -> None:
-        """Let go of the other one; nothing is told any more, unless that is under way."""
+        """Stop watching; ``on_end`` is not called any more, unless a call is in progress."""
         self._stopping.set()
         with self._lock:
             if self._connection is not None:
@@ -222,14 +229,14 @@ class Vigil(threading.Thread):
         assert connection is not None
         with contextlib.suppress(OSError):
             while connection.recv(64):
-                """Nobody says anything more; if somebody did, it would not matter."""
+                """Ignore what comes behind the greeting; nothing should."""
         with self._lock:
             self._connection = None
         connection.close()
 
 
 def greeting(name: str, life: str | None = None) -> bytes:
-    """What a coordinator says to whoever connects; the beginning of it, without its life."""
+    """Return the greeting of a coordinator; without ``life`` only the part before it."""
     return f"{_PREFIX} {name} ".encode() if life is None else f"{_PREFIX} {name} {life}\n".encode()
 
 
@@ -258,28 +265,23 @@ def _bound(host: str, port: int) -> socket.socket:
         return socket.create_server(("", port), family=family)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Vigils over all other coordinators, and what follows from the end of one: its ephemeral nodes go at once.
-# So its groups are vacant without waiting for ZooKeeper's session time-out. That is allowed because nothing rests on
-# the session: who can act is decided by the controller epoch and by Kafka's fencing. A coordinator that was taken for
-# dead, though it lives, finds its node gone, gives up what it leads, registers anew without an address, and so is
-# never judged by a connection again; see :mod:`rollbridge_coordinator.shell.presence`.
+# Removal of dead coordinators
 
 
 NODES_AT_ONCE: Final = 1_000
 
 
 class Vigils:
-    """One for each other coordinator that says where it is; used by one thread."""
+    """Vigils over all other coordinators that publish an address; used by one thread."""
 
     def __init__(self, session: ZooKeeperSession, name: str) -> None:
-        """Prepare; ``name`` is that of this coordinator, which need not watch itself."""
+        """Prepare; ``name`` is this coordinator's, which does not watch itself."""
         self._session = session
         self._name = name
         self._kept: dict[tuple[str, str, str, int | None], Vigil] = {}
 
     def keep(self, records: Mapping[str, tuple[Node, Coordinator]]) -> None:
-        """Watch exactly these."""
+        """Watch exactly the coordinators of ``records``."""
         wanted = {
             (name, said.address, said.life, node.owner_session_id)
             for name, (node, said) in records.items()
@@ -294,7 +296,7 @@ class Vigils:
             self._kept[key] = vigil
 
     def stop(self) -> None:
-        """Let go of all."""
+        """Stop all vigils."""
         self.keep({})
 
     def _ended(self, name: str, life: str, owner: int | None) -> None:
@@ -312,11 +314,11 @@ class Vigils:
 def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | None) -> int | None:
     """Remove the ephemeral nodes of a coordinator whose process has ended.
 
-    The node that registers it goes with the first of its leads, in one step, so that only one of those who see the end
-    does anything, and that one only while the node is there.
+    Its registration is removed in one step with the first of its leader nodes. So of all coordinators that notice the
+    end only one does anything, and only while the registration is there.
 
     Returns:
-        How many groups are vacant now; None if its nodes were gone, or are another life's, and nothing was done.
+        Number of groups that are vacant now; None if the nodes were gone, or another life's, and nothing was done.
 
     Raises:
         ZooKeeperDenied, ZooKeeperUnavailable: nothing was removed, or not all.
@@ -338,20 +340,23 @@ def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | No
         for start in range(NODES_AT_ONCE - 1, len(own), NODES_AT_ONCE):
             session.multi(own[start : start + NODES_AT_ONCE])
     except NodeMissing:
-        return None  # somebody else was faster, or the session has just ended
+        return None  # another coordinator was faster, or the session has just ended
     return len(own)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The roll of coordinators: who is alive, and what each says of itself, as it stands in ZooKeeper.
+# The roll of coordinators
 
 
 SILENT = Coordinator(0, 0)
-"""A coordinator of which nothing is known but its name."""
+"""Record of a coordinator of which only the name is known."""
 
 
 class Roll:
-    """Read by one thread; what was read may be asked for from any."""
+    """Live coordinators and their records in ZooKeeper.
+
+    One thread reads. ``candidates`` and ``records`` are replaced as a whole, so any thread may use them. Watches fire
+    on the session's thread and drop single nodes under the lock.
+    """
 
     def __init__(self, session: ZooKeeperSession, on_change: Callable[[], None]) -> None:
         """Prepare. ``on_change`` is called when :meth:`read` has something new to read, and must not block."""
@@ -362,12 +367,16 @@ class Roll:
         self._is_read = False
         self._names: list[str] = []
         self.candidates = Candidates()
-        """Who is alive, and ready for what."""
+        """Coordinators that are alive, and the groups that each is ready for."""
         self.records: Mapping[str, tuple[Node, Coordinator]] = {}
-        """Their nodes, and what these say, by name."""
+        """Nodes of the coordinators with their records, by name."""
 
     def read(self) -> None:
-        """Read what has changed since; raises as ZooKeeper's session does."""
+        """Read what has changed since the last call.
+
+        Raises:
+            ZooKeeperUnavailable, ZooKeeperDenied: what was read before stays.
+        """
         if not self._is_read:
             self._is_read = True
             try:
@@ -409,7 +418,7 @@ class Roll:
 
 
 def within(bytes_max: int, groups: Iterable[GroupName]) -> tuple[GroupName, ...]:
-    """As many of the groups, in the order of their names, as fit into so many bytes."""
+    """Return as many of the groups, in the order of their names, as fit into ``bytes_max``."""
     found = []
     for group in sorted(groups, key=str):
         bytes_max -= len(str(group).encode()) + 4  # quotes, comma and blank

@@ -1,8 +1,11 @@
-"""The standby: follows a group that somebody else leads, so that a takeover reads only what came since.
+"""The standby: follow a group that another coordinator leads, so that a takeover reads only the newest records.
 
-It reads Kafka and ZooKeeper and changes nothing. What it knows is :class:`rollbridge_coordinator.state.warm.WarmTail`;
-without one, as before it has looked, or after what it followed was truncated, a takeover reads everything from the
-snapshots on.
+A standby reads Kafka and ZooKeeper and changes nothing. It keeps a
+:class:`rollbridge_coordinator.state.warm.WarmTail`. A takeover without one, because the standby has not begun or was
+overtaken by truncation, reads everything from the snapshots on.
+
+The standby's thread owns the tail until it sets ``_still``; then :meth:`Standby.take` gives the tail to the leader's
+thread. ``is_warm`` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -37,30 +40,30 @@ from rollbridge_coordinator.state.warm import WarmTail
 logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
-"""How long what is being followed may hold up a takeover."""
+"""Longest wait for frames, and so the time that a standby may hold up a takeover."""
 LOOK_S: Final = 20.0
-"""How often it is looked what the snapshots say by now; when a stream comes or goes, that is done at once."""
+"""Interval between looks at the snapshots; a created or deleted stream causes one at once."""
 PAUSE_S: Final = 1.0
 GIVEN_UP_S: Final = 60.0
-"""How long nothing is followed after there was too much of it."""
+"""Pause after there was too much to follow."""
 WARM_MESSAGES: Final = 2_000
-"""A standby is warm once it has no more than so many messages left to read, which takes some hundredths of a second."""
+"""Messages left to read at which a standby becomes warm; reading them takes some hundredths of a second."""
 COLD_MESSAGES: Final = 20 * WARM_MESSAGES
-"""And until it has more than so many, so that not every burst of frames makes it cold for a moment."""
+"""Messages left to read above which a warm standby becomes cold; the gap keeps bursts of frames from doing that."""
 HAND_OVER_S: Final = 2.0
-"""How long a new leader waits for a standby to stop reading; without it, it reads everything itself."""
+"""Longest wait of a new leader for a standby to stop reading; after it, the leader reads everything by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a takeover would begin with: places of the buffers, and where in the commit log."""
+    """Start of a takeover: where to read the buffers from, and the commit log."""
 
     places: Mapping[Partition, Place]
     start: int
 
 
 class Standby(threading.Thread):
-    """Follows one group until its tail is taken."""
+    """Thread that follows one group until its tail is taken."""
 
     def __init__(
         self,
@@ -90,20 +93,20 @@ class Standby(threading.Thread):
         self._tail: WarmTail | None = None
         self._on_warmth = on_warmth
         self.is_warm = False
-        """Whether a takeover would have little to read."""
+        """True while a takeover would have little to read."""
         self._streams: Mapping[Partition, str] = {}
 
     def end(self) -> None:
-        """Stop following, soon; does not wait."""
+        """Tell the thread to stop, without waiting."""
         self._stopping.set()
 
     def take(self) -> WarmTail | None:
-        """Stop following; gives what there is of a tail, which is no longer touched here."""
+        """Stop following and return the tail, which the standby no longer touches; None if there is none in time."""
         self.end()
         return self._tail if self._still.wait(HAND_OVER_S) else None
 
     def run(self) -> None:
-        """Follow, and begin anew after whatever went wrong, until the tail is taken."""
+        """Follow until the tail is taken, beginning anew after any failure."""
         admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
         while not self._stopping.is_set():
             pause_s = PAUSE_S
@@ -125,7 +128,7 @@ class Standby(threading.Thread):
         self._metrics.remove()
 
     def _begin(self, admin: TopicAdmin) -> bool:
-        """Make an empty tail; False if there is nothing to follow yet."""
+        """Make an empty tail; return False if there is nothing to follow yet."""
         look = self._look(admin)
         if look is None:
             return False
@@ -135,7 +138,7 @@ class Standby(threading.Thread):
         return True
 
     def _follow(self, admin: TopicAdmin) -> float:
-        """Read on until the tail is taken or has to go; gives the pause after that, s."""
+        """Read on until the tail is taken or dropped; return the pause that follows, in seconds."""
         tail = self._tail
         assert tail is not None
         brokers, security = self._settings.bootstrap_servers, self._settings.security
@@ -168,7 +171,7 @@ class Standby(threading.Thread):
                     if look is None or not tail.trim(look.places, look.start):
                         self._tail = None
                         return 0.0
-            self._still.set()  # closing takes its time
+            self._still.set()  # before the consumers are closed, which takes long
         return 0.0
 
     def _read(self, tail: WarmTail, buffers: Tail, log: LogTail) -> None:
@@ -181,7 +184,7 @@ class Standby(threading.Thread):
             tail.follow(said)
 
     def _look(self, admin: TopicAdmin) -> _Look | None:
-        """What there is to follow; None if no leader has ever made the group's topics."""
+        """Return what there is to follow; None if no leader has ever created the group's topics."""
         known = self._metadata.group(self._group)
         if known is None or not known.commit_log_topic_id:
             return None
@@ -211,7 +214,7 @@ class Standby(threading.Thread):
         return _Look(places, log_start(places, log_end, self._settings.leader.outcomes_again))
 
     def _judge(self, left: int) -> None:
-        """Say whether the standby is warm, with so many messages left to read."""
+        """Decide if the standby is warm with ``left`` messages still to read."""
         self._set_warm(left <= (COLD_MESSAGES if self.is_warm else WARM_MESSAGES))
 
     def _set_warm(self, is_warm: bool) -> None:
