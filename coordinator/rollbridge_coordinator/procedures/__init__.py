@@ -1,1 +1,1 @@
-"""Procedures: what a leader does, as generators of effects. A crash between any two effects must be recoverable."""
+"""Procedures of a leader, as generators of effects. Each must be recoverable after a crash between any two effects."""

@@ -1,7 +1,7 @@
-"""The counter of a group's transactions: the group gets its number, the node is believed, set right, or held for lost.
+"""The counter of a group's transaction ids: number the group, and check, repair or replace its counter node.
 
-Members of the group write the node, and may write anything. What a leader believes of it stands in the journal before
-an id is taken for given out, so a later leader knows at least as much. See :mod:`rollbridge.model.ids`.
+Members of the group write the node, and may write anything. The leader notes what it believes of the counter in the
+journal before it takes an id for given out, so a later leader knows at least as much. See :mod:`rollbridge.model.ids`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rollbridge_coordinator.state.group import GroupState
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 20
-"""How often a write is tried that somebody else's comes before, in one go."""
+"""Attempts of a conditional write, in one go, that writes of members get ahead of."""
 SHARED_STRIDE: Final = 1 << 56
-"""How far the shared counter may be above what it was known to be; a repair raises it by 2^48."""
+"""Largest plausible rise of the shared counter between two looks; a repair raises it by 2^48."""
 
 
 def open_counter(group: GroupState) -> Steps[None]:
-    """Number a group that has no number, and know what its counter has given out.
+    """Number a group that has no number, and read what its counter has given out.
 
     Raises:
         ZooKeeperOutdated: the nodes were set back with all of ZooKeeper.
@@ -60,14 +60,14 @@ def open_counter(group: GroupState) -> Steps[None]:
 
 
 def check_given(group: GroupState, transactions: Iterable[bytes], now_ms: int) -> Steps[None]:
-    """Refuse open transactions whose ids nobody has given out, one by one; those that would be soon are passed by."""
+    """Refuse open transactions whose ids were not given out; raise the counter past those that would be soon."""
     counter = group.counter
     doubtful = [item for item in transactions if not counter.is_given(item)]
     if any(map(counter.is_ours, doubtful)):
         yield from look_at_counter(group)
         doubtful = [item for item in doubtful if not counter.is_given(item)]
         if any(map(counter.is_ours, doubtful)):
-            yield from confirm_leadership()  # a read may come from a server that lags, and does not after a write
+            yield from confirm_leadership()  # a read may be answered by a lagging server, but not after a write
             yield from look_at_counter(group)
     forged = [item for item in doubtful if not counter.is_given(item)]
     ahead = [count for number, count in map(split_counter, forged) if number == counter.number]
@@ -82,23 +82,23 @@ def check_given(group: GroupState, transactions: Iterable[bytes], now_ms: int) -
 
 
 def _pass_by(group: GroupState, free: int) -> Steps[None]:
-    """Have the counter go on at ``free``, so that nobody gets an id that somebody has guessed.
+    """Raise the counter to ``free``, so that no client gets an id that another one has guessed.
 
-    A leader that dies before it has refused these leaves transactions that nobody else's ids are those of.
+    So even if the leader dies before it has refused the forged transactions, their ids are nobody else's.
     """
     path = paths.counter(group.name)
     for _ in range(TRIES):
         found = yield from ReadCounter(path)
         value = None if found is None else parse_number(found[0], free - 1)
         if found is None or value is None:
-            return  # it has gone on, or is damaged: that is looked at next
+            return  # the counter has gone on, or is damaged, which the next look finds
         if (yield from Write([SetNode(path, b"%d" % free, found[1])])):
             yield from look_at_counter(group)
             return
 
 
 def keep_counter(group: GroupState, now_ms: int) -> Steps[None]:
-    """Look at the counters, now and then, so that what is wrong with them does not last."""
+    """Check the counters at intervals, so that damage does not last."""
     if group.counter.number and group.housekeeping.is_due("counter", now_ms, group.settings.counter_check_ms):
         yield from look_at_counter(group)
     if group.counter.number and group.housekeeping.is_due("shared counter", now_ms, group.settings.bookkeeping_ms):
@@ -106,10 +106,10 @@ def keep_counter(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def look_at_counter(group: GroupState) -> Steps[None]:
-    """Know what the group's counter has given out, and set it right if it says what can not be.
+    """Read what the group's counter has given out, and repair the counter if its value is impossible.
 
     Raises:
-        ZooKeeperOutdated: it was written less often than it is known to have been, so all of ZooKeeper was set back.
+        ZooKeeperOutdated: the node's version is below the one known, so all of ZooKeeper was set back.
     """
     counter, path = group.counter, paths.counter(group.name)
     for _ in range(TRIES):
@@ -120,7 +120,7 @@ def look_at_counter(group: GroupState) -> Steps[None]:
         raw, version = found
         value = parse_number(raw, COUNT_MAX, FIRST_COUNT)
         known = _known(group)
-        if not raw and not version:  # it was deleted, and has just been made: nobody knows how often it was written
+        if not raw and not version:  # the node was deleted and has just been made anew: its old version is unknown
             logger.warning("%s: ZooKeeper node %s was gone", group.name, path)
             _adopt(group, (yield from _number(group, (yield from _record(group)))))
             continue
@@ -130,7 +130,7 @@ def look_at_counter(group: GroupState) -> Steps[None]:
         record = yield from _record(group)
         floor = max(FIRST_COUNT, record.counter_floor, known.value, *_used(group, counter.number))
         if value is not None and floor <= value <= record.counter_ceiling:
-            if value > record.counter_floor:  # so that clients reserve nothing again, whatever the node says
+            if value > record.counter_floor:  # raise the floor, so that clients never reserve an id twice
                 high = value + STRIDE if value > record.counter_ceiling - STRIDE // 2 else record.counter_ceiling
                 moved = replace(record, counter_floor=value, counter_ceiling=high)
                 if not (yield from Write([SetNode(paths.group(group.name), moved.to_json())])):
@@ -160,10 +160,12 @@ def look_at_counter(group: GroupState) -> Steps[None]:
 
 
 def look_at_shared(group: GroupState) -> Steps[None]:
-    """The same for the counter of clients of earlier versions: anybody's members may write it, so nothing stops for it.
+    """Check the shared counter of clients of earlier versions; members of any group may write it.
+
+    So damage to it stops nothing; the counter is raised past what was used.
 
     Raises:
-        ZooKeeperOutdated: it was written less often than it is known to have been.
+        ZooKeeperOutdated: the node's version is below the one known.
     """
     found = yield from ReadCounter(paths.TRANSACTION_COUNTER)
     if found is None:
@@ -193,7 +195,7 @@ def look_at_shared(group: GroupState) -> Steps[None]:
 
 
 def _known(group: GroupState) -> Note:
-    """What is known for certain under the number that the group has now."""
+    """Return what is known for certain of the counter under the group's present number."""
     counter = group.counter
     for note in (counter.note, counter.noted):
         if note is not None and note.number == counter.number:
@@ -202,7 +204,7 @@ def _known(group: GroupState) -> Note:
 
 
 def _used(group: GroupState, number: int) -> list[int]:
-    """Counts behind those that are remembered as committed; of those that can not be, none."""
+    """Return the counts behind those of remembered commits; implausible counts are left out."""
     if group.preserver is None:
         return [0]
     most = SHARED_MAX // 2 if not number else max(group.counter.ceiling, 1)
@@ -211,7 +213,7 @@ def _used(group: GroupState, number: int) -> list[int]:
 
 
 def _note(group: GroupState, note: Note) -> Steps[None]:
-    """Know this, and have the journal know it before anything is done for it."""
+    """Adopt a note, after it was appended to the journal; nothing relies on it earlier."""
     counter = group.counter
     if note != counter.noted:
         yield from append_journal(group, {paths.counter(group.name): note.to_text()})
@@ -220,7 +222,11 @@ def _note(group: GroupState, note: Note) -> Steps[None]:
 
 
 def _check_version(group: GroupState, path: str, version: int) -> Steps[None]:
-    """Raise ZooKeeperOutdated unless a node has been written so often; a read may come from a server that lags."""
+    """Read a node's version again after a write, because a read may be answered by a lagging server.
+
+    Raises:
+        ZooKeeperOutdated: the version is below ``version``.
+    """
     yield from confirm_leadership()
     found = yield from ReadCounter(path)
     now = -1 if found is None else found[1]
@@ -243,9 +249,9 @@ def _adopt(group: GroupState, record: Group) -> None:
 
 
 def _number(group: GroupState, record: Group) -> Steps[Group]:
-    """Give the group a number that no group had before, and begin to count.
+    """Give the group a number that no group had before, and start its counter.
 
-    An older group's count begins beyond what was in use, as connections are told apart by it.
+    The count of a group that was led before begins beyond those in use, as connections are told apart by it.
     """
     path = paths.counter(group.name)
     yield from EnsureNodes([paths.GROUP_NUMBERS, path])

@@ -1,7 +1,7 @@
-"""The journal of a group: kept while leading, and compared with ZooKeeper before anything is done.
+"""The journal of a group: Kafka's copy of what ZooKeeper must still know, compared with it before a leader acts.
 
-A leader that finds that ZooKeeper was set back writes that down there, so that nobody tries again until somebody has
-repaired it: each attempt raises the controller epoch, and in the end it would not look set back any more.
+A leader that finds ZooKeeper set back, as by a restored backup, marks that in ZooKeeper, so that no leader tries again
+before a repair: each attempt raises the controller epoch, and after some the set-back would not show any more.
 """
 
 from __future__ import annotations
@@ -33,29 +33,35 @@ RECORDS_PER_ROUND: Final = 1_000
 
 
 def check_mark(group: GroupState) -> Steps[None]:
-    """Raise ZooKeeperOutdated if an earlier leader has found that ZooKeeper was set back."""
+    """Check that no earlier leader has marked ZooKeeper as set back.
+
+    Raises:
+        ZooKeeperOutdated: one has.
+    """
     found = yield from read_node(paths.outdated(group.name))
     if found is not None:
         raise _outdated(group, found.decode("utf-8", "replace"))
 
 
 def check_journal(group: GroupState) -> Steps[None]:
-    """Compare ZooKeeper with the journal, and with the outcomes that are remembered.
+    """Compare ZooKeeper with the journal.
 
     Raises:
-        ZooKeeperOutdated: it has lost something that it knew.
+        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
     """
     yield from _check(group, group.controller_epoch)
 
 
 def check_again(group: GroupState) -> Steps[None]:
-    """Compare them in the middle of a term, after the connection to ZooKeeper was away: the session may outlive it.
+    """Compare ZooKeeper with the journal in the middle of a term, after an interruption of the connection.
+
+    A ZooKeeper that was set back meanwhile may still know the session.
 
     Raises:
-        ZooKeeperOutdated: it has lost something that it knew.
-        StaleStateError: it has something that this leader has finished, as a new leader would find it after a crash.
+        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
+        StaleStateError: ZooKeeper holds a change that this leader has finished, or lacks one that it has not.
     """
-    yield from keep_journal(group)  # all that this leader has written to ZooKeeper
+    yield from keep_journal(group)  # so that the journal holds all that this leader has written to ZooKeeper
     yield from _check(group, group.controller_epoch + 1)
     under_way = yield from ReadNodes([paths.committing(group.name), paths.scaling(group.name)])
     parent = paths.suspended(group.name)
@@ -65,10 +71,10 @@ def check_again(group: GroupState) -> Steps[None]:
 
 
 def check_birth(group: GroupState) -> Steps[None]:
-    """Find out whether a group that ZooKeeper holds for new is one that was made after a backup of it.
+    """Check that a group which is new to ZooKeeper was not led before, and lost when a backup was restored.
 
     Raises:
-        ZooKeeperOutdated: It is.
+        ZooKeeperOutdated: the group was led before.
     """
     cluster = yield from read_node(paths.CLUSTER)
     if cluster and group.journal.nodes.get(paths.CLUSTER) == cluster:
@@ -76,7 +82,7 @@ def check_birth(group: GroupState) -> Steps[None]:
 
 
 def open_journal(group: GroupState) -> Steps[None]:
-    """Write down that this leader has taken over, and what earlier ones have not come to write down."""
+    """Append to the journal that this leader has taken over, and what earlier leaders did not append any more."""
     known = yield from ReadNodes([paths.TRANSACTION_COUNTER, paths.CLUSTER, paths.group(group.name)])
     fresh: dict[str, bytes | None] = {path: value for path, value in known.items() if value}
     if parse_number(fresh.get(paths.TRANSACTION_COUNTER), SHARED_MAX) is None:
@@ -86,23 +92,23 @@ def open_journal(group: GroupState) -> Steps[None]:
 
 
 def keep_journal(group: GroupState) -> Steps[None]:
-    """Write down what has changed since."""
+    """Append what has changed since the last entry."""
     changes = group.journal.changes(group.streams, dict(group.faults.items()) if group.faults else {})
     if changes:
         yield from append_journal(group, changes)
 
 
 def note_deletion(group: GroupState, stream: StreamName, former: str) -> Steps[None]:
-    """Write down that a stream is being deleted, before ZooKeeper forgets it: the journal must not know more.
+    """Append that a stream is being deleted, before ZooKeeper forgets it: the journal must not know more.
 
-    ``former`` is the name of the node that keeps the numbers which it has used.
+    ``former`` is the name of the node that keeps the numbers which the stream has used.
     """
     yield from keep_journal(group)
     yield from append_journal(group, {paths.stream(stream): former.encode()})
 
 
 def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> Steps[None]:
-    """Have changes of nodes stand in the journal; the round is empty before and after."""
+    """Append changes of nodes to the journal and commit them; the round is empty before and after."""
     rows = [(key_of(path), value) for path, value in changes.items()]
     for first in range(0, len(rows), RECORDS_PER_ROUND):
         yield from AppendMessages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
@@ -113,7 +119,7 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
 def _check(group: GroupState, next_epoch: int) -> Steps[None]:
     faults = yield from _compare(group, next_epoch)
     if faults:
-        yield from confirm_leadership()  # what any server has acknowledged is seen by reads that come after a write
+        yield from confirm_leadership()  # after a write, reads see everything that any server had acknowledged before
         faults = yield from _compare(group, next_epoch)
     if faults:
         yield from refuse(group, faults)
@@ -133,7 +139,11 @@ def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
 
 
 def refuse(group: GroupState, faults: list[str]) -> Steps[None]:
-    """Write down that ZooKeeper was set back, and how that shows; raises ZooKeeperOutdated."""
+    """Mark in ZooKeeper that it was set back, and how that shows.
+
+    Raises:
+        ZooKeeperOutdated: always.
+    """
     why = "; ".join(faults[:5])
     yield from Write([CreateNode(paths.outdated(group.name), why.encode())])
     raise _outdated(group, why)

@@ -1,12 +1,12 @@
-"""Late records: what came in behind the end of a sealed segment is written to the segments that continue it, once.
+"""Late records: copy what arrived behind the end of a sealed segment to the segments that continue it, exactly once.
 
-:mod:`rollbridge.kafka.seal` says how a record can come in there; it was acknowledged, and no reader would ever see it.
-Copies are appended in one native transaction of the leader's. What is begun stands in ZooKeeper before, with where to
-look for the copies; what is done stands there after. A leader that finds something begun looks for a copy: since all of
-them are in one transaction, and nobody else can commit it any more, one tells of all.
+:mod:`rollbridge.kafka.seal` says how a record can arrive there; it was acknowledged, and no reader would ever see it.
+The copies are appended in one native transaction of the leader's. ZooKeeper says before it what is begun, with the
+places to search for copies, and after it what is done. A leader that finds something begun searches for a copy: all of
+them are in one transaction, which no earlier leader can commit any more, so one copy tells of all.
 
-The order of records is that of the segment, and they come after everything that was written to the heir before them. An
-order against other records of the same key that were in flight at the same time was never promised to anybody.
+Copies keep the order of their segment, and come after everything that was written to the heir before them. An order
+against other records of the same key that were in flight at the same time was never promised.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from rollbridge_coordinator.state.upkeep import Watched
 logger = logging.getLogger(__name__)
 
 RECORDS_MAX: Final = 500
-"""Records forwarded in one native transaction."""
+"""Most records forwarded in one native transaction."""
 _MAY_PASS: Final = "_AUTHORIZATION_FAILED"
 
 
 def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
-    """Look behind the ends of segments that were sealed not long ago, and forward what is there."""
+    """Read behind the ends of recently sealed segments, and forward the records there."""
     earliest_ms = 0 if group.times.differ else group.times.earliest(now_ms)
     for name, stream in group.streams.items():
         if group.is_suspended(name):
-            continue  # where some of its segments end is not known yet
+            continue  # the ends of some of its segments are not known yet
         group.watch.take_up(name, stream.history, now_ms, earliest_ms)
     due = group.watch.due(now_ms)
     if not due:
@@ -60,7 +60,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         if watched is None or end is None:
             group.watch.forget([item])
         elif group.is_suspended(item[0]):
-            group.watch.postpone([item], now_ms)  # what continues the segment is closed
+            group.watch.postpone([item], now_ms)  # the segments that continue this one are closed
         else:
             places[watched.topic_of(item[1])] = item, watched, end
     ends = yield from StableEnds(sorted(places))
@@ -71,7 +71,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         except Refused as refused:
             if refused.code != CorruptDataError.code:
                 raise
-            # Whoever may write there has written what nobody can read; streams of others are looked at all the same.
+            # A writer of that segment can put undecodable bytes there; that must not stop other streams.
             logger.error("what is behind the end of %s, or was copied from there, cannot be read: %s", topic, refused)
             is_settled = False
         if is_settled:
@@ -81,16 +81,16 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _end(stream: StreamState, segment: SegmentId) -> int | None:
-    """The sealed end of a segment behind which one can look; None if it is gone."""
+    """Return the sealed end of a segment; None if the segment is gone, so that nothing is left to forward."""
     if stream.config.state is not Lifecycle.ACTIVE or stream.history.is_removed(segment):
         return None
     if stream.history.is_former(segment):
-        return None  # the stream was deleted and created again since
+        return None  # the segment is from a former life of the stream
     return stream.history.sealed_end(segment)
 
 
 def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int, stable: int) -> Steps[bool]:
-    """Forward what stands between an end and the last stable offset; False if that cannot be done now."""
+    """Forward what stands between a sealed end and the last stable offset; return False if that must wait."""
     if stream.late.forwarding is not None and not (yield from _finish(group, stream, stream.late.forwarding)):
         return False
     topic = stream.topic_of(segment)
@@ -119,7 +119,7 @@ def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int
             if reason.endswith(_MAY_PASS):
                 logger.error("late records of segment %s cannot be forwarded now: %s", segment, reason)
                 return False
-            most = 1  # to find those that are refused
+            most = 1  # find the records that are refused one by one
             continue
         else:
             logger.error("the record at offset %d of %s is refused by what continues it: %s", place, topic, reason)
@@ -132,7 +132,7 @@ def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int
 def _forward(
     group: GroupState, stream: StreamState, segment: SegmentId, records: Sequence[LateRecord], reached: int
 ) -> Steps[str | None]:
-    """Append and commit copies; gives the reason if one of them is refused, and none is there then."""
+    """Append and commit copies; return the reason if one is refused, and then none was committed."""
     heirs = [heir_of(stream.history, segment, record.key) for record in records]
     topics = {heir: stream.topic_of(heir) for heir in heirs}
     ends = yield from EndOffsets([(topic, 0) for topic in sorted(topics.values())])
@@ -148,7 +148,7 @@ def _forward(
 
 
 def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[bool]:
-    """Find out whether what an earlier leader began was committed; False if that cannot be told now."""
+    """Find out if the copies that were begun earlier were committed; return False if that is unknown now."""
     topic = stream.topic_of(begun.segment)
     targets = {
         stream.topic_of(item): offset for item, offset in begun.targets.items() if not stream.history.is_removed(item)

@@ -1,4 +1,8 @@
-"""The agenda of a leader: which procedure comes next. Pure; commits and scales of a group run on this one line.
+"""The loop of a leader: which procedure comes next. Commits and scales of a group run one after the other.
+
+Chores are housekeeping that no transaction waits for. A broker or ZooKeeper may refuse one for ever: a right is
+missing, a quota is exceeded, a topic of snapshots was reconfigured. Such a chore rests with a growing back-off, and all
+other work goes on.
 
 Source: PDP-24, "Linearize scale and commit transactions on a single processing channel".
 """
@@ -36,20 +40,13 @@ from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
 
-# --------------------------------------------------------------------------------------------------------------------
-# Chores: housekeeping that may be refused for good without stopping anybody.
-# A broker or ZooKeeper may refuse for ever what no transaction waits for: a right is missing, a quota is exceeded, a
-# topic of snapshots was reconfigured. Such a chore rests for a while and is tried again, ever less often; all others
-# go on.
-
-
 logger = logging.getLogger(__name__)
 
 Chore = Callable[[GroupState, int], Steps[None]]
 
 
 def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[None]:
-    """Do a chore unless it rests; one that is refused leaves nothing behind in the round, and rests."""
+    """Do a chore unless it rests. A refused chore leaves nothing behind in the round, and rests."""
     if group.housekeeping.is_resting(name, now_ms):
         return
     try:
@@ -71,15 +68,15 @@ def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[
 
 
 def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
-    """Do what is to be done now; True if there is more of what admin requests ask for.
+    """Do the work that is due; return True if admin requests are left to handle.
 
-    What is stamped gets the latest time that it may be; what is judged by its age the earliest, see
+    Records are stamped with the latest time that it may be now; ages are judged by the earliest, see
     :mod:`rollbridge_coordinator.state.succession`.
 
     Args:
         group: State of the group; changed by what is done.
         now_ms: Clock of the leader, ms since 1970.
-        requests: Whether admin requests may be waiting.
+        requests: True if admin requests may be waiting.
     """
     if group.fold.lines:
         yield from forsake_held(group, group.times.lease(now_ms))
@@ -130,7 +127,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
 
 
 def go_on(group: GroupState, now_ms: int) -> Steps[None]:
-    """Finish the scales and rolling commits that were left half done, as far as they need not wait any more."""
+    """Finish the suspended scales and rolling commits that are due."""
     for node, item in list(group.suspended.items()):
         if not is_due(item.wait, now_ms, REST_MAX_MS):
             continue
@@ -142,7 +139,7 @@ def go_on(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def drain(group: GroupState, now_ms: int) -> Steps[None]:
-    """Carry out every decided transaction that can be carried out with what has been folded."""
+    """Carry out every decided transaction that the frames folded so far allow."""
     while True:
         planned = plan_round(group)
         match planned:

@@ -1,6 +1,16 @@
-"""Merge: one round of decided transactions becomes visible, with their outcomes, in one native Kafka transaction.
+"""Merge: make a round of decided transactions visible, with their outcomes, in one native Kafka transaction.
 
-Source: PDP-24, ``mergeSegments`` (same primary, sealed source, open target); DistributedLog, commit log.
+A transaction with conditions has a round of its own. Its frames are appended first, invisible, because their offsets
+fix which records are earlier. Then the leader waits until all of these are committed or aborted, looks at the last one
+in the scope of each condition, and commits the round or aborts it. In a rolling commit the segments that the conditions
+are about are sealed before, so nothing can come between.
+
+A transaction may be larger than a batch, and another writer may append between two of its batches. As long as the round
+is open, such records cannot be told from earlier ones. If one is in the scope of a condition, the round is aborted and
+done again, behind it.
+
+Source: PDP-24, ``mergeSegments`` (same primary, sealed source, open target); DistributedLog, commit log and CAS
+proposal; DESIGN of conditional writes in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -44,24 +54,15 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import Target, conditions_of, targets
 
-# --------------------------------------------------------------------------------------------------------------------
-# Conditions of a transaction: look, where its records stand, at what stands before them, and decide.
-# A transaction with conditions has a round of its own. Its frames are appended first, invisible, because their
-# offsets fix which records are earlier; then the leader waits until all of these are committed or aborted, looks at
-# the last one in the scope of each condition, and commits the round or aborts it. In a rolling commit the segments
-# that the conditions are about are sealed before, so nothing can come between.
-# A transaction may be larger than a batch, and somebody else may append between two of its batches. What they wrote
-# can not be told from something that was there before, as long as the round is open. If it is in the scope of a
-# condition, the round is aborted and done again, behind it.
-# Source: DistributedLog CAS proposal; DESIGN of conditional writes in docs/protocol.md.
+# Conditions
 
 
 TRIES = 5
-"""How often a round is done again because somebody else wrote in between."""
+"""Attempts of a conditional round whose records are interleaved with another writer's."""
 
 
 class Verdict(Enum):
-    """What a look at the conditions of a transaction says, unless one of them is not met."""
+    """Result of a check of conditions, unless one of them is not met."""
 
     HOLD = "hold"
     DISTURBED = "disturbed"
@@ -69,7 +70,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NotMet:
-    """The transaction has to end as aborted; ``condition`` is the one that does not hold, if that is why."""
+    """Reason why a transaction has to end as aborted; ``condition`` is the one that does not hold, if any."""
 
     reason: str
     condition: RefusedCondition | None = None
@@ -77,11 +78,11 @@ class NotMet:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the streams of a rolling commit were before it: the course of a key ends at a sealed segment.
+    """Histories of a stream that is being rolled: for its conditions the course of a key ends at a sealed segment.
 
     Attributes:
-        history: The epochs before the new ones.
-        whole: All epochs, which know where the others have ended.
+        history: Epochs before the new ones.
+        whole: All epochs, with the ends of the sealed segments.
     """
 
     history: EpochHistory
@@ -89,7 +90,7 @@ class Before:
 
 
 NOTHING_ROLLED: Mapping[str, Before] = {}
-"""No stream is being rolled."""
+"""Value for a round that is no rolling commit."""
 
 
 def check_conditions(
@@ -103,10 +104,13 @@ def check_conditions(
 
     Args:
         group: State of the group.
-        transaction: The transaction.
-        items: Its frames, and the topics to which they were appended.
-        offsets: Where the first record of each stands.
-        rolled: Streams that are being rolled.
+        transaction: Transaction with conditions, alone in its round.
+        items: Frames of the transaction with the topics to which they were appended.
+        offsets: Offset of the first record of each frame.
+        rolled: Streams that are being rolled, by name.
+
+    Returns:
+        A verdict; or the reason to abort, if a condition does not hold, can never hold, or is undecided.
     """
     spans: dict[str, list[Span]] = {}
     for (topic, frame), offset in zip(items, offsets, strict=True):
@@ -121,7 +125,7 @@ def check_conditions(
     for query, answer in zip(queries, answers, strict=True):
         if isinstance(answer, Undecided):
             return NotMet(f"undecided: {answer.why}; begin the transaction again")
-        # A refusal rests on what is committed, so it stands whatever has come in between.
+        # A refusal rests on committed records, so it stands whatever another writer has put in between.
         if not holds(query.condition, answer.last, query.course.active_base + answer.end, query.course):
             return (yield from _not_met(query, answer))
     disturbed = any(isinstance(answer, Found) and answer.disturbed for answer in answers)
@@ -131,7 +135,7 @@ def check_conditions(
 def _not_met(query: Query, answer: Found) -> Steps[NotMet]:
     actual = answer.last
     if actual.empty and query.since is not None:
-        # Only what stands after the expected place was looked at; the caller wants to know what is there.
+        # Only records behind the expected position were read; read again without a bound, for the message.
         (again,) = yield from Look([replace(query, since=None)])
         actual = again.last if isinstance(again, Found) else ANY
     found = RefusedCondition(str(query.stream), query.condition.key, query.condition.expected, actual)
@@ -145,10 +149,10 @@ def _query(
     spans: Mapping[str, Sequence[Span]],
     rolled: Mapping[str, Before],
 ) -> Query:
-    """What one condition is about.
+    """Translate a condition into a query.
 
     Raises:
-        InvalidRequestError: it is about nothing that there is.
+        InvalidRequestError: the condition names no stream of the transaction, or lacks a key where one is needed.
     """
     names = list(transaction.begin.streams)
     stream = group.streams.get(names[item.stream]) if item.stream < len(names) else None
@@ -162,7 +166,7 @@ def _query(
         raise InvalidRequestError(f"{name} has several segments, so a condition on it needs a key")
     course = Course(history, item.position)
     place = place_of(condition.expected, course)
-    # With a transaction id the record itself is wanted, not only whether there is a later one.
+    # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
     if before is None:
         own = tuple(spans.get(name.segment_topic(course.active), ()))
@@ -171,11 +175,11 @@ def _query(
 
 
 ITEMS_AT_ONCE: Final = 20_000
-"""Frames of a round up to which there is an object for each; of more, one is made when it is asked for."""
+"""Frames of a round up to which its items are a list; the items of a larger round are made on access."""
 
 
 class RoundItems(Sequence[tuple[str, FrameRef]]):
-    """The frames of a round of many, with their topics, as a list of them would be."""
+    """Items of a large round, frames with their topics, made on access instead of kept in a list."""
 
     def __init__(self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], topics: Target) -> None:
         self._transactions = transactions
@@ -213,7 +217,7 @@ class RoundItems(Sequence[tuple[str, FrameRef]]):
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
-    """Commit a round of transactions into the active epochs, and log the aborted ones among them."""
+    """Commit a round of transactions into the active epochs, and log the outcomes of the aborted ones among them."""
     topics = targets(group)
     while True:
         if any(group.doubts.is_suspect(item.id) for item in transactions):
@@ -224,7 +228,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
             yield from append_round(group, transactions, topics, now_ms)
             yield from CommitRound()
         except Refused as refused:
-            # Fewer than at the beginning of the round, if offsets of one of its transactions were refused.
+            # Computed anew: transactions whose offsets were refused in the round have no items any more.
             items, ends = items_of(transactions, topics)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
                 return
@@ -242,8 +246,8 @@ def append_round(
 ) -> Steps[None]:
     """Append a round's offsets, frames and control records; nothing is visible until the round is committed.
 
-    A transaction whose offsets are refused, because its consumer was replaced by others, is logged as aborted. So is
-    one whose conditions do not hold; it is alone in its round.
+    A transaction whose offsets are refused, because its consumer was fenced by a newer generation, is logged as
+    aborted. So is one whose conditions do not hold; it is alone in its round.
     """
     group.fold.chronicle.round += 1
     if any(map(conditions_of, transactions)):
@@ -260,7 +264,7 @@ def append_round(
             for transaction, start, end in zip(transactions, starts, spans, strict=True)
         ]
 
-    # A forecast that is wrong aborts the round, and consumer groups' offsets with it: no forecasts beside them.
+    # A wrong forecast aborts the round, and with it the offsets of consumer groups: no forecasts beside those.
     expected = None if with_offsets else group.forecast.offsets(items)
     outcomes = Outcomes(group, transactions)
     if expected is not None:
@@ -286,7 +290,7 @@ def _append_if(
     now_ms: int,
     rolled: Mapping[str, Before],
 ) -> Steps[None]:
-    """The same for one transaction, of which nothing stays but its ABORT record unless its conditions hold."""
+    """Append the round of a conditional transaction: all of it, or only an ABORT record if a condition fails."""
     outcomes = Outcomes(group, [transaction])
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
@@ -294,7 +298,7 @@ def _append_if(
         offsets = (yield from MergeFrames(items)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
-            verdict: Verdict | NotMet = Verdict.HOLD  # it is to be logged as aborted, whatever was expected
+            verdict: Verdict | NotMet = Verdict.HOLD  # aborted already, so its conditions do not matter
         else:
             verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
         if verdict is Verdict.HOLD:
@@ -317,7 +321,7 @@ def _append_if(
 def items_of(
     transactions: Sequence[BufferedTransaction], topics: Target
 ) -> tuple[Sequence[tuple[str, FrameRef]], list[int]]:
-    """The frames of a round with their topics, and where in this list those of each transaction end."""
+    """Return the frames of a round with their topics, and for each transaction the index at which its frames end."""
     ends: list[int] = []
     merged: list[tuple[BufferedTransaction, Sequence[FrameRef]]] = []
     end = 0
@@ -338,7 +342,7 @@ def items_of(
 
 
 def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[bool]:
-    """Append the offsets of consumer groups; tells whether there are any in the round."""
+    """Append the offsets of consumer groups; return True if the round has any."""
     while True:
         owners = [
             (transaction, item)
@@ -357,7 +361,7 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
 
 
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, rolled: bool = False) -> None:
-    """Forget transactions whose outcome has become durable, but for what the preserver remembers of them."""
+    """Drop transactions whose outcome has become durable, but for what the preserver remembers of them."""
     adopt(group)
     group.doubts.end()
     for transaction in transactions:
@@ -377,7 +381,7 @@ def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, ro
 
 
 def begin_record(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> ControlRecord:
-    """The BEGIN record of a transaction that stays open for more than a moment."""
+    """Return the BEGIN record of a transaction that stays open for more than a moment."""
     begin = transaction.begin
     return ControlRecord(
         transaction=transaction.transaction_id,
@@ -400,7 +404,7 @@ def _control_record(
     end: int,
     now_ms: int,
 ) -> ControlRecord:
-    """The outcome of a transaction whose frames are the items from ``start`` to before ``end``."""
+    """Return the outcome record of a transaction whose frames are ``items[start:end]``."""
     placement: dict[str, dict[SegmentId, list[Run]]] = {}
     records = size = 0
     for place in range(start, end):
@@ -428,13 +432,13 @@ def _control_record(
 
 
 def _order_of(transaction: BufferedTransaction) -> tuple[LineKey, int] | None:
-    """What a COMMIT record says of the order."""
+    """Return the commit number of a transaction and its connection, for its COMMIT record."""
     order = transaction.order if transaction.state is State.COMMITTING else None
     return None if order is None else (order.line, order.number)
 
 
 @lru_cache(maxsize=100_000)
 def _segment_of(topic: str) -> tuple[str, SegmentId]:
-    """Stream and segment of a topic; remembered, because a round asks it for every frame."""
+    """Return the stream and segment of a topic; cached, because a round asks for every frame."""
     stream, segment = parse_segment_topic(topic)
     return str(stream), segment

@@ -1,9 +1,9 @@
-"""Outcomes that are remembered: a round's, written with it; those of earlier leaders, restored; old ones, forgotten.
+"""Remembered outcomes: write a round's with the round, restore those of earlier leaders, and forget expired ones.
 
-What is remembered names the position of each outcome on the commit log, which is known only when the control records
-have been appended. Since nobody but the leader writes there, the leader foretells it and sends both in one request. If
-it was wrong, because a marker came in between, it appends the same again with the right positions: of the records of a
-key the last one counts.
+A remembered outcome names its position in the commit log, which is known only when the control records have been
+appended. Since only the leader writes there, it predicts the positions and sends both in one request. If a prediction
+was wrong, because a control marker came in between, the leader appends the same outcomes again with the right
+positions: for each key the last record counts.
 
 Source: PIP-255, ``append``, ``flush`` and the timer of ``TransactionMetaExpireCheckIntervalInSecond``.
 """
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """What a round adds to the memory of the group, while its records are being appended."""
+    """Outcomes that a round adds to the group's memory, while its records are being appended."""
 
     def __init__(self, group: GroupState, transactions: Sequence[BufferedTransaction]) -> None:
         self._group = group
@@ -52,12 +52,12 @@ class Outcomes:
         self._foretold: list[int] | None = None
 
     def append(self, records: Sequence[ControlRecord]) -> Steps[None]:
-        """Append control records, and what is remembered beside them."""
+        """Append control records, with the remembered outcomes beside them."""
         positions = yield from AppendControl(self._group.commit_log, records, self.foretell(records))
         yield from self.settle(records, positions)
 
     def foretell(self, records: Sequence[ControlRecord]) -> Messages | None:
-        """What to append beside the control records; None if nothing is remembered, or nothing can be foretold."""
+        """Return the messages to append beside control records; None without a memory or a predictable position."""
         first = self._group.log_end
         self._foretold = None
         if self._group.preserver is None or first is None:
@@ -66,7 +66,7 @@ class Outcomes:
         return self._flush(self._group.preserver, records, self._foretold)
 
     def settle(self, records: Sequence[ControlRecord], positions: Sequence[int]) -> Steps[None]:
-        """Make sure that what was appended is right, now that the positions are known."""
+        """Append the outcomes again if their predicted positions were wrong, or if there was no prediction."""
         group = self._group
         group.log_end = log_end_after(positions)
         if group.preserver is None or list(positions) == self._foretold:
@@ -76,7 +76,7 @@ class Outcomes:
         yield from AppendMessages(self._flush(group.preserver, records, positions))
 
     def drop(self, positions: Sequence[int]) -> None:
-        """What was appended has been aborted, control records included, and will be appended again."""
+        """Note that the round was aborted, control records included, and will be appended again."""
         self._group.log_end = log_end_after(positions)
 
     def _flush(
@@ -103,7 +103,7 @@ class Outcomes:
 
 
 def adopt(group: GroupState) -> None:
-    """Remember the outcomes of a round that has been committed."""
+    """Take the outcomes of a committed round into memory."""
     draft, group.draft = group.draft, None
     if draft is not None and group.preserver is not None:
         group.preserver.adopt(draft)
@@ -112,13 +112,13 @@ def adopt(group: GroupState) -> None:
 
 
 def coalescing(group: GroupState) -> float:
-    """Records written for each outcome that was to be remembered, in this term; 1.0 if there was none."""
+    """Return the records written per remembered outcome in this term; 1.0 if there was none."""
     appended = group.counts["preserver_appended"]
     return group.counts["preserver_flushed"] / appended if appended else 1.0
 
 
 def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
-    """Forget the outcomes that are due, now and then."""
+    """Forget expired outcomes, at intervals or when the memory is full."""
     preserver = group.preserver
     interval_ms = group.settings.transaction_meta_expire_check_interval_in_second * 1000
     if preserver is None or not (preserver.is_crowded or now_ms >= group.expiry_checked_ms + interval_ms):
@@ -135,12 +135,16 @@ def forget_expired(group: GroupState, now_ms: int) -> Steps[None]:
 def open_preserver(
     name: GroupName, settings: LeaderSettings, replication_factor: int
 ) -> Steps[tuple[TransactionMetadataPreserver | None, dict[str, bytes]]]:
-    """What is remembered of terminated transactions, as earlier leaders left it; None if that is switched off.
+    """Restore the outcomes that earlier leaders remembered.
 
-    The journal stands in the same topic, and is given as well.
+    If the topic is new but the group is not, or if records in it are damaged, the preserver notes that outcomes have
+    been forgotten, so that nobody who asks for one is told that there was none.
 
-    If the topic is new, but the group is not, or part of it can not be read, then it is remembered that outcomes have
-    been forgotten: whoever asks for one is not told that there was none.
+    Returns:
+        The preserver, None if it is switched off; and the journal, which is in the same topic.
+
+    Raises:
+        StaleStateError: the group is gone.
     """
     raw = yield from read_node(paths.group(name))
     if raw is None:
@@ -182,7 +186,7 @@ def open_preserver(
 
 
 def _horizon(group: Group) -> Steps[int]:
-    """Above the counters of all transactions that may have been forgotten, whatever the nodes say."""
+    """Return a bound above the counters of all transactions that may have been forgotten, even if nodes are damaged."""
     shared = parse_number((yield from read_node(paths.TRANSACTION_COUNTER)), SHARED_MAX)
     if not group.number:
         return SHARED_MAX if shared is None else shared
@@ -191,7 +195,7 @@ def _horizon(group: Group) -> Steps[int]:
 
 
 def log_end_after(positions: Sequence[int]) -> int:
-    """Where the next round's control records will stand if the marker of this one is there by then."""
+    """Predict the offset of the next round's control records: behind the control marker of this round."""
     return positions[-1] + 2
 
 

@@ -1,13 +1,17 @@
-"""Refusals of a round: the transaction or the stream at fault is found and set aside, and all others go on.
+"""Refusals of a round: find the transaction or the stream at fault and set it aside, so that all others go on.
 
 Three things can be at fault, and Kafka's answer, or a closer look, tells which:
 
-- what is in the frames of one transaction: it ends as aborted, with Kafka's reason;
-- a topic: its stream is put into an error state, in which its transactions wait until it works again;
-- the native transaction as a whole, which a broker has aborted because it was open too long: it is done again for one
-  transaction at a time, and the one for which that happens again ends as aborted.
+- the frames of one transaction: it ends as aborted, with Kafka's reason;
+- a topic: its stream is put into an error state, in which its transactions wait until the topic works again;
+- the native transaction as a whole, which a broker has aborted because it was open too long: the round is done again
+  for one transaction at a time, and the one for which that happens again ends as aborted.
 
-What the commit log refuses stops the group, because nothing can be decided without it.
+A refusal by the commit log stops the group, because nothing can be decided without it.
+
+Kafka may also refuse to seal what a rolling commit has left open. By then the commit is visible, so there is no way
+back: the stream is in an error state, and readers wait at the unsealed segments, until they can be sealed. The history
+shows them: an epoch without sealed ends though segments ended with it.
 """
 
 from __future__ import annotations
@@ -45,22 +49,17 @@ from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
-# --------------------------------------------------------------------------------------------------------------------
-# Sealing what a rolling commit has left open, because Kafka refused to seal it.
-# By then the commit is visible, so there is no way back: its stream is in an error state, and readers wait at what is
-# not sealed, until it can be. The history says what that is: an epoch without ends though segments ended with it.
-
 
 def unsealed_fault(since_ms: int) -> StreamFault:
-    """The error state of a stream of which something is left open."""
+    """Return the error state of a stream with segments left to seal."""
     return StreamFault("segments of a rolling commit are not sealed yet", "", "", since_ms)
 
 
 def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
-    """Seal what is left open of a stream, and publish where it ends.
+    """Seal the segments that a rolling commit has left open, and publish their ends.
 
     Raises:
-        Refused: It is refused still.
+        Refused: Kafka still refuses, or native transactions of others are open on them.
     """
     for record in stream.history.unsealed():
         closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
@@ -80,9 +79,9 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
 Items = Sequence[tuple[str, FrameRef]]
 
 FAULT_CHARACTERS_MAX: Final = 10_000
-"""Of what is said of a stream in an error state."""
+"""Longest reason of a stream's error state, in characters."""
 ROUNDS_MAX: Final = 2
-"""How often the round of one transaction may be refused as a whole before the transaction is."""
+"""Refusals of a round as a whole after which its transaction is refused."""
 
 
 def absorb(
@@ -95,27 +94,30 @@ def absorb(
     *,
     may_wait: bool,
 ) -> Steps[bool]:
-    """Set aside who is at fault for the refusal of a round; whether it is to be done again now, with the others.
+    """Set aside the transaction or stream at fault for the refusal of a round.
 
     Args:
         group: State of the group.
-        transactions: Those of the round.
-        items: Their frames, with their topics.
-        ends: Where among the items those of each transaction end.
-        refused: What was refused.
+        transactions: Transactions of the round.
+        items: Frames of the transactions, with their topics.
+        ends: For each transaction the index at which its items end.
+        refused: Refusal of an effect of the round.
         now_ms: Clock of the leader.
-        may_wait: Whether the round can be given up, so that what it holds is planned anew. If not, the transactions
-            of a stream at fault are refused.
+        may_wait: True if the round can be given up, so that its transactions are planned anew. If not, the
+            transactions of a stream at fault are refused.
+
+    Returns:
+        True if the round is to be done again now, with what is left of it.
 
     Raises:
-        Refused: Nobody can be set aside: the group's own topics are refused.
+        Refused: nothing can be set aside: the group's own topics are refused.
     """
     group.counts["rounds_refused"] += 1
     group.doubts.end()
     group.log_end = group.draft = None
     group.forecast.forget({topic for topic, _ in items})
     if isinstance(refused.effect, Look):
-        yield from AbortRound()  # what was appended is still there
+        yield from AbortRound()  # a refused look leaves the round open
         (transaction,) = transactions
         if refused.code == LEADERLESS and refused.topic is not None and may_wait:
             stream, _ = parse_segment_topic(refused.topic)
@@ -152,7 +154,7 @@ def absorb(
 
 
 def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now_ms: int) -> None:
-    """End a transaction as aborted, because something of it is refused."""
+    """Decide that a transaction ends as aborted, for a refusal."""
     group.fold.refuse(transaction.id, reason[:REASON_CHARACTERS_MAX], now_ms)
     group.counts["transactions_refused"] += 1
 
@@ -160,7 +162,7 @@ def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now
 def _whole(
     group: GroupState, transactions: Sequence[BufferedTransaction], refused: Refused, now_ms: int, *, may_wait: bool
 ) -> bool:
-    """The native transaction was refused, and no part of it in particular."""
+    """Handle the refusal of a native transaction as a whole; return True if the round is to be done again now."""
     group.failed_rounds.update(item.id for item in transactions)
     merging = [item for item in transactions if item.state is State.COMMITTING]
     often = max((group.failed_rounds[item.id] for item in transactions), default=0)
@@ -168,7 +170,7 @@ def _whole(
         reason = f"its merge was refused {often} times, it may take longer than a native transaction may: "
         refuse(group, merging[0], reason + refused.reason, now_ms)
         return True
-    if not may_wait and often >= ROUNDS_MAX and merging:  # they cannot be merged one by one: the largest has to go
+    if not may_wait and often >= ROUNDS_MAX and merging:  # they cannot be merged one by one, so refuse the largest
         reason = f"a rolling commit of {len(merging)} transactions was refused {often} times, and this is the largest: "
         refuse(group, max(merging, key=lambda item: item.bytes), reason + refused.reason, now_ms)
         return True
@@ -178,10 +180,10 @@ def _whole(
 
 
 def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tuple[int | None, str]]:
-    """The place of one item that is at fault for what is in it; None, and why, if it is the topic.
+    """Find the item at fault for its content; return its index, or None and the reason if the topic is at fault.
 
-    Small frames of many transactions are joined in one batch, and Kafka refuses that. Halves of it are appended, and
-    aborted, until one frame is left: about as many appends as the number of frames has bits.
+    Small frames of many transactions are joined in one batch, and Kafka refuses the batch. Halves of it are appended,
+    and aborted, until one frame is left: about as many appends as the number of frames has bits.
     """
     topic = refused.topic or ""
     wrong = yield from _wrong_with(group, topic)
@@ -205,7 +207,7 @@ def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tupl
 
 
 def _try(items: Items) -> Steps[Refused | None]:
-    """Append frames and abort; how they were refused, if they were."""
+    """Append frames and abort them; return their refusal, None if they were taken."""
     try:
         yield from MergeFrames(items)
     except Refused as refused:
@@ -215,9 +217,9 @@ def _try(items: Items) -> Steps[Refused | None]:
 
 
 def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
-    """See that brokers take records of the topics and the commit log; what is appended is taken back.
+    """Check that the topics and the commit log take records; the records of the probe are aborted.
 
-    If one of them leaves a doubt, the term ends before anybody is suspected; a refusal is left to the round itself.
+    If an append leaves a doubt, the term ends before any transaction is suspected; a refusal is left to the round.
     """
     group.log_end = None
     group.forecast.forget(topics)
@@ -230,18 +232,18 @@ def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
 
 
 def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
-    """What of a segment's topic is not as this version makes it; empty if it is right, or gone."""
+    """Return what differs between a segment's topic and how this version creates it; empty if nothing, or if gone."""
     name, segment = parse_segment_topic(topic)
     stream = group.streams[str(name)]
     try:
         wrong = yield from MendTopics([segment_topic_spec(stream.config, segment)])
     except Refused:
-        return ""  # it may not be looked at; what was refused before says more
+        return ""  # the topic may not be described; the earlier refusal says more
     return f"topic {topic}: {wrong[topic]}" if wrong and topic in wrong else ""
 
 
 def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, now_ms: int) -> Steps[None]:
-    """Put a stream into its error state, for all to see."""
+    """Put a stream into an error state, and publish that in ZooKeeper."""
     fault = StreamFault(reason[:FAULT_CHARACTERS_MAX], refused.code, refused.topic or "", now_ms)
     if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
         return
@@ -250,18 +252,19 @@ def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, no
 
 
 def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None]:
-    """Have a stream's error state stand in ZooKeeper, where ``stream describe`` and the doctor find it."""
+    """Write a stream's error state to ZooKeeper, where ``stream describe`` and the doctor find it."""
     path = paths.stream_fault(group.streams[stream].config.name)
-    # Where it does not apply, or is refused, the stream goes on waiting, and only those who look do not see it.
+    # If the write does not apply, or is refused, the stream waits all the same, only without being shown.
     with suppress(Refused):
         present = yield from read_node(path)
         yield from Write([CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json())])
 
 
 def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
-    """Let streams out of their error state, now and then, if a record can be appended to the topic that was refused.
+    """Lift the error states that are due for a retry, if the topic at fault takes records again.
 
-    Gives those of which an active segment still takes nothing.
+    Returns:
+        Names of streams with an active segment that still takes nothing.
     """
     stuck: list[str] = []
     for name in group.faults.due(now_ms) if group.faults else ():
@@ -291,7 +294,7 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
 
 
 def hide_fault(stream: StreamName) -> Steps[None]:
-    """Remove what stands in ZooKeeper of a stream's error state."""
+    """Remove a stream's error state from ZooKeeper."""
     path = paths.stream_fault(stream)
     with suppress(Refused):
         if (yield from read_node(path)) is not None:
@@ -311,16 +314,16 @@ def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
 
 
 def give_up_waiting(group: GroupState, now_ms: int) -> None:
-    """End the transactions that wait for a stream in an error state and whose leases have run out.
+    """Abort the transactions that wait for a stream in an error state and whose leases have run out.
 
-    Not those of a stream that waits for native transactions of others, in the middle of a change or because an earlier
-    leader left one half done: these end, and then it can be committed as was asked for.
+    Transactions of a suspended stream are spared: native transactions of others end by themselves, and then these can
+    be committed as was asked for.
     """
     if not group.faults:
         return
     for transaction in list(group.fold.decided.values()):
         if group.is_rolling(transaction):
-            continue  # it is named by what waits, and is taken out of that first
+            continue  # a suspended rolling commit names it, and must let it go first
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
         if fault is None or name is None or group.is_suspended(name) or fault.code == SUSPENDED:
