@@ -1,4 +1,11 @@
-"""Admin requests: each is answered once, by the leader that carried it out or refused it."""
+"""Admin requests: each is answered once, by the leader that carried it out or refused it.
+
+Questions are requests too: the outcome of a transaction, the open transactions of a client, and fences for sessions
+that are over. An answer has to cover everything that was in the buffers when the question was put, so it waits until
+all that has been folded. A transaction whose end is decided is answered once its outcome is durable.
+
+Source: PIP-255 (an end that is asked for again gets the same answer); Kafka's ``InitProducerId``.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +42,22 @@ from rollbridge_coordinator.state.planning import why_waits
 from rollbridge_coordinator.state.preserver import Absence, TransactionMetadataPreserver
 from rollbridge_coordinator.state.streams import StreamState
 
-# --------------------------------------------------------------------------------------------------------------------
-# Questions: what became of a transaction, which ones of a client are open, and fences for sessions that are over.
-# An answer is worth something only if it covers everything that was in the buffers when the question was put, so it
-# waits until all that has been folded. A transaction whose end is decided is answered once its outcome is durable.
-# Source: PIP-255 (an end that is asked for again gets the same answer); Kafka's ``InitProducerId``.
+# Questions
 
 
 OPEN_SHOWN_MAX: Final = 500
-"""Most open transactions in one answer, the oldest ones: a ZooKeeper node holds 1 MiB."""
+"""Most open transactions in one answer, the oldest first: a ZooKeeper node holds 1 MiB."""
 ANSWER_BYTES_MAX: Final = 900_000
 
 
 def put_question(group: GroupState, name: str, request: Request) -> Steps[None]:
-    """Take a question; it is answered by :func:`answer_questions`."""
+    """Take a question; :func:`answer_questions` answers it."""
     ends = yield from EndOffsets(sorted(group.partitions()))
     group.questions[name] = Question(request, ends)
 
 
 def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
-    """Answer what can be answered by now."""
+    """Answer the questions whose buffers have been folded and whose transactions have ended."""
     present = group.partitions()
     for name, question in list(group.questions.items()):
         if not group.is_folded({item: end for item, end in question.barrier.items() if item in present}):
@@ -83,7 +86,7 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
-    """Return what is known of a transaction at this moment, with its last events; what is under way is not waited for.
+    """Return what is known of a transaction at this moment, with its last events, without waiting for its end.
 
     Raises:
         TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: it is not open, and nothing is known of it.
@@ -100,10 +103,10 @@ def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
         except RollbridgeError:
             if not events:
                 raise
-            # Nobody remembers it, but frames of it were seen, or its end.
+            # The outcome is not remembered, but frames of the transaction, or its end, were seen in this term.
             last = events[-1]
             known = (KnownTransaction(id=identifier, state=last.after, client_name="", decided_ms=last.at_ms),)
-        assert known is not None  # one that is not open is not waited for
+        assert known is not None  # the look-up waits only for open transactions
         found = known[0]
     told = tuple(event._replace(cause=event.cause[:CAUSE_CHARACTERS_MAX]) for event in events)
     story = Story(told, group.serves_since_ms, group.controller_epoch)
@@ -111,7 +114,7 @@ def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
 
 
 def _waits(group: GroupState, item: BufferedTransaction) -> str:
-    """What an open transaction waits for, beside its owner; empty if for nothing."""
+    """Return what an open transaction waits for, besides its owner; empty if for nothing."""
     stream = group.waits_for(item)
     if stream is not None:
         return f"waits for stream {stream}, which is in an error state"
@@ -123,7 +126,7 @@ def _waits(group: GroupState, item: BufferedTransaction) -> str:
 
 
 def _answer_question(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
-    """The answer; None while it has to wait."""
+    """Return the answer; None while it has to wait."""
     if request.kind is RequestKind.FENCE:
         return _fence(group, request)
     if request.transaction:
@@ -133,12 +136,12 @@ def _answer_question(group: GroupState, request: Request) -> tuple[KnownTransact
         return _look_up_label(group, [item for item in mine if item.begin.label == request.label], request)
     if any(item.state is not State.OPEN for item in mine):
         return None
-    # Who goes on with one of them asks for it by its id, and is then told everything.
+    # A client that resumes one of them asks for it by its id, and gets streams and pieces then.
     return tuple(replace(_opened(item), streams={}, pieces={}) for item in mine[:OPEN_SHOWN_MAX])
 
 
 def _fence(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
-    """Hear no older session any more; what these had asked for before is carried out first."""
+    """Fence older sessions of a client; the answer waits for the ends that these have asked for before."""
     group.fold.fences.raise_to(request.owner, request.owner_epoch)
     ended = (*group.fold.decided.values(), *group.fold.lines.held())
     waiting = any(item.begin.client_name == request.owner for item in ended)
@@ -158,7 +161,7 @@ def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple
 def _look_up_label(
     group: GroupState, unfinished: list[BufferedTransaction], request: Request
 ) -> tuple[KnownTransaction, ...] | None:
-    """The client's latest transaction with a label: an open one, else the one that ended last."""
+    """Return the client's latest transaction with a label: an open one, else the one that ended last."""
     if unfinished:
         latest = unfinished[-1]
         return (_opened(latest),) if latest.state is State.OPEN else None
@@ -223,7 +226,7 @@ logger = logging.getLogger(__name__)
 
 
 def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
-    """Handle the oldest waiting requests; False when none are left."""
+    """Handle the oldest waiting requests; return False when none are left."""
     names = yield from read_children(paths.requests(group.name))
     waiting = {name for names_of in group.answers.values() for name in names_of} | group.questions.keys()
     waiting |= group.held.keys() | group.unanswered
@@ -237,18 +240,18 @@ def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
 
 
 def retry_held(group: GroupState, now_ms: int) -> Steps[None]:
-    """Look again at scales that wait for native transactions of others."""
+    """Try the scales again that wait for native transactions of others and are due."""
     due = [name for name, item in group.held.items() if is_due(item, now_ms)]
     for name in due:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")
         if raw is None:
-            group.held.pop(name, None)  # its client has withdrawn it
+            group.held.pop(name, None)  # the client has withdrawn the request
         else:
             yield from _handle(group, name, raw, now_ms)
 
 
 def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:
-    """Answer the requests whose transactions have ended."""
+    """Answer the abort requests whose transactions have ended."""
     for transaction in [item for item in group.answers if item not in group.fold.open]:
         for name in group.answers.pop(transaction):
             yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
@@ -309,8 +312,8 @@ def _truncate(group: GroupState, name: str, stream: StreamState, request: Reques
 def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
     """Decide on abort; the answer waits for the round that logs it, which may be that of an earlier leader.
 
-    A transaction whose commit was asked for can still be aborted while it waits for what may take long: whoever asked
-    has got no answer yet, and nothing of it is visible.
+    A transaction whose commit was asked for can still be aborted while it waits for something that may take long: its
+    owner has got no answer yet, and nothing of it is visible.
     """
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
@@ -329,11 +332,11 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps
 
 
 def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Request) -> None:
-    """Return if what has ended was aborted as the request asks, by a leader that has not come to answer it.
+    """Check that an ended transaction was aborted as the request asks, by a leader that did not come to answer.
 
     Raises:
-        TransactionNotFound: It was not, or nobody remembers; the request has done nothing.
-        InvalidRequestError: It is committed.
+        TransactionNotFound: it was not, or its outcome is not remembered; the request has done nothing.
+        InvalidRequestError: it is committed.
     """
     absent = f"transaction {identifier} is not open in group {group.name}"
     found = None if group.preserver is None else group.preserver.find(identifier)
@@ -349,14 +352,22 @@ def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Re
 
 
 def _clear(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
-    """Delete a stream's snapshots, and begin anew: what is in sealed segments is in no leader's memory."""
+    """Delete a stream's snapshots and end the term: no leader keeps in memory what only snapshot segments held.
+
+    Raises:
+        StaleStateError: always; the next term reads the buffer again.
+    """
     yield from clear_snapshots(group, stream.partitions())
     yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
     raise StaleStateError(f"the snapshots of {stream.config.name} were deleted as asked; the buffer is read again")
 
 
 def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
-    """Make a stream's snapshots anew: delete them, begin anew, and answer when the buffer has been read again."""
+    """Make a stream's snapshots anew: delete them, end the term, and answer when the buffer has been read again.
+
+    Raises:
+        StaleStateError: snapshots were deleted; the next term reads the buffer, and gets the request again.
+    """
     partitions = list(stream.partitions())
     known = [group.snapshots.of(item, stream.config.buffer_topic_id) for item in partitions]
     if any(item.is_restored or item.generation for item in known):
@@ -367,7 +378,10 @@ def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> 
 
 
 def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
-    """Answer a request, unless its client has withdrawn it, or ZooKeeper takes neither the answer nor the removal."""
+    """Answer a request; if ZooKeeper refuses the answer, remove the request without one.
+
+    A request that was withdrawn, or whose removal is refused as well, is not handled again in this term.
+    """
     asked = DeleteNode(f"{paths.requests(group.name)}/{name}")
     for operations in ((asked, CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json())), (asked,)):
         try:

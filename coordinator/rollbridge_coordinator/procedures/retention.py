@@ -1,11 +1,15 @@
-"""Truncation of streams: by request, and by their retention. Nothing undecided and nothing protected is deleted.
+"""Truncation of streams, by request and by retention, and of their buffers. Nothing undecided is ever deleted.
 
-Order of the effects: segments of which nothing is left are marked as removed, so that readers begin behind them;
-records are deleted; the request is answered; the topics of the marked segments are deleted, by and by. Each of them may
-be done again. An older leader may delete records late: that was decided by ends which do not change, and by commits of
-groups, which do not go back.
+Order of the effects for a stream: segments of which nothing is left are marked as removed, so that readers begin behind
+them; records are deleted; the request is answered; the topics of the marked segments are deleted, some at a time. Each
+effect may be repeated. A deposed leader may delete records late: its decision rests on ends which do not change, and on
+commits of groups, which do not go back.
 
-Source: Pravega's ``TruncateStreamTask`` and stream retention.
+A buffer is truncated below the low-water mark of each partition: every transaction below it is decided and merged, and
+its outcome is in the commit log. That stays true whoever leads, so a late truncation by a deposed leader does no harm.
+
+Source: Pravega's ``TruncateStreamTask`` and stream retention; PIP-196, the max read position; DESIGN of the buffer in
+docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -61,18 +65,18 @@ from rollbridge_coordinator.state.upkeep import is_mark_due, marks_that_fit, mar
 logger = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE: Final = 50
-"""Topics of removed segments that are deleted before other work is looked at."""
+"""Topics of removed segments deleted in one turn, before other work goes on."""
 REMOVED_BYTES: Final = 42
-"""What a removed segment takes in the truncation node of a stream at most, named twice until its topic is gone."""
+"""Most bytes of a removed segment in the truncation node of a stream, named twice until its topic is gone."""
 
 
 def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
-    """Truncate a stream at the cut of a request. What is gone already does no harm.
+    """Truncate a stream at the cut of a request. A cut may name what is gone already.
 
     Raises:
-        InvalidRequestError: see :func:`floors_of`; or an offset beyond the last one that is decided.
+        InvalidRequestError: see :func:`floors_of`; or an offset beyond the last stable offset.
         ConflictError: a consumer group that the stream waits for has not read what would be deleted.
-        UnavailableError: Kafka does not delete it, or it can not be told what a group has read.
+        UnavailableError: Kafka does not delete the records, or the commits of a group cannot be read now.
     """
     history = stream.history
     floors = floors_of(history, request.cut)
@@ -106,10 +110,10 @@ def truncate_stream(group: GroupState, stream: StreamState, name: str, request: 
 
 
 def update_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
-    """Give a stream another retention.
+    """Change the retention of a stream.
 
     Raises:
-        InvalidRequestError: it makes no sense.
+        InvalidRequestError: the retention is invalid.
     """
     policy = request.retention or Retention()
     policy.check()
@@ -126,10 +130,10 @@ def update_stream(group: GroupState, stream: StreamState, name: str, request: Re
 
 
 def load_stream(config: StreamConfig) -> Steps[StreamState]:
-    """A stream as a new leader has to know it.
+    """Read the state of a stream from ZooKeeper.
 
     Raises:
-        CorruptDataError: its epochs are not there.
+        CorruptDataError: the epochs of the stream are missing.
     """
     name = config.name
     numbers = yield from read_children(paths.epochs(name))
@@ -149,7 +153,7 @@ def load_stream(config: StreamConfig) -> Steps[StreamState]:
 
 
 def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
-    """Delete, now and then, what no retention asks to keep; and topics of segments that were removed."""
+    """Delete what retention does not keep, at intervals, and the topics of removed segments."""
     for stream in [item for item in group.streams.values() if item.removing]:
         yield from _delete_topics(group, stream, now_ms)
     if not group.housekeeping.is_due("retention", now_ms, group.settings.retention_check_ms):
@@ -185,7 +189,7 @@ def _retain(
     now_ms: int,
     noted_ms: int,
 ) -> Steps[None]:
-    """Delete what its retention does not keep at ``now_ms``; the ends were there at ``noted_ms`` at the latest."""
+    """Delete what a stream's retention does not keep at ``now_ms``; ``ends`` were reached by ``noted_ms``."""
     policy, history = stream.config.retention, stream.history
     wanted = {item: stream.topic_of(item) for item in stream.counter.wanted(history)}
     found = {item: sizes[topic] for item, topic in wanted.items() if topic in sizes}
@@ -202,7 +206,7 @@ def _retain(
         for spared in (yield from _read_by_groups(group, stream)).values():
             floors = consistent(history, lower(floors, spared or {}))
         yield from _delete_below(group, stream, floors)
-        # The marks before say less than this one, which stays for as long as a group has not read up to it.
+        # Earlier marks are covered by this one, which stays for as long as a group has not read up to it.
         changed = changed or place > 0
         del stream.marks[:place]
     if changed:
@@ -211,7 +215,7 @@ def _retain(
 
 
 def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, Floors | None]]:
-    """What each group that the stream waits for lets go; None if that can not be told now."""
+    """Return the floors below which each group of the retention has read; None for a group unknown now."""
     readers = stream.config.retention.groups
     if not readers:
         return {}
@@ -243,10 +247,10 @@ def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors
 
 
 def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
-    """Delete everything below consistent floors; False if Kafka did not delete all of it.
+    """Delete everything below consistent floors; return False if Kafka did not delete all of it.
 
-    As many segments are removed as the truncation node has room for. Of the others the records are deleted; they are
-    removed when the first have gone with their epochs.
+    As many segments are marked as removed as the truncation node has room for. Of the others the records are deleted;
+    they are marked when the first ones have gone with their epochs.
     """
     taken = len(_truncation(stream.history, stream.removing))
     room = max(group.settings.write_bytes_max - taken, 0) // REMOVED_BYTES
@@ -272,7 +276,7 @@ def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Ste
 
 
 def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps[None]:
-    """Delete topics of removed segments; what can not be deleted now is tried again after a while."""
+    """Delete topics of removed segments; after a failure the next attempt waits for the retention interval."""
     work = f"removal {stream.config.name}"
     if not group.housekeeping.is_due(work, now_ms, group.settings.retention_check_ms):
         return
@@ -301,10 +305,10 @@ def _truncation(history: EpochHistory, removing: frozenset[SegmentId]) -> bytes:
 
 
 def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -> Steps[None]:
-    """Write a node that belongs to a stream, and what else goes with it, all or nothing.
+    """Write a node that belongs to a stream in one multi with other operations, if the stream still exists.
 
     Raises:
-        StaleStateError: somebody else has written it.
+        StaleStateError: the multi did not apply: another leader has written.
     """
     known = yield from read_node(path)
     operation: NodeOperation = CreateNode(path, value) if known is None else SetNode(path, value)
@@ -312,23 +316,19 @@ def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -
         raise StaleStateError(f"{path} was written by someone else")
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Truncation of transaction buffers: what every leader has done with is deleted.
-# Below the low-water mark of a partition every transaction is decided and merged, and its outcome is on the commit
-# log. That stays so, whoever leads, so a leader that was left behind and truncates late does no harm.
-# Source: PIP-196, the max read position; DESIGN of the buffer in docs/protocol.md.
+# Truncation of buffers
 
 
 def needed_from(group: GroupState) -> Mapping[Partition, int]:
-    """Per buffer partition the offset below which nobody needs anything any more, neither this leader nor a later one.
+    """Return per buffer partition the offset below which neither this leader nor a later one needs anything.
 
-    Whatever makes a new leader read from further back has to lower it here.
+    Whatever makes a new leader read from further back has to lower the offset here.
     """
     return group.fold.low_water()
 
 
 def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
-    """Delete what nobody needs from the buffers, now and then."""
+    """Delete what no leader needs from the buffers, at intervals."""
     work = group.housekeeping
     if not work.is_due("truncate_buffers", now_ms, group.settings.truncate_buffers_ms, at_once=False):
         return
@@ -347,5 +347,5 @@ def truncate_buffers(group: GroupState, now_ms: int) -> Steps[None]:
             group.counts["buffer_truncations"] += 1
             known = group.snapshots.partitions.get(partition)
             if known is not None:
-                known.log_start = offset  # snapshot segments about what was below are of no use any more
+                known.log_start = offset  # snapshot segments about offsets below have expired
     group.counts["truncations_refused"] += len(refused)

@@ -1,4 +1,4 @@
-"""Rolling commit: transactions of an older epoch become segments between two incarnations of the active epoch.
+"""Rolling commit: put transactions of an older epoch into segments between two incarnations of the active epoch.
 
 The order of the effects, each of which may be the last before a crash:
 
@@ -12,18 +12,18 @@ The order of the effects, each of which may be the last before a crash:
 8. their ends are published, of one stream after the other, and ``committing`` is removed.
 
 A ZooKeeper multi holds 1 MiB, and a transaction may have a thousand streams, so it may take several to publish all.
-Nobody can tell: nothing is visible before step 6, and who finds a part done does the rest.
+That shows nowhere: nothing is visible before step 6, and a leader that finds a part done does the rest.
 
 PDP-24 merges and seals first and seals the active segments last. Here they are sealed before the commit becomes
 visible, because a plain write after the commit's answer could otherwise land in a segment that readers take before
 the merged one. Writers stand still for step 4 only, readers never: the long part, step 3, happens before.
 
-A transaction with conditions is rolled alone, and steps 4 and 5 come before step 3: what its conditions are about must
-not change any more when they are looked at. If they do not hold, its frames are not in the round, only its outcome is.
+A transaction with conditions is rolled alone, and steps 4 and 5 come before step 3: the segments of its conditions must
+not change any more when they are looked at. If the conditions do not hold, the round has its outcome and no frames.
 
-A seal that meets a native transaction of somebody else that stays open gives the rolling commit up to
-:mod:`rollbridge_coordinator.procedures.suspended`, which has it gone on with later: of what was appended nothing is
-visible, so it is aborted then, and appended anew.
+If a native transaction of another writer stays open on what is being sealed, the rolling commit is suspended
+(:mod:`rollbridge_coordinator.procedures.suspended`) and goes on later: nothing that was appended is visible, so it is
+aborted, and appended anew.
 
 Source: PDP-24, "CommitTransaction" and the temporary node of "Controller changes".
 """
@@ -70,7 +70,7 @@ from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of,
 from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 _Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
-"""What one stream gets: the duplicate of the transactions' epoch, and that of the active one."""
+"""Plan of one stream: its new epochs are the duplicate of the transactions' epoch, and that of the active one."""
 
 
 def roll(
@@ -92,14 +92,14 @@ def roll(
 def finish_roll(
     group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction] | None, node: str
 ) -> Steps[None]:
-    """Carry out the rest of a rolling commit, whatever of it has been done.
+    """Carry out the rest of a rolling commit, whatever part of it has been done.
 
     Args:
         group: State of the group.
-        committing: What was decided.
-        transactions: The transactions in the decided order, none if all have been taken out of it again; None if their
-            outcome stands in the commit log already.
-        node: Where it stands.
+        committing: Record of the rolling commit.
+        transactions: Transactions in the decided order, empty if all have been taken out of it again; None if their
+            outcomes are in the commit log already.
+        node: Path of the record.
     """
     plans = _plans(group, committing)
     if transactions is not None:
@@ -128,7 +128,7 @@ def finish_roll(
                         return
                     yield from _give_up(group, transactions, refused, plans, committing.created_ms)
                     continue
-                items, ends = items_of(transactions, targets(group, committing.rolls))  # without those refused in it
+                items, ends = items_of(transactions, targets(group, committing.rolls))  # some may have been refused
                 again = yield from absorb(
                     group, transactions, items, ends, refused, committing.created_ms, may_wait=may_wait
                 )
@@ -161,15 +161,15 @@ def finish_roll(
 
 
 def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms: int) -> Steps[None]:
-    """Finish a rolling commit that was left half done, unless it must wait on.
+    """Finish a suspended rolling commit, unless it must wait longer.
 
-    What it names may not fit into it any more: another stream of a transaction was scaled or deleted, or is in an error
-    state. Such a transaction is taken out, with later commits of its connection, and planned anew.
+    A transaction may not fit into it any more: another of its streams was scaled or deleted, or is in an error state.
+    Such a transaction is taken out, with later commits of its connection, and planned anew.
     """
     plans = _plans(group, committing)
     unpublished = bool(_unpublished(plans))
     if unpublished and any(item.bytes not in group.fold.open for item in committing.transactions):
-        # It has committed nothing yet, so these were taken out, and ZooKeeper was set back to before that.
+        # Nothing is committed yet, so these had been taken out, and ZooKeeper was set back to before that.
         committing = committing.with_only(group.fold.open)
         yield from change(group, node, committing)
     if not unpublished and (left := _still_named(group, committing)) != committing:
@@ -181,7 +181,7 @@ def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms
         if (yield from still_held(group, node, topics, now_ms)):
             return
         if unpublished and not (yield from _can_seal(topics)):
-            # Before anything is appended, which would have to be aborted again.
+            # Find that out before frames are appended, which would have to be aborted again.
             yield from suspend(group, node, committing, topics)
             return
     if transactions and unpublished:
@@ -194,7 +194,7 @@ def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms
 
 
 def resume_roll(group: GroupState, node: str, committing: Committing) -> Steps[None]:
-    """Finish a rolling commit that an earlier leader had begun, or put aside what is left of an outdated record."""
+    """Finish a rolling commit that an earlier leader had begun; suspend what is left of an outdated record."""
     left = _still_named(group, committing)
     if left == committing:
         yield from finish_roll(group, committing, open_of(group, committing), node)
@@ -203,16 +203,17 @@ def resume_roll(group: GroupState, node: str, committing: Committing) -> Steps[N
 
 
 def _still_named(group: GroupState, committing: Committing) -> Committing:
-    """What the record of a rolling commit would name today, if ZooKeeper was set back and it is older than that.
+    """Return the record of a rolling commit without transactions that were taken out, after a ZooKeeper set-back.
 
-    Transactions may have been taken out since: some have an outcome of their own, or do not fit any more, because
-    another of their streams was scaled. Before all epochs are published the others can go on. After that they may have
-    been taken out as well, and what they go into may be closed, so they are planned anew; nothing of them is visible.
+    A record from before the set-back may name transactions that have an outcome of their own since then, or that do not
+    fit any more, because another of their streams was scaled. Before all epochs are published the others can go on.
+    After that they may have been taken out as well, and the segments for them may be closed, so they are planned anew;
+    nothing of them is visible.
     """
     named = [group.fold.open.get(item.bytes) for item in committing.transactions]
     left = [item for item in named if item is not None]
     if not left:
-        return committing  # all were committed with it, or it names none
+        return committing  # all were committed with it, or the record names none
     fitting = still_fitting(group, left, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
     kept = {item.id for item in fitting} | {item.id for item in left if item.state is not State.COMMITTING}
     if len(kept) == len(named):
@@ -221,7 +222,7 @@ def _still_named(group: GroupState, committing: Committing) -> Committing:
 
 
 def _can_seal(topics: Sequence[str]) -> Steps[bool]:
-    """Whether no native transaction is open on topics; where a seal is refused, who finishes the roll finds out."""
+    """Seal topics; return False if native transactions of others are open on some. A refusal is left to the roll."""
     try:
         return len((yield from Seal(topics))) == len(topics)
     except Refused:
@@ -231,9 +232,9 @@ def _can_seal(topics: Sequence[str]) -> Steps[bool]:
 def _seal_duplicates(
     group: GroupState, plans: Sequence[_Plan], now_ms: int
 ) -> Steps[tuple[Mapping[str, int], frozenset[str]]]:
-    """Seal the duplicates; gives their ends, and those of them on which native transactions of others are open.
+    """Seal the duplicates; return their ends, and the topics on which native transactions of others are open.
 
-    Neither of a stream of which that is refused: it is in an error state then, in which it is tried again; see
+    A stream whose seal is refused is in neither: it gets an error state, in which the seal is tried again; see
     :mod:`rollbridge_coordinator.procedures.refusals`.
     """
     topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
@@ -263,8 +264,8 @@ def _append(
     plans: Sequence[_Plan],
     node: str,
 ) -> Steps[bool]:
-    """Everything up to the commit of the round; False if segments can not be sealed now, and the round is empty."""
-    # Where one is published all topics were made before; if one is gone since, its transactions are refused.
+    """Do all steps before the commit of the round; return False, with an empty round, if a seal has to wait."""
+    # Once one stream is published all topics had been created; if one is gone since, its transactions are refused.
     if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
         yield from CreateTopics(
             [
@@ -275,10 +276,10 @@ def _append(
         )
     topics = targets(group, committing.rolls)
     is_refused = not any(transaction.state is State.COMMITTING for transaction in transactions)
-    if is_refused and node not in group.suspended:  # what was suspended has closed segments, which get successors
+    if is_refused and node not in group.suspended:  # a suspended roll has closed segments, which need successors
         yield from append_round(group, transactions, topics, committing.created_ms)
         return True
-    # Conditions are about what the active segments hold in the end, so these are sealed before they are looked at.
+    # Conditions are about the final content of the active segments, so these are sealed before the look.
     first_seal = any(map(conditions_of, transactions))
     if (first_seal or not transactions) and not (yield from _publish_once(group, plans)):
         return False
@@ -302,7 +303,7 @@ def _give_up(
     plans: Sequence[_Plan],
     now_ms: int,
 ) -> Steps[None]:
-    """What is refused is one stream's, and another's epochs are published already: the transactions are refused."""
+    """Refuse the transactions: one stream is refused while epochs of another are published already."""
     yield from AbortRound()
     group.log_end = group.draft = None
     reason = f"its rolling commit is refused: {refused.reason}"
@@ -315,9 +316,9 @@ def _give_up(
 
 
 def _leave(group: GroupState, committing: Committing, refused: Refused, node: str) -> Steps[None]:
-    """A topic can not be made or sealed: the stream at fault waits, and all others go on.
+    """Put the stream whose topic cannot be created or sealed into an error state, so that all others go on.
 
-    If it is not told which one that is, all that were to be rolled wait.
+    If the refusal does not name a stream of the rolling commit, all of its streams wait.
     """
     yield from AbortRound()
     group.log_end = group.draft = None
@@ -331,9 +332,8 @@ def _leave(group: GroupState, committing: Committing, refused: Refused, node: st
 def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> Steps[None]:
     """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew.
 
-    It may have closed active segments. They get successors all the same, or plain writers would look for these for
-    ever: one that was suspended goes on without transactions, for others see
-        :mod:`rollbridge_coordinator.procedures.suspended`.
+    Active segments that it has closed get successors all the same, or plain writers would look for these for ever: a
+    suspended roll goes on without transactions, for others see :mod:`rollbridge_coordinator.procedures.suspended`.
     """
     if node in group.suspended:
         if committing.transactions:
@@ -352,7 +352,7 @@ def _is_published(roll: Roll, stream: StreamState) -> bool:
 
 
 def _unpublished(plans: Sequence[_Plan]) -> list[_Plan]:
-    """Those whose epochs are still to be published."""
+    """Return the plans whose epochs are still to be published."""
     return [plan for plan in plans if not _is_published(plan[0], plan[1])]
 
 
@@ -363,20 +363,21 @@ def _plans(group: GroupState, committing: Committing) -> list[_Plan]:
 
 
 def _active_topics(plans: Sequence[_Plan]) -> list[str]:
-    """What is sealed before the commit."""
+    """Return the topics that are sealed before the commit."""
     left = _unpublished(plans)
     return [stream.topic_of(item.id) for _, stream, _, _ in left for item in stream.history.active.segments]
 
 
 def _duplicate_topics(plans: Sequence[_Plan]) -> list[str]:
-    """What is sealed after the commit."""
+    """Return the topics that are sealed after the commit."""
     return [stream.topic_of(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments]
 
 
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     """Seal the active segments and publish both epochs of every stream, unless that has been done.
 
-    Gives False if they can not be sealed now, and nothing has been published.
+    Returns:
+        False, with nothing published now, if native transactions of others keep segments from being sealed.
     """
     left = _unpublished(plans)
     if not left:
@@ -410,7 +411,7 @@ def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[StreamS
 
 
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
-    """Both epochs of a roll: as published if they are, as planned if not."""
+    """Return both epochs of a roll: as published if they are, as planned if not."""
     history = group.streams[roll.stream].history
     if history.active.epoch >= roll.new_active_epoch:
         return history.record(roll.duplicate_epoch), history.record(roll.new_active_epoch)

@@ -1,9 +1,8 @@
-"""Scale: some active segments are sealed and replaced by new ones; open transactions are not waited for.
+"""Scale: seal some active segments and replace them by new ones, without waiting for open transactions.
 
-The order of the effects: ``scaling`` fixes what will be done and takes the request; the new topics are created; the
-old segments are sealed; the epoch record, with their ends, is published together with the answer. Writers that are
-refused in between look for the successors until these are published, so no write to a new segment can come before
-one to the old.
+The order of the effects: ``scaling`` fixes the plan and takes the request; the new topics are created; the old segments
+are sealed; the epoch record, with their ends, is published together with the answer. Writers that are refused in
+between look for the successors until these are published, so no write to a new segment can come before one to the old.
 
 Source: PDP-24, "Update scale workflow to not wait on transaction completion".
 """
@@ -43,7 +42,7 @@ from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
 
 
 def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
-    """Carry out a request to scale; it is planned, and refused, before anything is written.
+    """Carry out a request to scale. An invalid one is refused before anything is written.
 
     Raises:
         InvalidRangesError: see :meth:`EpochHistory.plan_scale`.
@@ -73,9 +72,12 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
 
 
 def _is_held(group: GroupState, topics: list[str], name: str, request: Request, now_ms: int) -> Steps[bool]:
-    """Whether native transactions of others keep a scale waiting; nothing has been closed, so nobody else waits.
+    """Return True if the scale has to wait for native transactions of others, or for a suspended change of the stream.
 
-    Nor does anything happen to a stream that is suspended: what is half done there is finished first.
+    Nothing is closed yet, so nobody else waits. With ``abort_foreign`` the native transactions are aborted.
+
+    Raises:
+        StreamBusy: the scale has waited too long, or not all of them could be aborted.
     """
     before = group.held.pop(name, None)
     why = yield from hold_request(group, request.stream, abort_foreign=request.abort_foreign)
@@ -105,7 +107,7 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: Request, 
 
 
 def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
-    """Carry out the rest of a scale, which stands in a node, whatever of it has been done."""
+    """Carry out the rest of a scale that is recorded in ``node``, whatever part of it has been done."""
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
@@ -140,7 +142,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
 
 
 def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
-    """Finish a scale that was left half done, unless it must wait on."""
+    """Finish a suspended scale, unless it must wait longer."""
     stream = group.streams[str(scaling.stream)]
     _, _, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
     if not (yield from still_held(group, node, list(closed.values()), now_ms)):
@@ -150,23 +152,23 @@ def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int
 def _plan(
     stream: StreamState, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
 ) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, str]]:
-    """The epoch that a scale makes, the history with it, and the segments that it closes with their topics."""
+    """Return the epoch that a scale makes, the history with it, and the topics of the segments that it seals."""
     record = stream.history.plan_scale(seal_numbers, ranges, created_ms)
     history = stream.history.with_records(record)
     return record, history, {item.id: stream.topic_of(item.id) for item in history.ended_with(record.epoch)}
 
 
 def _answering(group: GroupState, scaling: Scaling, answer: Answer) -> list[CreateNode]:
-    """The write that answers who has asked for a scale, unless that has been done."""
+    """Return the write that answers the request for a scale; none if it was answered before."""
     if not scaling.request:
         return []
     return [CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())]
 
 
 def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -> Steps[None]:
-    """Answer that a scale is refused; topics that were made for it are used by the next one.
+    """Answer that a scale is refused; the next one uses the topics that were created for it.
 
-    If segments have been closed for it, it is not given up, or plain writers would look for successors for ever.
+    A scale that has closed segments is suspended instead, or plain writers would look for successors for ever.
     """
     is_closed = node in group.suspended
     if not is_closed and isinstance(refused.effect, Seal):

@@ -1,10 +1,12 @@
-"""Snapshots: take those that are due, and delete them. How they are used: ``restore.py``.
+"""Snapshots: write those that are due, delete them, and look up in them what was aborted long ago.
 
-They are written inside native transactions of the leader's own transactional ids. So a leader that was replaced can
-not write one any more, whatever it believes; segments and the index that names them are there together or not at all;
-and no record of an older leader can take the place of a newer one's under the same key when the topic is compacted.
+A takeover restores from them, see :mod:`rollbridge_coordinator.procedures.takeover`.
 
-Source: PIP-196.
+Snapshots are written inside native transactions of the leader's own transactional ids. So a deposed leader is fenced
+from writing one; segments and the index that names them become visible together or not at all; and no record of an
+older leader can replace a newer one's under the same key when the topic is compacted.
+
+Source: PIP-196, "check whether a transaction message is sent by an aborted transaction" for the look-up.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from rollbridge_coordinator.state.snapshots import Marks, Needed, Plan
 from rollbridge_coordinator.state.streams import snapshot_topic_spec
 
 SNAPSHOTS_PER_ROUND: Final = 32
-"""Each may have a segment and an index of a quarter of a megabyte."""
+"""Most snapshots in one round; each may have a segment and an index of a quarter of a megabyte."""
 
 
 def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
@@ -70,12 +72,12 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
             known.spared = Needed(record.replay_position, record.commit_log_position)
             known.ongoing_place = 1 - known.ongoing_place
         state.taken(plan, snapshot)
-    # What is folded from here on has its outcome later in the commit log than this.
+    # Transactions that are folded from here on have their outcomes later in the commit log than this.
     group.fold.log_position = log_end
 
 
 def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps[None]:
-    """Delete all snapshots of partitions, in every format, found by their keys and not by an index."""
+    """Delete all snapshots of partitions in every format; they are found by their keys, so a lost index is no matter."""
     wanted = list(partitions)
     state = group.snapshots
     known = yield from TopicIds([state.segments_topic, state.indexes_topic, state.single_topic])
@@ -90,7 +92,7 @@ def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps
 
 
 def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_aborted: bool) -> None:
-    """A transaction has an outcome, which its partitions' next snapshots cover."""
+    """Note the outcome of a transaction, for the next snapshots of its partitions."""
     state = group.snapshots
     if is_aborted:
         for partition in partitions_of(group, transaction.transaction_id, transaction.begin.streams):
@@ -106,7 +108,7 @@ def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_abor
 
 
 def partitions_of(group: GroupState, transaction: TransactionId, streams: Iterable[str]) -> list[Partition]:
-    """The buffer partitions in which a transaction's frames stand, or may still arrive."""
+    """Return the buffer partitions that hold frames of a transaction, or may still get some."""
     return [group.streams[name].partition_for(transaction) for name in streams if name in group.streams]
 
 
@@ -168,18 +170,17 @@ def _ensure_topics(group: GroupState) -> Steps[None]:
         state.topics.update(missing)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whether transactions that seem open were aborted long ago: the lookup by position, segment and set.
-# Source: PIP-196, "check whether a transaction message is sent by an aborted transaction".
+# Look-up of aborted transactions
 
 
 SEGMENTS_AT_ONCE: Final = 16
 
 
 def drop_aborted(group: GroupState, transactions: Iterable[BufferedTransaction]) -> Steps[None]:
-    """Forget those of the open transactions that were aborted before their BEGIN frame was folded.
+    """Drop open transactions that were aborted before their BEGIN frame was folded.
 
-    One in the buffer of another stream can come that late. The commit log is not read so far back; snapshots say it.
+    A BEGIN frame in the buffer of another stream can come that late. The commit log is not read so far back, so the
+    snapshots are asked.
     """
     needed: dict[Partition, dict[SegmentIndex, list[bytes]]] = {}
     for transaction in transactions:
@@ -202,18 +203,18 @@ def drop_aborted(group: GroupState, transactions: Iterable[BufferedTransaction])
 
 
 def in_batches(indexes: Sequence[SegmentIndex]) -> Iterator[Sequence[SegmentIndex]]:
-    """As many segments at a time as are loaded at once."""
+    """Yield slices of :data:`SEGMENTS_AT_ONCE` segments, as many as are loaded at once."""
     return (indexes[first : first + SEGMENTS_AT_ONCE] for first in range(0, len(indexes), SEGMENTS_AT_ONCE))
 
 
 def load_segments(
     group: GroupState, partition: Partition, indexes: Sequence[SegmentIndex]
 ) -> Steps[list[frozenset[bytes]]]:
-    """The ids of sealed segments, from the cache or from their topic.
+    """Return the ids in sealed segments, from the cache or from their topic.
 
     Raises:
-        StaleStateError: one is damaged, missing or another one. All snapshots of the partition have been deleted, so
-            the next takeover makes them anew from the buffer.
+        StaleStateError: a segment is damaged, missing or another one. All snapshots of the partition have been deleted,
+            so the next takeover makes them anew from the buffer.
     """
     state = group.snapshots
     found = {index: state.cache.get(partition, index.sequence_id) for index in indexes}

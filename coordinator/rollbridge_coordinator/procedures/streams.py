@@ -1,7 +1,18 @@
-"""Streams: create them; may be run again after a crash at any point. What deletes them is in ``deletion``.
+"""Streams: create and delete them, and drop epochs that nothing refers to. Every step may be repeated after a crash.
 
-One that is created under the name of a deleted stream goes on above the numbers that this has used
-(:mod:`rollbridge.model.position`), so no name of a topic is ever used by two streams.
+A stream that is created under the name of a deleted one goes on above the numbers which that has used
+(:mod:`rollbridge.model.position`), so no topic name is ever used by two streams.
+
+A deletion is marked first, and then carried out in bounded steps, while everything else goes on: a ZooKeeper multi
+holds 1 MiB, and a stream may have tens of thousands of epochs. The mark takes the request and keeps its name, so the
+answer says what was done whichever leader finishes. From then on the stream no longer belongs to the group. The numbers
+it has used are written down first. Then its parts go in an order in which the rest always says what is left to do: the
+buffer; from the newest epoch to the oldest, the topics of the segments that began in it, and its node; with the oldest
+epoch everything else in ZooKeeper, and the answers.
+
+Epochs of which nothing is left are dropped from ZooKeeper, the oldest first. Their nodes and what is kept of them
+change in one multi, so a reader of the history finds the epochs or what they left. Scales and rolling commits name
+epochs as well, but none is in progress here: they run on the same line, and a suspended one keeps its stream out.
 """
 
 from __future__ import annotations
@@ -86,7 +97,7 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
     retention = request.retention or Retention()
     retention.check()
     yield from _check_name(stream, group.name)
-    # Only now: what a deleted stream has used is written down before its name is free.
+    # Read this only now: the numbers of a deleted stream are written down before its name is free.
     former = former_among((yield from read_children(paths.formers(stream.scope))), stream)
     history = EpochHistory.create(ranges, now_ms, former.epoch, former.sequence, former.partition)
     config = StreamConfig(
@@ -114,7 +125,7 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
         )
     config = replace(config, buffer_topic_id=ids[config.buffer_topic])
     lost = Truncation(foundation=history.foundation)
-    # Slots as well: where ACLs are in force, conditional writers may not make their parent.
+    # The parent of slots as well: where ACLs are in force, conditional writers may not create it.
     yield from EnsureNodes([paths.streams(stream.scope), paths.cas_slots(stream)])
     created = yield from Write(
         [
@@ -133,7 +144,7 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
-    """Refuse a stream that exists, or whose topics another's or a group's would not be kept apart from."""
+    """Refuse a stream that exists, or whose topic names would collide with those of another stream or a group."""
     raw = yield from read_node(paths.stream(stream))
     if raw is not None:
         if StreamConfig.from_json(raw).state is StreamState.DELETING:
@@ -157,29 +168,21 @@ def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
                 )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Deletion of streams: marked first, then carried out bit by bit, by whoever leads, while everything else goes on.
-# The mark takes the request and keeps its name, so that the answer says what was done whoever ends it. From then on
-# the stream is none of the group's any more. First of all is written down which numbers it has used: one that is
-# created under its name goes on above them (:mod:`rollbridge.model.position`). What it had goes in this order, so that
-# what is left always says what is left to do: the buffer; then, from the newest epoch to the oldest, the topics of
-# the segments that began in it and its node; with the oldest of them everything else in ZooKeeper, and the answers.
-# Each step is bounded, because a ZooKeeper multi holds 1 MiB and a stream may have tens of thousands of epochs, and
-# each can be done again.
+# Deletion
 
 
 EPOCHS_AT_ONCE: Final = 200
-"""Epoch nodes that are looked at, and removed, in one step."""
+"""Epoch nodes that are read, and removed, in one step."""
 TOPICS_AT_ONCE: Final = 100
 """Topics that are deleted in one step, unless a single epoch has begun more; and in one request to Kafka."""
 ASKED_MAX: Final = 100
-"""Requests for one deletion that wait for its end."""
+"""Most requests that wait for the end of one deletion."""
 
 
 def delete_stream(group: GroupState, name: str, stream: streams.StreamState, now_ms: int) -> Steps[None]:
     """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
 
-    A scale of it that waits half done is given up; of a rolling commit what is about this stream.
+    A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
 
     Raises:
         StreamBusy: transactions of it are open.
@@ -209,10 +212,10 @@ def delete_stream(group: GroupState, name: str, stream: streams.StreamState, now
 
 
 def delete_again(group: GroupState, name: str, doomed: streams.Doomed) -> Steps[None]:
-    """Take another request to delete a stream that is being deleted, which is tried again at once.
+    """Take another request to delete a stream that is being deleted; the next step is tried at once.
 
     Raises:
-        StreamBusy: too many wait for it already.
+        StreamBusy: too many requests wait for it already.
     """
     if len(doomed.config.deletion_requests) >= ASKED_MAX:
         raise StreamBusy(
@@ -225,7 +228,7 @@ def delete_again(group: GroupState, name: str, doomed: streams.Doomed) -> Steps[
 
 
 def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
-    """Do a step of each deletion that is under way; True if the next steps need not wait."""
+    """Do a step of each deletion in progress; return True if there are next steps that need not wait."""
     left = False
     for doomed in list(group.doomed.values()):
         if group.housekeeping.is_due(doomed.work, now_ms, group.settings.retention_check_ms):
@@ -239,7 +242,7 @@ def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
 
 
 def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: Refused, now_ms: int) -> Steps[None]:
-    """Answer that a deletion cannot go on now; it is tried again now and then."""
+    """Answer the requests for a deletion that is refused now; it is tried again at intervals."""
     name, waiting = doomed.config.name, doomed.config.deletion_requests
     if not waiting:
         return
@@ -266,7 +269,7 @@ def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: Refused,
 def _mark(
     group: GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation] = ()
 ) -> Steps[StreamConfig | None]:
-    """Note that a stream is to be deleted, and who asked; None if whoever asked has withdrawn it."""
+    """Mark a stream for deletion and take the request; return None if the request was withdrawn."""
     marked = replace(config, state=StreamState.DELETING, deletion_requests=(*config.deletion_requests, name))
     taken = yield from Write(
         [
@@ -279,10 +282,10 @@ def _mark(
 
 
 def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]:
-    """Delete the next bit of a stream; False if Kafka does not do it now."""
+    """Delete the next part of a stream; return False if Kafka does not do it now."""
     name = doomed.config.name
     if not doomed.has_begun:
-        # What an earlier leader has removed of it are its newest epochs, so what is left is a history, too.
+        # An earlier leader may have removed the newest epochs; the rest is a valid history, too.
         yield from _keep_numbers((yield from load_stream(doomed.config)))
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
@@ -326,15 +329,15 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
     if len(taken) == len(numbers):
         del group.doomed[str(name)]
-        # Does not apply while a writer holds a slot, or never did.
+        # Does not apply while a writer holds a slot, or if the node was never created.
         yield from Write([DeleteNode(paths.cas_slots(name))])
     return True
 
 
 def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple[list[str], frozenset[SegmentId]]]:
-    """The newest epochs that can be deleted at once, newest first, and the segments that began in them.
+    """Return the newest epochs that fit into one step, newest first, and the segments that began in them.
 
-    What is active in the oldest of all may have begun in epochs that have been dropped.
+    The oldest epoch counts with all its segments: some may have begun in epochs that have been dropped.
     """
     newest = [f"{paths.epochs(name)}/{number}" for number in numbers[-EPOCHS_AT_ONCE:]]
     newest = newest[-leading([DeleteNode(path) for path in newest], bytes_max // 2) :]
@@ -356,11 +359,11 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
 
 
 def _keep_numbers(stream: streams.StreamState) -> Steps[None]:
-    """Write down which numbers a stream has used, before anything of it is deleted."""
+    """Write down the numbers that a stream has used, before any part of it is deleted."""
     name, history = stream.config.name, stream.history
     kept = yield from read_children(paths.formers(name.scope))
     if former_among(kept, name).epoch >= history.next_epoch:
-        return  # a leader before this one did, and epochs are not added to a stream that is being deleted
+        return  # an earlier leader did that, and a stream that is being deleted gets no more epochs
     open_ones = {stream.topic_of(item): item for item in history.segments() if history.sealed_end(item) is None}
     there = yield from TopicIds(sorted(open_ones))
     ends = yield from EndOffsets([(topic, 0) for topic in sorted(there)])
@@ -372,7 +375,7 @@ def _keep_numbers(stream: streams.StreamState) -> Steps[None]:
 
 
 def _fold_formers(scope: str, kept: Sequence[str]) -> Steps[None]:
-    """Keep the number of nodes of deleted streams bounded; left out if another group's leader does the same now."""
+    """Bound the number of nodes of deleted streams; does nothing if another group's leader does the same now."""
     floor, folded = fold(kept)
     if folded:
         parent = paths.formers(scope)
@@ -380,18 +383,14 @@ def _fold_formers(scope: str, kept: Sequence[str]) -> Steps[None]:
         yield from Write([*added, *(DeleteNode(f"{parent}/{node}") for node in folded)])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Expiry of epochs: records of epochs of which nothing is left are removed from ZooKeeper, the oldest first.
-# Nodes and what is kept of them go in one multi, so whoever reads the history finds the epochs or what they left. A
-# scale or a rolling commit names epochs as well, but neither is under way here: commits and scales of a group run on
-# one line, and streams of which one waits half done are left alone.
+# Expiry of epochs
 
 
 logger = logging.getLogger(__name__)
 
 
 def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
-    """Drop, now and then, the epochs that nobody needs any more."""
+    """Drop the epochs that nothing refers to any more, at intervals."""
     settings = group.settings
     if group.times.differ or not group.housekeeping.is_due("epochs", now_ms, settings.bookkeeping_ms):
         return
@@ -414,7 +413,7 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _drop_before(group: GroupState, stream: LedStream, first: int) -> Steps[bool]:
-    """Drop the epochs before one, or some of them; False if what would be kept of them does not fit into a node."""
+    """Drop epochs before ``first``, or some of them; return False if the rest that is kept would not fit into a node."""
     name = stream.config.name
     while True:
         kept = without_epochs(stream.history, first)
