@@ -38,14 +38,14 @@ def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> N
     ROLLBRIDGE_CONFIG names.
     """
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    # The command line has a handler of its own, and a level that suits short commands.
+    # The command line has set up logging before, with a level that suits short commands.
     logging.getLogger().setLevel(log_level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
         daemon = Daemon(load_coordinator_settings(flags), hook)
         end_on_signals(daemon.stop, lambda: daemon.is_serving)
         if not daemon.run():
-            # The library for Kafka would wait up to a minute for brokers that do not answer before it lets go.
+            # Skip the interpreter's own exit: librdkafka would wait up to a minute for brokers that do not answer.
             leave()
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)

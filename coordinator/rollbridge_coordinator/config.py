@@ -1,6 +1,6 @@
-"""Settings of a coordinator daemon, and where they come from.
+"""Settings of a coordinator daemon, and their sources.
 
-Addresses and security come from where clients have them from (:mod:`rollbridge.config`). Everything else comes from
+Addresses and security have the same sources as for clients (:mod:`rollbridge.config`). Everything else comes from
 ``ROLLBRIDGE_COORDINATOR_...`` variables, such as ``ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX``, or from the table
 ``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both. In the file, names may also be
 spelt as in PIP-196: ``transactionBufferSnapshotSegmentSize``.
@@ -62,49 +62,48 @@ class CoordinatorSettings:
     zookeeper: str
     """ZooKeeper servers, ``host:port,…``, with a chroot if wanted."""
     zookeeper_root: str = "/rollbridge"
-    """Path under which everything stands."""
+    """Path of the ZooKeeper node under which all metadata is kept."""
     name: str = option(_default_name)
-    """Name of this daemon among the coordinators; must be unique. The flag ``--name`` says it, too. If left out: host
+    """Name of this daemon among the coordinators; must be unique. Also set by the flag ``--name``. If left out: host
     and process id."""
     session_timeout_s: float = 6.0
-    """ZooKeeper session time-out: how soon another daemon takes over when this one stands still or its machine is gone.
-    The flag ``--session-timeout`` says it, too."""
+    """ZooKeeper session time-out: time until another daemon takes over when this one is paused or its machine is gone.
+    Also set by the flag ``--session-timeout``."""
     patience_s: float = 3.0
-    """How long a daemon waits before it leads a group that nobody leads and that another coordinator should take: one
-    that follows it closely, or its first choice."""
+    """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
+    the group closely, or its first choice."""
     seal_timeout_s: float = 60.0
-    """How long sealing may take, for which all streams of the group wait, before its stream waits alone. For native
-    transactions of others it waits 2 s, for leaders that are away 3 s."""
+    """Longest time of a seal, for which all streams of the group wait, before its stream waits alone. A seal waits 2 s
+    for native transactions of others, and 3 s for partitions without a leader."""
     merge_timeout_s: float = 900.0
-    """How long a merge may take, that is, its native transaction be open; ``transaction.max.timeout.ms`` of the brokers
-    at most. What takes longer is merged alone, and aborted if that takes longer, too."""
+    """Longest time of a merge, that is, of its native transaction; at most ``transaction.max.timeout.ms`` of the
+    brokers. A round that takes longer is merged one transaction at a time, and one that still does is aborted."""
     poll_s: float = 0.05
-    """Longest wait for new frames before other work is looked at."""
+    """Longest wait for new frames before other work is done."""
     standby_transactions_max: int = option(300_000, low=0)
-    """Transactions that a standby holds for one group at most, open or ended since the last snapshots, about 0.4 KB
-    each; beyond it, it follows nothing for a minute. 0: it follows nothing, and a takeover reads everything since
-    these."""
+    """Most transactions that a standby holds for one group, open or ended since the last snapshots, about 0.4 KB each;
+    beyond that it pauses for a minute. 0: no standby, and a takeover reads everything since the snapshots."""
     standby_cache_bytes_max: int = 64 * MIB
-    """Bytes of frames that a standby keeps in memory for one group."""
+    """Most bytes of frames that a standby keeps in memory for one group."""
     replication_factor: int = option(-1, low=-1)
     """Replication factor of commit logs; -1 is the brokers' default."""
     metrics_dir: str = ""
-    """Directory for one file of metrics for each group that is led, in Prometheus' text format; none if empty."""
+    """Directory for one metrics file per group that is led, in Prometheus' text format; no files if empty."""
     metrics_address: str = option("", check=_check_address)
-    """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are answered over HTTP; port 0 is a free one, which the log
-    names. Whoever reaches it can read it. None if empty; ``0.0.0.0:9464`` in the container image."""
+    """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
+    free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""
     peer_address: str = option("", check=_check_peer)
-    """``HOST:PORT`` at which the other coordinators reach this one, to see when its process ends (they only hold a
+    """``HOST:PORT`` at which the other coordinators reach this one, to notice the end of its process (they only hold a
     connection; nothing is served); port 0 is a free one. Set it where only certain ports are open between machines.
-    ``none``: nowhere, so a coordinator that is killed is replaced when its session has timed out. If left out: the
-    address from which ZooKeeper is reached, and a free port."""
+    ``none``: no port, so a killed coordinator is replaced when its session has timed out. If left out: the address from
+    which ZooKeeper is reached, and a free port."""
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
-    """Also holds when snapshots are taken, and how."""
+    """Settings of a leader, those of snapshots among them."""
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security settings for Kafka, named as in confluent-kafka's configuration."""
     zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings of the way to ZooKeeper."""
+    """Security settings of the connection to ZooKeeper."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots))
@@ -115,7 +114,7 @@ class CoordinatorSettings:
 
     @property
     def is_shown(self) -> bool:
-        """Whether other coordinators may see from a connection that this one lives."""
+        """True if other coordinators may notice by a connection that this one lives."""
         return self.peer_address != _NOWHERE
 
     @property
@@ -132,10 +131,10 @@ class CoordinatorSettings:
 def load_coordinator_settings(
     flags: Mapping[str, str | float | None], environ: Mapping[str, str] | None = None
 ) -> CoordinatorSettings:
-    """The settings from flags, the environment and the TOML file, in this order of strength.
+    """Load the settings from flags, the environment and the TOML file, in this order of precedence.
 
     Raises:
-        ConfigError: something is wrong, unknown or missing; everything is named.
+        ConfigError: settings are wrong, unknown or missing; all of them are named.
     """
     environ = os.environ if environ is None else environ
     given = {key: None if (value := flags.get(key)) is None else str(value) for key in _ADDRESSES}
@@ -161,7 +160,7 @@ _KEYS: Final = keys_of(*_TABLES) - set(_ADDRESSES)
 
 
 def _from_file(environ: Mapping[str, str]) -> dict[str, object]:
-    """The table of the TOML file, which has been read and checked for everything else before."""
+    """Return the coordinator's table of the TOML file; the file has been read, and the rest checked, before."""
     path = environ.get(CONFIG_VARIABLE)
     if not path:
         return {}

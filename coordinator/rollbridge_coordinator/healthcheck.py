@@ -1,8 +1,7 @@
-"""``python -m rollbridge_coordinator.healthcheck``: exit code 0 if the coordinator of this container is healthy, 1 if
-not.
+"""``python -m rollbridge_coordinator.healthcheck``: exit with 0 if the coordinator of this container is healthy, else 1.
 
-It asks ``/healthz`` at the port of ``ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS``, and prints what that says. It imports
-next to nothing, since it is started every few seconds.
+The program asks ``/healthz`` at the port of ``ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS``, and prints the answer. It
+imports next to nothing, since it is started every few seconds.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from collections.abc import Mapping
 VARIABLE = "ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS"
 TIMEOUT_S = 3.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Addresses to listen at that are none to ask at, and what is asked in their place."""
+"""Addresses that listen on all interfaces, with the loopback addresses to ask in their place."""
 
 
 def check(environ: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code, and what to say."""
+    """Return the exit code and the text to print."""
     host, _, port = environ.get(VARIABLE, "").rpartition(":")
     if not host or not port.isdecimal():
         return 1, f"{VARIABLE} is not set to HOST:PORT, so nobody can tell"

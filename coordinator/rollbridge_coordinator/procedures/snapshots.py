@@ -77,7 +77,7 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
 
 
 def clear_snapshots(group: GroupState, partitions: Iterable[Partition]) -> Steps[None]:
-    """Delete all snapshots of partitions in every format; they are found by their keys, so a lost index is no matter."""
+    """Delete all snapshots of partitions in every format, found by their keys, so that no index is needed."""
     wanted = list(partitions)
     state = group.snapshots
     known = yield from TopicIds([state.segments_topic, state.indexes_topic, state.single_topic])

@@ -413,7 +413,7 @@ def drop_epochs(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _drop_before(group: GroupState, stream: LedStream, first: int) -> Steps[bool]:
-    """Drop epochs before ``first``, or some of them; return False if the rest that is kept would not fit into a node."""
+    """Drop epochs before ``first``, or some of them; return False if what is kept of them exceeds a node."""
     name = stream.config.name
     while True:
         kept = without_epochs(stream.history, first)

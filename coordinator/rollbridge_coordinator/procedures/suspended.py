@@ -1,21 +1,32 @@
-"""Scales and rolling commits that wait half done, mostly for native transactions of others; other streams go on.
+"""Waiting and suspended changes: scales and rolling commits that native transactions of others hold up.
 
-A native transaction may begin after it was looked for them and before the segments are closed. Then a seal finds it,
-and it cannot be taken back: writers have been refused, and look for successors. So after some seconds the seal returns,
-and what was begun is moved from its own node, where there can be only one, to one of the group's ``suspended`` nodes.
-From then on
+No segment can be sealed while a native transaction is open on it, or while it has no partition leader. So the leader
+looks before it begins a scale or rolling commit: transactions that need the change wait then, with later commits of
+their connections, and all others go on. The only bound is Kafka's: native transactions end by themselves
+(``transaction.max.timeout.ms``, 15 minutes). A change waits for what is open at two looks. Others are of the kind that
+conditional writers make, which end within milliseconds; there may always be one of these.
+
+A native transaction may begin after the look and before the segments are closed. Then the seal meets it, and cannot be
+undone: writers have been refused, and look for successors. So after some seconds the seal returns, and the change is
+moved from its own node, of which there is only one, to one of the group's ``suspended`` nodes. From then on
 
 - the streams that it changes take no transactions: they are in an error state that says for whom they wait, and plain
-  writers wait for successors. Nobody else waits;
+  writers wait for successors. All other streams go on;
 - nothing else changes these streams: scales wait, or are refused after a bound, and nothing of them is deleted for its
   age. A stream that has no open transactions can be deleted as a whole;
-- it is looked at the native transactions again and again, and when none is open any more, which no new one can be as
-  the topics are closed, what was begun is finished;
-- a new leader goes on in the same way: it finds the nodes, and finishes what they say while it leads, not before.
+- the leader checks the native transactions at intervals; no new one can begin as the topics are closed, and when none
+  is open any more the change is finished;
+- a new leader goes on in the same way: it finds the nodes, and finishes the changes while it leads, not before.
 
 A transaction that waits in a rolling commit may be aborted by an administrator, or may turn out to need another rolling
 commit, because other streams were scaled meanwhile. It is taken out of the node first, before anything else is decided
 about it: of the transactions that a node names either all have an outcome, or none.
+
+A seal closes topics first, and may be refused, or come to nothing, after that; its change may then be given up, or be
+lost from the record because ZooKeeper was set back. No topic can be opened again without breaking what others have
+inferred from its end. So :func:`reopen` plans a scale that gives the same key ranges new segments; it waits among the
+suspended changes, with its stream, and nobody else waits. A new leader looks through all active segments for such topics
+once, and mends their settings (:func:`mend_active`).
 """
 
 from __future__ import annotations
@@ -53,31 +64,23 @@ from rollbridge_coordinator.state.group import GroupState, HeldRoll, Suspended, 
 from rollbridge_coordinator.state.streams import segment_topic_spec
 from rollbridge_coordinator.state.upkeep import Rest
 
-# --------------------------------------------------------------------------------------------------------------------
-# Waiting for native transactions of others, and for leaders that are away, without holding anybody up.
-# No segment can be sealed while a native transaction is open on it, or while nobody leads it. So it is looked before
-# a scale or rolling commit is begun: what needs it waits then, with later commits of its connections, and all others
-# go on. There is no bound but the one of Kafka: these transactions end by themselves (``transaction.max.timeout.ms``,
-# 15 minutes). What comes up between the look and the seal is waited for in
-# :mod:`rollbridge_coordinator.procedures.suspended`.
-# What is open at two looks is waited for. Others are of the kind that conditional writers make, which end within
-# milliseconds; there may always be one of these.
+# Waiting before a change
 
 
 logger = logging.getLogger(__name__)
 
 LOOK_SOON_MS: Final = 20
-"""How soon it is looked a second time: most native transactions, our own among them, end within milliseconds."""
+"""Delay of the second look: most native transactions, our own among them, end within milliseconds."""
 LOOK_AGAIN_MS: Final = 200
-"""How soon it is looked again after that."""
+"""Interval of the looks after that."""
 TELL_MS: Final = 60_000
-"""How often a log says for whom something waits."""
+"""Interval of log lines that say what a change waits for."""
 
 
 def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
-    """Return how it is waited for what keeps topics from being sealed, after an earlier wait; None if that is over.
+    """Look for obstacles to a seal; return the next state of the wait, None if nothing lasts over two looks.
 
-    An earlier wait in which nothing was seen was for something else: what is found now is looked at twice all the same.
+    A wait that has seen nothing yet was for something else, so this counts as the first look.
     """
     found = frozenset((yield from LookForObstacles(topics)))
     if before is None or not before.seen:
@@ -90,12 +93,12 @@ def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps
 
 
 def is_due(wait: Wait, now_ms: int, most_ms: int = LOOK_AGAIN_MS) -> bool:
-    """Return whether it is to be looked again, ``most_ms`` after the last look: the clock may have been set back."""
+    """Return True if the next look is due; also if it is more than ``most_ms`` off, as the clock was set back then."""
     return not now_ms < wait.due_ms <= now_ms + most_ms
 
 
 def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:
-    """Say in the log, once a minute, for whom something waits."""
+    """Log, at most once a minute, what a change waits for; return the wait with the time of the line."""
     if not wait.lasting or (wait.told_ms is not None and 0 <= now_ms - wait.told_ms < TELL_MS):
         return wait
     named = name_some(wait.lasting)
@@ -104,7 +107,7 @@ def tell(group: GroupState, what: str, wait: Wait, now_ms: int) -> Wait:
 
 
 def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str | None]:
-    """Abort native transactions of others, as was asked for; why that could not be done, None if it was."""
+    """Abort native transactions of others, as requested; return the reason of a failure, None if all were aborted."""
     foreign = sorted((item for item in found if isinstance(item, ForeignTransaction)), key=str)
     if not foreign:
         return None
@@ -115,7 +118,7 @@ def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str |
 
 
 def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
-    """Return whether something keeps what a rolling commit would seal from being sealed; nothing is written."""
+    """Return True if obstacles keep a rolling commit from sealing its segments; nothing is written."""
     key = tuple(sorted(roll.stream for roll in rolls))
     streams = [group.streams[name] for name in key]
     topics = [stream.topic_of(item.id) for stream in streams for item in stream.history.active.segments]
@@ -130,23 +133,23 @@ def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[
 
 
 def release_due(group: GroupState, now_ms: int) -> None:
-    """Let rolling commits that wait be planned again, so that it is looked again; forget those that nobody needs."""
+    """Let waiting rolling commits that are due be planned again, which looks again; drop those that nobody needs."""
     for key, item in list(group.held_rolls.items()):
         if not is_due(item.wait, now_ms):
             continue
         if not item.is_due:
             item.is_due = True
         else:
-            del group.held_rolls[key]  # it was free to be planned for a whole turn, and was not
+            del group.held_rolls[key]  # could be planned for a whole turn, and was not: no transaction needs it
 
 
 BLIND_MS: Final = 10_000
-"""How soon it is tried again where brokers do not tell of the transactions that a seal has met: only another seal tells
-whether they have ended, for which everybody waits some seconds."""
+"""Delay of the next seal where brokers do not show the transactions that a seal has met: only another seal tells if
+they have ended, and the whole group waits some seconds for it."""
 
 
 def describe(work: Work) -> str:
-    """Return what is half done, for people."""
+    """Return a description of a suspended change for messages."""
     streams = ", ".join(work.streams)
     if isinstance(work, Scaling):
         return f"the scale of {streams} to epoch {work.epoch}"
@@ -154,13 +157,13 @@ def describe(work: Work) -> str:
 
 
 def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> Steps[None]:
-    """Leave half done what waits for native transactions on topics, which have been closed.
+    """Suspend a change that waits for native transactions on topics, which have been closed.
 
     Args:
         group: State of the group.
-        node: Where it stands: that of what is under way, or one of those that are suspended.
-        work: What is half done, and is to be finished later.
-        topics: What is closed and could not be sealed.
+        node: Path of its record: the node of the change in progress, or one of the suspended ones.
+        work: Change to be finished later.
+        topics: Topics that are closed and could not be sealed.
     """
     found = frozenset((yield from LookForObstacles(topics)))
     now_ms = group.times.stamp((yield from Now()))
@@ -177,9 +180,9 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
 
 
 def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
-    """Move what is under way to a node of its own among those that are suspended, which is returned.
+    """Move a change in progress to a suspended node, and return the path of that.
 
-    The caller says for what it waits, with :func:`postpone` or in :func:`suspend`.
+    The caller sets what the change waits for, with :func:`postpone` or in :func:`suspend`.
     """
     target = f"{paths.suspended(group.name)}/{work.title}"
     if not (yield from Write([DeleteNode(node), CreateNode(target, work.to_json())])):
@@ -190,7 +193,7 @@ def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
 
 
 def postpone(group: GroupState, node: str, reason: str) -> Steps[None]:
-    """Have what is half done tried again later, less and less often: something of it is refused."""
+    """Retry a suspended change later, with a growing back-off, because part of it is refused."""
     item = group.suspended[node]
     now_ms = group.times.stamp((yield from Now()))
     item.rest = Rest.after(item.rest, now_ms)
@@ -201,7 +204,7 @@ def postpone(group: GroupState, node: str, reason: str) -> Steps[None]:
 
 
 def load_suspended(group: GroupState) -> Steps[None]:
-    """Know what earlier leaders have left half done; it is looked at on the first turn."""
+    """Load the changes that earlier leaders have suspended; they are due on the first turn."""
     parent = paths.suspended(group.name)
     nodes = [f"{parent}/{name}" for name in (yield from read_children(parent))]
     for node, raw in (yield from ReadNodes(nodes)).items():
@@ -211,7 +214,7 @@ def load_suspended(group: GroupState) -> Steps[None]:
 
 
 def take_up(group: GroupState, node: str, work: Work) -> None:
-    """Know of something that is half done; it is looked at on the next turn."""
+    """Add a suspended change to the group's state, due on the next turn, and suspend its streams."""
     group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
     for name in work.streams:
         fault = group.faults.get(name) or StreamFault(f"{describe(work)} is half done", SUSPENDED, "", work.created_ms)
@@ -219,7 +222,7 @@ def take_up(group: GroupState, node: str, work: Work) -> None:
 
 
 def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int) -> Steps[bool]:
-    """Return whether native transactions are open on closed topics; says so, and aborts them where that was asked for.
+    """Return True if native transactions are open on closed topics; they are aborted if the request asks for it.
 
     The client that has asked for a scale is answered after the bound that scales have; the scale goes on.
     """
@@ -242,7 +245,13 @@ def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int)
 
 
 def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Steps[str]:
-    """Return why a request about a suspended stream can not be carried out; aborts who it waits for if asked to."""
+    """Return why a request about a stream has to wait, empty if the stream is not suspended.
+
+    With ``abort_foreign`` the native transactions that the suspended change waits for are aborted.
+
+    Raises:
+        StreamBusy: not all of them could be aborted.
+    """
     item = group.suspended_on(stream)
     if item is None:
         return ""
@@ -261,10 +270,10 @@ def _why(item: Suspended) -> str:
 
 
 def open_of(group: GroupState, committing: Committing) -> list[BufferedTransaction] | None:
-    """The transactions of a rolling commit in their order; None if their outcome stands in the commit log already.
+    """Return the transactions of a rolling commit in their order; None if the commit log has their outcomes already.
 
     Raises:
-        CorruptDataError: Of some it does, and of others it does not.
+        CorruptDataError: only some of them are open.
     """
     known = [group.fold.open.get(item.bytes) for item in committing.transactions]
     transactions = [item for item in known if item is not None]
@@ -277,14 +286,14 @@ def open_of(group: GroupState, committing: Committing) -> list[BufferedTransacti
 
 
 def change(group: GroupState, node: str, work: Work) -> Steps[None]:
-    """Write down what is still to be done of it."""
+    """Replace the record of a suspended change by what is still to be done."""
     if not (yield from Write([SetNode(node, work.to_json())])):
         raise StaleStateError(f"{describe(work)} was finished by someone else")
     group.suspended[node].work = work
 
 
 def take_out(group: GroupState, transaction: BufferedTransaction) -> Steps[None]:
-    """Have no rolling commit that waits name a transaction, so that it can be decided on in another way."""
+    """Take a transaction out of all suspended rolling commits, so that it can be decided on in another way."""
     for node, item in list(group.suspended.items()):
         work = item.work
         if isinstance(work, Committing) and transaction.transaction_id in work.transactions:
@@ -293,14 +302,14 @@ def take_out(group: GroupState, transaction: BufferedTransaction) -> Steps[None]
 
 
 def end_suspension(group: GroupState, node: str) -> Steps[None]:
-    """Let the streams go on, once what was half done is not any more."""
+    """Lift the suspension of the streams of a change that was finished or given up."""
     item = group.suspended.pop(node, None)
     if item is None:
         return
     for name in item.work.streams:
         if name in group.streams and not group.is_suspended(name):
             group.faults.resume(name)
-            if group.streams[name].history.unsealed():  # that was refused, and is tried again
+            if group.streams[name].history.unsealed():  # sealing the duplicates was refused, and is tried again
                 fault = unsealed_fault(item.work.created_ms)
                 group.faults.restore(name, fault)
                 yield from show_fault(group, name, fault)
@@ -309,9 +318,9 @@ def end_suspension(group: GroupState, node: str) -> Steps[None]:
 
 
 def without_stream(group: GroupState, stream: str, now_ms: int) -> tuple[list[NodeOperation], dict[str, Work | None]]:
-    """What becomes of what is half done when a stream is deleted: the writes, and what is left by node.
+    """Return the writes that take a deleted stream out of suspended changes, and the rest of each change by node.
 
-    Nothing is, if it was about that stream alone.
+    The rest is None for a change of that stream alone.
     """
     operations: list[NodeOperation] = []
     left: dict[str, Work | None] = {}
@@ -333,12 +342,12 @@ def without_stream(group: GroupState, stream: str, now_ms: int) -> tuple[list[No
 
 
 def kept_of(transactions: Sequence[BufferedTransaction]) -> set[bytes]:
-    """Those of a rolling commit that are still to be committed, by the 16 bytes of their ids."""
+    """Return the ids, of 16 bytes each, of the transactions that are still to be committed."""
     return {item.id for item in transactions if item.state is State.COMMITTING}
 
 
 def refuse_request(group: GroupState, node: str, scaling: Scaling, answer: Answer) -> Steps[None]:
-    """Answer who has asked for a scale that it is not done; it is all the same, as soon as that is possible."""
+    """Answer a request for a scale with a refusal; the scale itself is finished all the same once that is possible."""
     if not scaling.request:
         return
     answered = replace(scaling, request="")
@@ -358,7 +367,7 @@ def _answer(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Step
 
 
 def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
-    """Put the streams into an error state that says for whom they wait."""
+    """Put the streams of a suspended change into an error state that says what they wait for."""
     topic = min((one.topic for one in item.wait.lasting), default="")
     for name in item.work.streams:
         if name in group.streams:
@@ -367,16 +376,11 @@ def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
             yield from show_fault(group, name, fault)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Successors for segments that have been closed in vain.
-# A seal closes topics first, and may be refused, or come to nothing, after that; a change that began with it may then
-# be given up, or may not be on record any more because ZooKeeper was set back. Nobody can open a topic again without
-# breaking what others have inferred from its end. So a scale gives the same key ranges new segments, as soon as that
-# is possible; it waits among the group's ``suspended`` works until then, with its stream, and nobody else waits.
+# Successors of segments that were closed in vain
 
 
 def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[None]:
-    """Have the active segments of streams replaced that are closed, unless that is under way."""
+    """Plan scales that replace the closed active segments of streams, unless a change of the stream is in progress."""
     for name in streams:
         stream = group.streams.get(name)
         if stream is None or group.is_half_done(name):
@@ -403,29 +407,31 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
 
 
 def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
-    """Return which topics are closed; none if we are not told: what is appended is refused then."""
+    """Return the topics that are closed; none if Kafka refuses to say, as appends to them are refused then anyway."""
     try:
         return (yield from Closed(topics))
     except Refused:
         return frozenset()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Settings of active segments: a new leader looks through them once, some at a time, beside its other work.
-# Event times of any past and future are valid on every stream. Kafka's own limit, an hour ahead, stands on segments
-# that were made before that was set; plain and conditional writers, which may not change settings, would be refused
-# there. So these get the limits that this version gives to new segments.
-# One that is closed although nothing is under way with it was closed for a change that is not on record any more: its
-# leader died when it had just given that up, or ZooKeeper was set back since. It gets a successor.
+# Settings of active segments
 
 
 TOPICS_AT_ONCE: Final = 50
 EVERY_MS: Final = 1_000
-"""How often so many topics are looked at: brokers take a few milliseconds for them, in which transactions wait."""
+"""Interval between checks of so many topics: brokers take a few milliseconds for them, in which transactions wait."""
 
 
 def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
-    """Look at the next of the segments that have not been looked at in this term."""
+    """Check the next active segments that were not checked in this term, mend their settings and replace closed ones.
+
+    Event times of any past and future are valid on every stream. Segments of earlier versions still have Kafka's limit
+    of an hour ahead, at which plain and conditional writers, which may not change settings, would be refused. So they
+    get the limits that this version gives to new segments.
+
+    A segment that is closed without a change in progress was closed for one that is not on record any more: its leader
+    died when it had just given that up, or ZooKeeper was set back since. It gets a successor.
+    """
     if group.unmended is None:
         group.unmended = [
             (name, item.id) for name, stream in group.streams.items() for item in stream.history.active.segments
@@ -446,9 +452,10 @@ def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
-    """Mend topics, but for those of which that is refused; gives those that are not as they should be.
+    """Mend topics, leaving out those for which that is refused.
 
-    Gives None if it is to be tried again.
+    Returns:
+        Topics that still differ from what they should be; None if the attempt is to be repeated.
     """
     try:
         found = yield from MendTopics(specs, optional=True)

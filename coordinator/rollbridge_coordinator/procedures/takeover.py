@@ -1,10 +1,14 @@
-"""Takeover: a new leader makes sure that the old one can not act any more, and finishes what it left.
+"""Takeover: fence the old leader, restore the state of the group, and finish what the old leader left.
 
-The order matters: the controller epoch has been raised before (every later ZooKeeper write checks it); then the Kafka
+The order matters: the controller epoch has been raised before, which every later ZooKeeper write checks; then the Kafka
 transactional ids are taken, which fences the old leader in Kafka and aborts what it left open; only then the logs are
-read, because they can not change any more behind our back.
+read, because no other leader can change them any more.
 
-Source: PDP-24 (the temporary node), PIP-196 (recovery); Kafka's controller epochs.
+The state comes from the snapshots of the buffers, and from reading the buffers and the commit log on from there; or
+from the warm tail of a standby.
+
+Source: PDP-24 (the temporary node), PIP-196 (recovery; the format without segments is read where there is no index);
+Kafka's controller epochs.
 """
 
 from __future__ import annotations
@@ -61,15 +65,14 @@ from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, Par
 from rollbridge_coordinator.state.streams import Doomed, commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
 
-# --------------------------------------------------------------------------------------------------------------------
-# Restore: what the snapshots say of the buffers, and what reading on from there adds to it.
-# Source: PIP-196 (recovery; the format without segments is read where there is no index).
+# Restore
 
 
 def restore_snapshots(group: GroupState) -> Steps[int]:
-    """Load what the snapshots say of the group's buffers, so that folding goes on where they end.
+    """Load the snapshots of the group's buffers, so that folding goes on where they end.
 
-    Gives the offset from which the commit log says everything that they do not.
+    Returns:
+        Offset from which the commit log holds every outcome that the snapshots do not cover.
     """
     state = group.snapshots
     configs = {partition: item.config for item in group.streams.values() for partition in item.partitions()}
@@ -109,9 +112,9 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
 
 
 def restore_ongoing(group: GroupState, terminated: Container[bytes], followed: Container[Partition]) -> None:
-    """Put back the open transactions that were written down and have no outcome, but for ``followed`` partitions.
+    """Restore the recorded ongoing transactions that have no outcome, except in ``followed`` partitions.
 
-    Nothing of the others has been folded yet.
+    No frame of the other partitions has been folded yet.
     """
     streams = group.partitions()
     records = [item for item in group.snapshots.ongoing if item.partition not in followed]
@@ -122,13 +125,13 @@ def restore_ongoing(group: GroupState, terminated: Container[bytes], followed: C
                 group.fold.note_late(item.id, item.begin.streams, partition, item.first_position)
             else:
                 group.fold.restore(streams[partition], partition, item)
-                group.begun.add(item.id)  # only those are written down that have a BEGIN record
+                group.begun.add(item.id)  # only transactions with a BEGIN record are recorded as ongoing
     group.snapshots.metrics.ongoing_ops[Op.READ] += len(records)
     group.snapshots.ongoing.clear()
 
 
 def finish_restore(group: GroupState) -> Steps[None]:
-    """Settle what folding the rest of the buffers has brought up; they have been folded up to the takeover's ends."""
+    """Settle transactions that turned up in the rest of the buffers, which are folded up to the takeover's ends."""
     summary, group.snapshots.summary = group.snapshots.summary, LogSummary({}, frozenset())
     late = group.fold.late or {}
     for transaction, offset in summary.terminated.items():
@@ -141,7 +144,7 @@ def finish_restore(group: GroupState) -> Steps[None]:
 
 
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
-    """An outcome from the commit log whose transaction was met again in the buffers."""
+    """Note an outcome from the commit log whose transaction was met again in the buffers."""
     identifier = TransactionId.from_bytes(transaction)
     for partition in partitions_of(group, identifier, begun.streams):
         known = group.snapshots.partitions[partition]
@@ -159,7 +162,7 @@ def _adopt(
     snapshot: Snapshot,
     found: Mapping[str, Mapping[bytes, bytes]],
 ) -> Steps[None]:
-    """Take over what a snapshot says; one in the other format is replaced by the next that is taken."""
+    """Adopt the content of a snapshot; one in the other format is replaced by the next that is taken."""
     state = group.snapshots
     known.aborted = AbortedTransactions.of(snapshot)
     known.generation = snapshot.generation
@@ -196,7 +199,7 @@ def _choose_ongoing(
     snapshot: Snapshot,
     found: Mapping[bytes, bytes],
 ) -> OngoingTransactions | None:
-    """The record of ongoing transactions to read on from, if that spares something."""
+    """Return the record of ongoing transactions to read on from, None if that would spare nothing."""
     state = group.snapshots
     keys = ongoing_keys(partition)
     choice = choose_ongoing([found.get(key) for key in keys], snapshot)
@@ -214,10 +217,10 @@ def _choose_ongoing(
 
 
 ORDERS_READ: Final = 100_000
-"""How many outcomes at the end of the commit log are looked at for numbers of commits, if any commit waits for some."""
+"""Outcomes at the end of the commit log that are read for commit numbers, if any commit waits for earlier ones."""
 
 MakeFold = Callable[[Collection[bytes]], BufferFold]
-"""Makes an empty fold that drops the frames of the transactions in a collection, which may grow until it folds."""
+"""Factory of an empty fold that drops frames of the transactions in a collection, which may grow until it folds."""
 
 
 def take_over(
@@ -229,12 +232,21 @@ def take_over(
     replication_factor: int = -1,
     tail: WarmTail | None = None,
 ) -> Steps[tuple[GroupState, dict[Partition, int]]]:
-    """Become the leader: gives the group's state, and the buffer offsets to fold before :func:`finish_pending`.
+    """Become the leader of a group.
 
-    What a standby has followed, the ``tail``, is gone on with if it fits; it must not be used elsewhere afterwards.
+    Args:
+        name: Group to lead.
+        controller_epoch: Epoch that this leader has taken.
+        make_fold: Factory of the fold of the buffers.
+        settings: Settings of the leader.
+        replication_factor: Replication factor of new topics; -1 is the brokers' default.
+        tail: Tail that a standby has followed, used if it fits; the caller must not use it afterwards.
+
+    Returns:
+        State of the group, and the buffer offsets to fold before :func:`finish_pending`.
 
     Raises:
-        CorruptDataError: an internal topic was deleted and made again behind our back.
+        CorruptDataError: an internal topic was deleted and created again.
         ZooKeeperOutdated: ZooKeeper was set back.
     """
     yield from TakeIdentity(name)
@@ -263,11 +275,11 @@ def take_over(
 
 
 def finish_pending(group: GroupState) -> Steps[None]:
-    """Finish a rolling commit that was under way; the buffers have been folded up to the offsets of the takeover."""
-    group.fold.fresh = list(group.fold.open)  # looked at with the first work, once what was under way is finished
+    """Finish the rolling commit of an earlier leader, once the buffers are folded up to the takeover's offsets."""
+    group.fold.fresh = list(group.fold.open)  # checked with the first work, after the pending rolling commit
     yield from finish_restore(group)
     if group.fold.lines:
-        # They wait for earlier commits of their connections, some of which may have an outcome and not be read again.
+        # Commits wait for earlier ones of their connections, which may have an outcome and not be read again.
         group.fold.learn_order((yield from ReadOrders(group.commit_log, ORDERS_READ)))
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
@@ -287,9 +299,9 @@ def finish_pending(group: GroupState) -> Steps[None]:
 def _read_logs(
     group: GroupState, terminated: dict[bytes, int], replication_factor: int, tail: WarmTail | None
 ) -> Steps[None]:
-    """Load the snapshots of the buffers, and the part of the commit log that says more than they do, or than the tail.
+    """Load the snapshots of the buffers, and the part of the commit log that neither they nor the tail cover.
 
-    Its outcomes are put into ``terminated``, which is what the fold goes by.
+    Its outcomes are put into ``terminated``, by which the fold drops frames.
     """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
@@ -306,7 +318,7 @@ def _read_logs(
 
 
 def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSummary | None]:
-    """Go on from a tail, if there is one that fits; gives what the commit log has said, to its end."""
+    """Go on from a tail that fits; return the summary of the commit log to its end, None without such a tail."""
     if tail is None:
         return None
     topic_ids = {
@@ -316,7 +328,7 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
         tail.follow((yield from ReadCommitLog(group.commit_log, tail.log_end)))
         if len(tail.fold.open) <= group.fold.limits.open_transactions_max and not tail.contradicts(group.fold.fences):
             known = group.snapshots.partitions.values()
-            # From where the open ones that were written down began, which is before the start.
+            # Begin where the recorded ongoing transactions began, which is before the start.
             since = min([start, *(item.needed.log_position for item in known if item.spared is not None)])
             summary = tail.hand_over(group.fold, since)
             group.fold = tail.fold
@@ -327,7 +339,12 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
 
 
 def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]:
-    """Create the commit log of a new group; refuse one that was deleted and made again."""
+    """Create the commit log of a new group, or check that the known one is the same topic.
+
+    Raises:
+        CorruptDataError: the commit log was deleted and created again, or ZooKeeper does not know it.
+        ZooKeeperOutdated: the group was led before, and ZooKeeper was set back.
+    """
     name = group.name
     raw = yield from read_node(paths.group(name))
     if raw is None:
@@ -383,9 +400,9 @@ def _load_streams(group: GroupState) -> Steps[None]:
             slots.append(paths.cas_slots(name))
             fault = values[paths.stream_fault(name)]
             if fault is not None:
-                with suppress(CorruptDataError):  # it is found out again, or written anew
+                with suppress(CorruptDataError):  # the next refusal writes a damaged error state anew
                     group.faults.restore(str(name), StreamFault.from_json(fault))
-    # A stream that was restored lacks it, and where ACLs are in force conditional writers may not make it.
+    # A restored stream lacks the parent of slots, and where ACLs are in force conditional writers may not create it.
     present = yield from ReadNodes(slots)
     yield from EnsureNodes([path for path, value in present.items() if value is None])
 

@@ -1,4 +1,8 @@
-"""Upkeep: leases that ran out, commits that wait for frames, and the ZooKeeper records of long transactions."""
+"""Upkeep: expire leases and waiting commits, and keep the ZooKeeper records of transactions, answers and sessions.
+
+A client session registers before it begins its first transaction in a group, so that a leader that takes over knows
+every session that an earlier leader may have heard of. Clients without a name of their own never register.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +41,9 @@ RECORDS_PER_WRITE = 500
 
 
 def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
-    """Decide on abort for transactions whose lease has run out, once the buffer has been read to its end.
+    """Decide on abort for transactions whose lease has run out, once their buffers have been read to the end.
 
-    The end is asked for after the deadline, so a commit that was asked for in time is always seen first.
+    The end is looked up after the deadline, so a commit that was requested in time is always seen first.
     """
     overdue = group.fold.ages.overdue(group.times.lease(now_ms))
     yield from _set_barriers(group, overdue)
@@ -51,9 +55,9 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
-    """Wait for the frames that commits name until everything that was in the buffers has been read; then refuse them.
+    """Wait for the frames that commits name until all that was in the buffers has been read; then refuse the commits.
 
-    Whoever asked for the commit had all frames acknowledged before, so what is not there then never comes.
+    A client asks for a commit after all of its frames were acknowledged, so a frame that is missing then never comes.
     """
     yield from _set_barriers(group, transactions)
     for transaction in transactions:
@@ -65,8 +69,8 @@ def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction],
 def forsake_held(group: GroupState, now_ms: int) -> Steps[None]:
     """Refuse commits that wait for an earlier one of their connection which never comes, as :meth:`forsake` does.
 
-    Only once everything has been read that stood in the buffers after their time was up: the earlier one may be there,
-    in another partition, however long the leader has not come to read it.
+    That is decided only after everything has been read that was in the buffers when their time was up: the earlier
+    commit may be there, in another partition, however late the leader comes to read it.
     """
     patience_ms = group.settings.commit_order_patience_ms
     if group.fold.has_forsaken(now_ms, patience_ms):
@@ -76,16 +80,16 @@ def forsake_held(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def record_long(group: GroupState, now_ms: int) -> Steps[None]:
-    """Give transactions that outlive a moment a BEGIN record and a ZooKeeper record.
+    """Write a BEGIN record and a ZooKeeper record for transactions that stay open for more than a moment.
 
-    One that was aborted long ago, and whose BEGIN frame in another buffer comes only now, is forgotten instead.
+    A transaction that was aborted long ago, and whose BEGIN frame in another buffer comes only now, is dropped instead.
     """
     aged = group.fold.ages.come_of_age(now_ms - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
     if group.faults or any(item.wait.lasting for item in group.held_rolls.values()):
-        aged += [item for item, _ in waiting(group)]  # they have not ended, and can be looked at and aborted
-    # What was refused the last time is tried again.
+        aged += [item for item, _ in waiting(group)]  # recorded as well, so that they can be seen and aborted
+    # Include transactions whose records were refused the last time.
     wanted = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
     due = group.unrecorded = [item for item in wanted.values() if item.id not in group.recorded]
     while due:
@@ -157,15 +161,14 @@ def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Pa
             yield group.streams[name].partition_of(transaction)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Expiry of bookkeeping in ZooKeeper: answers that nobody has taken, and part counters of transactions that ended.
+# Expiry of answers and part counters
 
 
 NODES_AT_ONCE: Final = 500
 
 
 def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
-    """Remove what is of no use to anybody any more, now and then."""
+    """Remove answers that were never taken, and part counters of ended transactions, at intervals."""
     settings = group.settings
     if group.housekeeping.is_due("bookkeeping", now_ms, settings.bookkeeping_ms):
         if not group.times.differ:
@@ -174,20 +177,20 @@ def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
-    """Answers are taken away by those who asked, unless these died or lost patience."""
+    """Remove old answers; clients remove their own, unless they died or timed out."""
     parent = paths.answers(group.name)
     names = yield from read_children(parent)
-    # They sort by age, so the first that is to be kept is the last to be looked at.
+    # The names sort by age, so the oldest answers are read first.
     values = yield from ReadNodes([f"{parent}/{name}" for name in names[:NODES_AT_ONCE]])
     old = [path for path, raw in values.items() if raw is not None and _answered_ms(raw) <= before_ms]
     yield from _delete(group, "answers_expired", old)
 
 
 def _expire_parts(group: GroupState) -> Steps[None]:
-    """A process may have joined a transaction in the moment of its end; its counter has been made anew then.
+    """Remove part counters of ended transactions; a process that joined one as it ended has made its counter anew.
 
-    That nothing of a transaction is known does not say that it has ended: the parts of a joint one are numbered before
-    anything of it is written, and a number that is given out twice would mix what two tasks write.
+    A transaction of which nothing is known need not have ended: the parts of a joint one are numbered before its first
+    frame, and a number given out twice would mix what two tasks write.
     """
     parent = paths.parts_of(group.name)
     names = yield from read_children(parent)
@@ -206,7 +209,7 @@ def _expire_parts(group: GroupState) -> Steps[None]:
 
 
 def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
-    """Delete as many nodes as go at once, unless somebody else has just taken one; what is left is looked at again."""
+    """Delete as many nodes as fit into one multi; none if a client has just removed one. The rest is left for later."""
     operations = [DeleteNode(path) for path in nodes]
     del operations[leading(operations, group.settings.write_bytes_max) :]
     if operations and (yield from Write(operations)):
@@ -217,11 +220,11 @@ def _answered_ms(raw: bytes) -> int:
     try:
         return Answer.from_json(raw).answered_ms
     except CorruptDataError:
-        return 0  # nobody can make use of it
+        return 0  # a damaged answer is of no use, so it counts as old
 
 
 def _client(raw: bytes) -> str:
-    """Whose joint transaction's parts are counted; empty if it is not a joint one's counter, or not one of ours."""
+    """Return the client whose joint transaction a counter belongs to; empty if it belongs to none."""
     name = raw.decode(errors="replace")
     try:
         check_client_name(name)
@@ -231,13 +234,13 @@ def _client(raw: bytes) -> str:
 
 
 def _is_joint(session: bytes | None, name: str) -> bool:
-    """Whether it is the joint transaction that its client works at; once it is not, it never will be again."""
+    """Return True if a session names the transaction as its joint one; once it does not, it never will again."""
     if session is None:
         return False
     try:
         work = ClientSession.from_json(session).work
     except CorruptDataError:
-        return True  # it may be
+        return True  # unknown, so keep the counter
     return work is not None and str(work.transaction) == name and work.state in (JointState.OPEN, JointState.ENDING)
 
 
@@ -249,30 +252,27 @@ def _is_open(group: GroupState, name: str) -> bool:
     return identifier in group.fold.open or identifier in group.finished
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Sessions of clients: the newest one of each name, on record in ZooKeeper, for whoever leads the group next.
-# A session registers before it begins its first transaction in a group, so that a leader that takes over knows of
-# every session that an earlier leader may have been told of. Clients without a name of their own never register.
+# Sessions of clients
 
 
 logger = logging.getLogger(__name__)
 
 KEPT_MS: Final = 30 * 24 * 3_600_000
-"""How long a session is on record after it has registered: far longer than any lease, or memory of an outcome."""
+"""Time that a session stays on record after its registration: far longer than any lease, or memory of an outcome."""
 WORK_KEPT_MS: Final = 365 * 24 * 3_600_000
-"""The same for one that names a joint transaction, after it has begun that: without it, it would be written again."""
+"""The same time for a session that names a joint transaction; without the record, that could be written twice."""
 LOOK_MS: Final = 24 * 3_600_000
 READ_AT_ONCE: Final = 100
-"""Each takes up to 1 MiB, whatever its maker has put there."""
+"""Records of sessions read in one request; each may take up to 1 MiB."""
 
 
 class _Seen(NamedTuple):
-    """What is kept of a session's record: it may be large, and there may be many.
+    """Part of a session's record that is kept: records may be large, and there may be many.
 
     Attributes:
-        client_name: Whose it is.
-        epoch: Of the session.
-        forgotten_ms: When it may be removed, ms since 1970; None: never.
+        client_name: Name of the client.
+        epoch: Epoch of the session.
+        forgotten_ms: Time at which the record may be removed, ms since 1970; None for never.
     """
 
     client_name: str
@@ -281,7 +281,7 @@ class _Seen(NamedTuple):
 
 
 def load_sessions(group: GroupState) -> Steps[None]:
-    """Know the sessions, and what they must not be held against: what may have been begun, or was decided, before."""
+    """Raise the fences to the sessions on record, but for transactions that were begun, or decided on, before."""
     for session in (yield from _read_sessions(group)):
         group.fold.fences.raise_to(session.client_name, session.epoch)
     decided = [item.work for item in group.suspended.values() if isinstance(item.work, Committing)]
@@ -295,7 +295,7 @@ def load_sessions(group: GroupState) -> Steps[None]:
 def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     """Remove the records of sessions that registered long ago, once a day; such a client may register again.
 
-    Those that tell of labels stay: who comes again with one of these must not find a client that has written nothing.
+    Records that name labels stay, so that a job whose label was committed is recognized however late it is repeated.
     """
     if group.times.differ or now_ms < group.sessions_checked_ms + LOOK_MS:
         return
@@ -311,7 +311,7 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _read_sessions(group: GroupState) -> Steps[list[_Seen]]:
-    """The sessions on record; one that can not be read, or stands under another name than it says, counts for none."""
+    """Return the sessions on record, without damaged ones and those recorded under another name than their own."""
     names = yield from read_children(paths.sessions(group.name))
     found = []
     for first in range(0, len(names), READ_AT_ONCE):
