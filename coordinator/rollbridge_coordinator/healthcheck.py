@@ -1,4 +1,4 @@
-"""``python -m rollbridge_coordinator.healthcheck``: exit with 0 if the coordinator of this container is healthy, else 1.
+"""``python -m rollbridge_coordinator.healthcheck``: exit with 0 if this container's coordinator is healthy, else 1.
 
 The program asks ``/healthz`` at the port of ``ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS``, and prints the answer. It
 imports next to nothing, since it is started every few seconds.

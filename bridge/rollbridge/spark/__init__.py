@@ -1,7 +1,7 @@
-"""rollbridge in Apache Spark: the formats ``rollbridge`` and ``rollbridge-transactions``, by PySpark's own means.
+"""Apache Spark: the formats ``rollbridge`` and ``rollbridge-transactions``, as Python data sources of PySpark.
 
-Spark finds both by itself wherever rollbridge is installed, because of the packages ``pyspark_rollbridge`` and
-``pyspark_rollbridge_transactions``. Only where it does not look for such packages has :func:`register` to be called.
+Spark finds both by itself wherever rollbridge is installed, through the packages ``pyspark_rollbridge`` and
+``pyspark_rollbridge_transactions``. Where Spark does not look for such packages, call :func:`register`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ __all__ = ["RollbridgeSource", "RollbridgeTransactionsSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make both formats known to a session that has not found them by itself; doing so again changes nothing."""
+    """Register both formats with a session that has not found them by itself; a repeated call changes nothing."""
     spark.dataSource.register(RollbridgeSource)
     spark.dataSource.register(RollbridgeTransactionsSource)

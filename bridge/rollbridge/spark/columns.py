@@ -1,4 +1,13 @@
-"""The columns of ``format("rollbridge")``: names, types, and which of them have to be asked for."""
+"""The columns of ``format("rollbridge")``: names and types, and how records become Arrow columns.
+
+Columns are made field by field, in C, and only those that were asked for. The bytes of a field of many records are
+gathered by one ``take``: an Arrow array over the whole fetch, whose every second element is the field and every other
+one the bytes in between, costs nothing to make::
+
+    fetch    | .. |  field 0  | ...... |  field 1  | .. |  field 2  | ...
+    bounds        ^           ^        ^           ^    ^           ^
+    element       |     0     |   1    |     2     | 3  |     4     |        take 0, 2, 4, ...
+"""
 
 from __future__ import annotations
 
@@ -49,7 +58,7 @@ _ON_REQUEST: Final = frozenset((*HEADERS, *TRANSACTION, *COMMIT_POSITION, *PREVI
 
 
 def schema_of(asked: Iterable[str]) -> StructType:
-    """What is always there, and the columns on request that are asked for."""
+    """Return the columns that are always there, and those on request that are asked for."""
     wanted = set(asked)
     return T.StructType(
         [T.StructField(name, kind) for name, kind in _COLUMNS.items() if name not in _ON_REQUEST or name in wanted]
@@ -57,7 +66,11 @@ def schema_of(asked: Iterable[str]) -> StructType:
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """The columns that a schema, perhaps one that the user gave, has; ConfigError names all that are wrong."""
+    """Return the names of a schema's columns; the schema may be the user's.
+
+    Raises:
+        ConfigError: columns are unknown or of another type; all of them are named.
+    """
     known = {name.lower(): name for name in _COLUMNS}
     faults, names = [], []
     for field in schema.fields:
@@ -75,23 +88,20 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 def _plain(kind: T.DataType) -> str:
-    """A type without what makes no difference: whether there may be nulls."""
+    """Return a type without its nullability, which makes no difference."""
     return str(kind.simpleString())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How records become Arrow columns: field by field, in C.
-# What is not asked for is not made. The bytes of a field of many records are gathered by one ``take``: an array over
-# the whole fetch whose every second element is the field, and every other one what lies between, is free to make.
+# Records to Arrow columns
 
 
 _ID_BYTES: Final = 16
 _ID_ZEROS: Final = slice(2, 4)
-"""Bytes of a transaction id that are 0."""
+"""Bytes of a transaction id that are always 0."""
 
 
 def record_batch(records: Records, place: Place, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns ``names`` of some records, as ``schema`` calls them.
+    """Return the columns ``names`` of records, as ``schema`` calls them.
 
     Raises:
         CorruptDataError: headers do not parse.
@@ -101,7 +111,7 @@ def record_batch(records: Records, place: Place, names: Sequence[str], schema: p
 
 
 class _Maker:
-    """Makes columns of some records; what several of them need is worked out once."""
+    """Maker of columns of some records; headers, which several columns need, are parsed once."""
 
     def __init__(self, records: Records, place: Place) -> None:
         self.records = records
@@ -125,13 +135,13 @@ class _Maker:
         return pa.array(found, mask=missing)
 
     def headers(self) -> pa.Array:
-        """The headers that the writer gave; null where there are none, as Spark's own source has it."""
+        """Return the writer's own headers; null for a record without any, as in Spark's Kafka source."""
         return _header_lists(self.records.buffer, self._walked[0], len(self.records))
 
     def transaction_id(self) -> pa.Array:
         record, values = self._walked[1]
         ids = values[:, :_ID_BYTES]
-        # Records of one transaction stand side by side, so each id is put into words once for a run of them.
+        # Records of one transaction are adjacent, so each id is formatted once for a run of them.
         starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]).any(axis=1)]) if len(ids) else np.zeros(0, np.int64)
         run: Longs = np.zeros(len(ids), np.int64)
         run[starts] = 1
@@ -146,7 +156,7 @@ class _Maker:
         return pa.array(numbers).take(self._spread(record, np.arange(len(numbers))))
 
     def _spread(self, record: Longs, index: Longs) -> pa.Array:
-        """Indices for every record: those given for some, none for the others."""
+        """Return an index for every record: the given one for some, null for the others."""
         found: Longs = np.zeros(len(self.records), np.int64)
         missing: Flags = np.ones(len(self.records), np.bool_)
         found[record], missing[record] = index, False
@@ -154,7 +164,7 @@ class _Maker:
 
     @cached_property
     def _walked(self) -> tuple[list[tuple[Longs, Slices, Slices]], tuple[Longs, Bytes]]:
-        """The users' headers, and the records with the value of their ``rollbridge`` header."""
+        """Headers of users, and the records with a ``rollbridge`` header with its value."""
         data = np.frombuffer(self.records.buffer, np.uint8)
         users: list[tuple[Longs, Slices, Slices]] = []
         places: Longs = np.full(len(self.records), -1, np.int64)
@@ -165,7 +175,7 @@ class _Maker:
                 is_it = _equal(data, name, known.encode())
                 own |= is_it
                 if known == RECORD_HEADER:
-                    # The first one counts, as for readers of the library.
+                    # Of several ``rollbridge`` headers the first one counts, as for the library's readers.
                     is_it &= (value.end >= value.start) & (places[record] < 0)
                     places[record[is_it]] = value.start[is_it]
                     sizes[record[is_it]] = (value.end - value.start)[is_it]
@@ -175,7 +185,7 @@ class _Maker:
             )
         found = np.flatnonzero((places >= 0) & (sizes == HEADER_VALUE_BYTES))
         values = _rows(data, places[found], HEADER_VALUE_BYTES)
-        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # otherwise a plain writer used the name for something else
+        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # else a plain writer used the name for something else
         return users, (found[sound], values[sound])
 
 
@@ -200,7 +210,7 @@ _MAKE: Final[Mapping[str, Callable[[_Maker], pa.Array]]] = {
 
 
 def gathered(buffer: bytes, field: Slices) -> pa.Array:
-    """The bytes of a field of each record, which come in the order in which they stand; null where it has none."""
+    """Return the bytes of a field of each record, null where it has none; fields must be in the order of the buffer."""
     count = len(field.start)
     if not count:
         return pa.array([], pa.binary())
@@ -234,7 +244,7 @@ def _header_lists(buffer: bytes, walked: list[tuple[Longs, Slices, Slices]], cou
 
 
 def _texts(found: pa.Array) -> pa.Array:
-    """Bytes as text; what is no UTF-8 is replaced, as Kafka's own clients do it."""
+    """Decode bytes as UTF-8, replacing invalid ones as Kafka's clients do."""
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
@@ -242,7 +252,7 @@ def _texts(found: pa.Array) -> pa.Array:
 
 
 def _equal(data: Bytes, field: Slices, text: bytes) -> Flags:
-    """Which of the fields hold exactly this text."""
+    """Return a mask of the fields that hold exactly this text."""
     found: Flags = field.end - field.start == len(text)
     candidates = np.flatnonzero(found)
     found[candidates] = (_rows(data, field.start[candidates], len(text)) == np.frombuffer(text, np.uint8)).all(axis=1)
@@ -250,7 +260,11 @@ def _equal(data: Bytes, field: Slices, text: bytes) -> Flags:
 
 
 def _rows(data: Bytes, start: Longs, size: int) -> Bytes:
-    """So many bytes from each place on, as rows."""
+    """Return ``size`` bytes from each place on, as rows.
+
+    Raises:
+        CorruptDataError: a row would go beyond the data.
+    """
     if not len(start):
         return np.zeros((0, size), np.uint8)
     if int(start.max()) + size > len(data):

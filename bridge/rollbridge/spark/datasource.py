@@ -1,4 +1,7 @@
-"""The formats as Spark knows them: names, and who does the work; nothing is imported for the side that is not used."""
+"""The formats as Spark sees them: names, schemas, readers and writers.
+
+Imports are inside the methods, so that a job loads only the side, source or sink, that it uses.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +28,31 @@ class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked w
         return "rollbridge"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for, when it is read."""
+        """Return the columns that the options ask for, when the format is read."""
         from rollbridge.spark import source
 
         return source.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what is there now."""
+        """Return the reader of a batch."""
         from rollbridge.spark import source
 
         return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads what comes."""
+        """Return the reader of a streaming query."""
         from rollbridge.spark import source
 
         return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Writes a data frame as one transaction."""
+        """Return the writer of a data frame, which writes it as one transaction."""
         from rollbridge.spark import sink
 
         return sink.batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Writes each micro-batch as one transaction."""
+        """Return the writer of a streaming query, which writes each micro-batch as one transaction."""
         from rollbridge.spark import sink
 
         return sink.stream_writer(self.options, schema, overwrite=overwrite)
@@ -64,19 +67,19 @@ class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types a
         return "rollbridge-transactions"
 
     def schema(self) -> StructType:
-        """What is known of a transaction."""
+        """Return the columns of a transaction."""
         from rollbridge.spark import transactions
 
         return transactions.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what is there now."""
+        """Return the reader of a batch."""
         from rollbridge.spark import transactions
 
         return transactions.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads what comes."""
+        """Return the reader of a streaming query."""
         from rollbridge.spark import transactions
 
         return transactions.stream_reader(self.options, schema)

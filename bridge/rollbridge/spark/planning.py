@@ -1,14 +1,32 @@
-"""What a micro-batch reads: offset ranges of segments, such that the records of a key never change their order. Pure.
+"""Plan micro-batches: offset ranges of segments, such that the records of a key never change their order. Pure.
 
-How far a query has read is a *front*: the next offset of every segment at the front, as readers of the library have it
-(:class:`~rollbridge.model.position.ReadPosition`). What the segments of a front continue has been read to its sealed
-end; what neither they nor their predecessors cover is unread. So two fronts give the ranges between them, whatever has
-happened to the stream in between, and a micro-batch that is run again reads the same.
+The progress of a query is a *front*: the next offset of every segment at the front, as for readers of the library
+(:class:`~rollbridge.model.position.ReadPosition`). Predecessors of the segments of a front have been read to their
+sealed ends; all segments that are neither in the front nor predecessors are unread. So two fronts define the ranges
+between them, whatever has happened to the stream in between, and a repeated micro-batch reads the same::
 
-The records of a key stand in a chain of segments. A segment comes into a micro-batch only when all that it continues
-has been planned to its sealed end: either in an earlier micro-batch, or in this one, and then *one task* reads both,
-one after the other. That would have one task read everything behind a split, so it is done only while it is little
-(:data:`CHAIN_MAX`); otherwise the successors wait for the next micro-batch, where they are read side by side again.
+    segment 0-0  ======sealed      before front A: read to its sealed end
+    segment 1-0        ===A---B..  read up to A; the next micro-batch reads A to B
+    segment 1-1        A------B..  in the front with its first offset: nothing read yet
+
+The records of a key are in a chain of segments. A segment comes into a micro-batch only when all of its predecessors
+have been planned to their sealed ends: either in an earlier micro-batch, or in this one, and then *one task* reads
+both, one after the other. That would have one task read everything behind a split, so it is done only for short chains
+(:data:`CHAIN_MAX`); otherwise the successors wait for the next micro-batch, where they are read in parallel again.
+
+Offsets are JSON in a query's checkpoint. Those of ``format("rollbridge")`` have these fields:
+
+==============  =======================================================================
+field           meaning
+==============  =======================================================================
+``cluster``     Kafka's id of the cluster
+``streamId``    Kafka's id of the stream's buffer topic, which another stream of the same name does not have
+``position``    ``sales/orders@EPOCH-NUMBER:OFFSET,...``, which ``b.reader(start=...)`` takes as well
+``commitLog``   offset at which to begin to read the commit log, only with the column ``commitPosition``
+==============  =======================================================================
+
+Those of ``rollbridge-transactions`` have ``cluster``, ``logId`` and a position in the commit log,
+``sales/default@17``.
 
 Source: Pravega's readers finish the segments of a transition before they go on; limits are shared out as Spark's Kafka
 source does it, except that they are kept exactly.
@@ -36,12 +54,12 @@ if TYPE_CHECKING:
 Front = Mapping[SegmentId, int]
 
 CHAIN_MAX: Final = 100_000
-"""Offsets that one task may read because some of its segments continue others of them."""
+"""Most offsets of a chain of segments that one task reads in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets ``start..end-1`` of a segment, markers among them."""
+    """Offsets ``start..end-1`` of a segment, those of control markers included."""
 
     segment: SegmentId
     start: int
@@ -49,12 +67,12 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets that is."""
+        """Number of offsets in the range."""
         return self.end - self.start
 
 
 def unsealed(history: EpochHistory) -> list[SegmentId]:
-    """The segments whose end only the brokers know: what is active, or being sealed."""
+    """Return the segments whose ends only the brokers know: those that are active, or being sealed."""
     return [segment for segment in history.stored() if history.sealed_end(segment) is None]
 
 
@@ -66,21 +84,21 @@ def advance(
     limit: int | None = None,
     chain_max: int | None = CHAIN_MAX,
 ) -> dict[SegmentId, int]:
-    """The front to which the next micro-batch reads.
+    """Return the front to which the next micro-batch reads.
 
-    Equal to ``start`` exactly if nothing is readable, but for segments that became known to continue it.
+    The result equals ``start`` exactly if nothing is readable, but for newly known successors of its segments.
 
     Args:
         history: The epochs as of now.
-        start: Where the last micro-batch ended.
-        ends: How far the :func:`unsealed` segments can be read; others are readable to their sealed ends.
-        limit: At most so many offsets, 1 or more; None for no limit.
+        start: Front at which the last micro-batch ended.
+        ends: Offsets to which the :func:`unsealed` segments can be read; others are readable to their sealed ends.
+        limit: Most offsets to read, 1 or more; None for no limit.
         chain_max: See :data:`CHAIN_MAX`; None where the order of segments does not matter.
 
     Raises:
         InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues the
             other.
-        CorruptDataError: ``ends`` were looked up for other epochs; taken for nothing readable, that would read nothing.
+        CorruptDataError: ``ends`` were looked up for other epochs; taking a missing end for 0 would silently stall.
     """
     plan = ReadingPlan(history, start=start)
     begun = _Chains(history, start)
@@ -108,7 +126,7 @@ def _end_of(segment: SegmentId, ends: Mapping[SegmentId, int]) -> int:
 
 
 def share(backlog: Mapping[SegmentId, int], limit: int | None) -> dict[SegmentId, int]:
-    """How much to read of each segment: in proportion to what there is, at least one offset of each while they last.
+    """Share ``limit`` out among segments in proportion to their backlog, with at least one offset each if possible.
 
     The sum is ``limit``, or the whole backlog if that is less.
     """
@@ -128,10 +146,10 @@ def share(backlog: Mapping[SegmentId, int], limit: int | None) -> dict[SegmentId
 
 
 def covered(history: EpochHistory, front: Front) -> dict[SegmentId, int]:
-    """The offset up to which a front has read each segment; 0 if it is left out.
+    """Return the offset up to which a front has read each segment; segments that are left out are unread.
 
     Raises:
-        CorruptDataError: the front goes on behind a segment whose end is not known.
+        CorruptDataError: a predecessor of the front has no known end.
     """
     found = dict(front)
     for segment in history.graph.ancestors(front):
@@ -143,19 +161,19 @@ def covered(history: EpochHistory, front: Front) -> dict[SegmentId, int]:
 
 
 def between(history: EpochHistory, start: Front, end: Front) -> list[OffsetRange]:
-    """What lies between two fronts, predecessors first."""
+    """Return the ranges between two fronts, predecessors first."""
     old, new = covered(history, start), covered(history, end)
     ranges = (OffsetRange(item, old.get(item, 0), new.get(item, 0)) for item in history.graph.nodes)
     return [item for item in ranges if item.size > 0]
 
 
 def chains(history: EpochHistory, start: Front, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
-    """Ranges behind a front, those that continue each other together, in the order in which one task has to read them.
+    """Group ranges that continue each other, each group in the order in which one task has to read it.
 
     Args:
         history: The epochs as of now.
-        start: Where the micro-batch begins.
-        ranges: What it reads, as :func:`between` gives it.
+        start: Front at which the micro-batch begins.
+        ranges: Ranges of the micro-batch, as :func:`between` returns them.
     """
     joined = _Chains(history, start)
     for item in ranges:
@@ -167,7 +185,7 @@ def chains(history: EpochHistory, start: Front, ranges: Sequence[OffsetRange]) -
 
 
 def split(chain: Sequence[OffsetRange], parts: int) -> list[list[OffsetRange]]:
-    """A chain, cut into at most so many pieces of about the same size; their order is that of the records."""
+    """Cut a chain into at most ``parts`` pieces of about the same size, in the order of the records."""
     total = sum(item.size for item in chain)
     step = -(-total // max(parts, 1))
     pieces: list[list[OffsetRange]] = [[]]
@@ -191,13 +209,13 @@ def without_lost(
     removed: Iterable[SegmentId],
     ends: Mapping[SegmentId, int],
 ) -> tuple[list[OffsetRange], list[str]]:
-    """What is left of ranges, and a sentence on everything that is not.
+    """Cut ranges to what is still stored; return these, and a sentence on each loss.
 
     Args:
-        ranges: What is to be read.
-        first: The first offset that is left of each of their segments that is stored.
-        removed: The segments that were removed.
-        ends: Up to where the logs of these segments have ever been seen to reach.
+        ranges: Ranges to be read.
+        first: First offset that is left of each of their stored segments.
+        removed: Segments that were removed.
+        ends: Highest offsets that the logs of the segments have been seen to reach.
     """
     left: list[OffsetRange] = []
     lost: list[str] = []
@@ -215,14 +233,14 @@ def without_lost(
 
 
 def without_beyond(front: Front, ends: Mapping[SegmentId, int]) -> tuple[Front, list[str]]:
-    """A front that lies in what there is, and a sentence on each log that ends before it.
+    """Cut a front to the ends of the logs; return it, and a sentence on each log that ends before it.
 
-    A log becomes shorter where Kafka loses records: a power failure, an unclean election. What is written after that
-    gets offsets that the front has passed, and would never be read.
+    A log becomes shorter where Kafka loses records: a power failure, an unclean election. Records written after that
+    get offsets that the front has passed, and would never be read.
 
     Args:
-        front: Up to where everything has been read.
-        ends: Where the segments end now of which only the brokers know it.
+        front: Front up to which everything has been read.
+        ends: Present ends of the segments whose ends only the brokers know.
     """
     beyond = {item: offset for item, offset in front.items() if offset > ends.get(item, offset)}
     if not beyond:
@@ -236,9 +254,9 @@ def _shorter(segment: SegmentId, end: int, before: int) -> str:
 
 
 def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[str]]:
-    """A front of which nothing has expired from the history, and a sentence on what was lost with what has.
+    """Replace segments of a front that the history no longer knows; return the front, and a sentence on the loss.
 
-    What is left begins with the first records that are left, behind what the front has read.
+    The new front begins with the first records that are left behind what the old one has read.
     """
     missing = sorted(front.keys() - history.graph.nodes)
     if not missing:
@@ -249,7 +267,7 @@ def without_unknown(history: EpochHistory, front: Front) -> tuple[Front, list[st
 
 
 class _Chains:
-    """Which segments of a micro-batch continue each other, and how much each such chain holds."""
+    """Union-find of the segments of a micro-batch that continue each other, with the size of each chain."""
 
     def __init__(self, history: EpochHistory, start: Front) -> None:
         self._graph = history.graph
@@ -258,18 +276,18 @@ class _Chains:
         self._size: dict[SegmentId, int] = {}
 
     def root(self, segment: SegmentId) -> SegmentId:
-        """What stands for the segment's chain."""
+        """Return the segment that represents a segment's chain."""
         while (parent := self._parent[segment]) != segment:
             segment = parent
         return segment
 
     def total_with(self, segment: SegmentId, size: int) -> int:
-        """How much one task would have to read if this joined; 0 if it continues nothing of the micro-batch."""
+        """Return the size of the chain that a range would join; 0 if it continues none of the micro-batch."""
         roots = self._continued(segment)
         return sum(self._size[item] for item in roots) + size if roots else 0
 
     def add(self, segment: SegmentId, size: int) -> None:
-        """Put a range of a segment behind everything that it continues; predecessors have to come first."""
+        """Add a range of a segment behind all chains that it continues; add predecessors first."""
         roots = self._continued(segment)
         self._parent[segment] = segment
         self._size[segment] = size
@@ -278,21 +296,12 @@ class _Chains:
             self._parent[item] = segment
 
     def _continued(self, segment: SegmentId) -> set[SegmentId]:
-        """The chains of the micro-batch that a segment continues, also through segments that are empty."""
+        """Return the chains of the micro-batch that a segment continues, also through empty segments."""
         before = self._graph.ancestors([segment], stop=lambda item: item in self._parent or item in self._settled)
         return {self.root(item) for item in before if item in self._parent}
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Offsets of the sources as they stand in a query's checkpoint: JSON that can be read, and says whose it is. Pure.
-# ===============  ====================================================================== field            meaning
-# ===============  ====================================================================== ``cluster``      Kafka's id
-# of the cluster ``streamId``     Kafka's id of the stream's buffer topic: another stream of the same name has another
-# one ``position``     ``sales/orders@EPOCH-NUMBER:OFFSET,...``, which ``b.reader(start=...)`` takes as well
-# ``commitLog``    where the commit log is read from for ``commitPosition``; only if that column is asked for
-# ===============  ======================================================================
-# Those of ``rollbridge-transactions`` have ``cluster``, ``logId`` and a position in the commit log,
-# ``sales/default@17``.
+# Offsets in checkpoints
 
 
 Json = Mapping[str, Any]
@@ -300,14 +309,14 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a query has read a stream.
+    """Progress of a query on a stream.
 
     Attributes:
         cluster: Kafka's id of the cluster.
-        stream_id: Tells the stream from others of the same name.
-        position: The stream, and the offsets.
-        commit_log: Every transaction that has records behind the position stands there or later in the commit log;
-            None if that is not known.
+        stream_id: Kafka's id of the buffer topic, which tells the stream from others of the same name.
+        position: Stream and offsets.
+        commit_log: Offset of the commit log before which no transaction has records behind the position; None if it is
+            not known.
     """
 
     cluster: str
@@ -316,13 +325,17 @@ class StreamOffset:
     commit_log: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON; equal offsets give equal texts."""
+        """Return plain JSON; equal offsets give equal texts."""
         found: dict[str, Any] = {"cluster": self.cluster, "streamId": self.stream_id, "position": str(self.position)}
         return found if self.commit_log is None else {**found, "commitLog": self.commit_log}
 
     @classmethod
     def of_json(cls, found: Json) -> Self:
-        """The inverse of :meth:`as_json`; InvalidRequestError if it is something else."""
+        """Parse the result of :meth:`as_json`.
+
+        Raises:
+            InvalidRequestError: it is something else.
+        """
         try:
             commit_log = found.get("commitLog")
             return cls(
@@ -335,7 +348,11 @@ class StreamOffset:
             raise _foreign(found, "rollbridge") from exc
 
     def check_same(self, here: StreamOffset) -> None:
-        """Raise InvalidRequestError unless both are of the same stream of the same cluster."""
+        """Check that two offsets are of the same stream of the same cluster.
+
+        Raises:
+            InvalidRequestError: they are not.
+        """
         if self.position.stream != here.position.stream:
             raise InvalidRequestError(
                 f"the checkpoint belongs to stream {self.position.stream}, not to {here.position.stream}; nothing was "
@@ -351,26 +368,34 @@ class StreamOffset:
 
 @dataclass(frozen=True, slots=True)
 class LogOffset:
-    """How far a query has read a commit log; ``log_id`` is Kafka's id of its topic."""
+    """Progress of a query on a commit log; ``log_id`` is Kafka's id of its topic."""
 
     cluster: str
     log_id: str
     position: LogPosition
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON; equal offsets give equal texts."""
+        """Return plain JSON; equal offsets give equal texts."""
         return {"cluster": self.cluster, "logId": self.log_id, "position": str(self.position)}
 
     @classmethod
     def of_json(cls, found: Json) -> Self:
-        """The inverse of :meth:`as_json`; InvalidRequestError if it is something else."""
+        """Parse the result of :meth:`as_json`.
+
+        Raises:
+            InvalidRequestError: it is something else.
+        """
         try:
             return cls(str(found["cluster"]), str(found["logId"]), LogPosition.parse(str(found["position"])))
         except (KeyError, AttributeError) as exc:
             raise _foreign(found, "rollbridge-transactions") from exc
 
     def check_same(self, here: LogOffset) -> None:
-        """Raise InvalidRequestError unless both are of the same commit log."""
+        """Check that two offsets are of the same commit log.
+
+        Raises:
+            InvalidRequestError: they are not.
+        """
         if self.position.group != here.position.group:
             raise InvalidRequestError(
                 f"the checkpoint belongs to the commit log of {self.position.group}, not to that of "
@@ -399,13 +424,12 @@ def _foreign(found: Json, name: str) -> InvalidRequestError:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the driver tells a task of the source to read. Made without what only tasks need: drivers start often.
+# Input partitions. This module imports nothing that only tasks need, because drivers start often.
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What all records of a segment have in common."""
+    """Common properties of all records of a segment."""
 
     stream: str
     topic: str
@@ -424,7 +448,7 @@ class Piece:
 
 
 class Portion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
-    """What one task reads, one piece after the other."""
+    """Input partition of one task, which reads the pieces one after the other."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(None)
@@ -432,7 +456,7 @@ class Portion(InputPartition):  # type: ignore[misc]  # types are checked withou
 
 
 class PreviewPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
-    """The records of transactions that are open when the task runs."""
+    """Input partition of a task that reads the records of transactions which are open when it runs."""
 
     def __init__(self, config: StreamConfig) -> None:
         super().__init__(None)

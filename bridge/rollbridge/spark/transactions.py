@@ -1,7 +1,7 @@
 """``format("rollbridge-transactions")``: one row for each committed transaction of a group, in the order of commits.
 
-What stands in the commit log, for audit and for joins with the data: ``transactionId`` and ``commitPosition`` are the
-same as in ``format("rollbridge")``. One task reads one range of the log, so the order of rows is that of commits.
+The rows come from the commit log, for audits and for joins with the data: ``transactionId`` and ``commitPosition`` are
+the same as in ``format("rollbridge")``. One task reads one range of the log, so the order of rows is that of commits.
 """
 
 from __future__ import annotations
@@ -61,18 +61,22 @@ _WAIT_MS: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings(ReadOptions):
-    """What is to be read of a commit log; it can be pickled."""
+    """Settings of a read of a commit log; can be pickled."""
 
     shared: SparkSettings
 
     @property
     def group(self) -> GroupName | None:
-        """None: that of the stream."""
+        """Group to read; None for the group of the stream."""
         return self.shared.group
 
 
 def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
-    """The settings in the options of ``rollbridge-transactions``; ConfigError names all that is wrong."""
+    """Return the settings in the options of ``rollbridge-transactions``.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
     reader = OptionReader(options)
     shared = read_settings(reader, streams_needed=False)
     values = reader.read(ReadOptions)
@@ -93,18 +97,30 @@ def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
 
 
 def schema(options: Mapping[str, str]) -> StructType:
-    """The columns; ConfigError names everything that is wrong with the options."""
+    """Return the columns, after a check of the options.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
     read_log_settings(options, "schema")
     return _SCHEMA
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> TransactionsBatchReader:
-    """Reads what is there."""
+    """Return the reader of a batch.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
     return TransactionsBatchReader(read_log_settings(options, "batch"), schema)
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> TransactionsStreamReader:
-    """Reads what comes."""
+    """Return the reader of a streaming query.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
     return TransactionsStreamReader(read_log_settings(options, "streaming"), schema)
 
 
@@ -119,7 +135,7 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
 
 
 class _Reading(Prompt):
-    """What both readers do."""
+    """Common part of both readers: connect when needed, plan the task, and read in it."""
 
     def __init__(self, settings: LogSettings, schema: StructType) -> None:
         faults = [name for name in schema.fieldNames() if name not in _SCHEMA.fieldNames()]
@@ -130,7 +146,7 @@ class _Reading(Prompt):
         self._connection: DriverConnection | None = None
         self._identity: LogOffset | None = None
         self._reached = 0
-        """Up to where the log has been seen to reach."""
+        """Highest offset that the log has been seen to reach."""
 
     @property
     def is_prompt(self) -> bool:
@@ -142,7 +158,11 @@ class _Reading(Prompt):
         return self._connection
 
     def _here(self, offset: int) -> LogOffset:
-        """An offset in the log; NotFoundError if there is no such log."""
+        """Return an offset of the log with the identity of the log.
+
+        Raises:
+            NotFoundError: there is no such group or log.
+        """
         if self._identity is None:
             connection = self._connected()
             group = self._group(connection)
@@ -177,12 +197,16 @@ class _Reading(Prompt):
         return self._here(0).position.group.commit_log_topic
 
     def _at(self, text: str) -> int:
-        """The offset that an option means now."""
+        """Return the offset that an option means now."""
         group = self._here(0).position.group
         return log_offset(self._connected().offsets, group, text)
 
     def _portions(self, start: int, end: int) -> list[InputPartition]:
-        """One task, or none; TruncatedError if records have been deleted that were to be read."""
+        """Plan one task, or none for an empty range.
+
+        Raises:
+            TruncatedError: records to be read have been deleted, and ``failOnDataLoss`` is set.
+        """
         first = self._connected().offsets.first([self._topic])[self._topic]
         if start < min(first, end):
             self._judge(f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted")
@@ -190,10 +214,10 @@ class _Reading(Prompt):
         return [LogPortion(self._topic, begin, self._present(end))] if begin < end else []
 
     def _present(self, offset: int) -> int:
-        """An offset up to which the log was read, or is to be; its end if that is before.
+        """Return an offset up to which the log was read, or is to be read; its end if the log ends before.
 
         Raises:
-            TruncatedError: it is, and may not be.
+            TruncatedError: the log ends before, and ``failOnDataLoss`` is set.
         """
         if offset > self._reached:
             self._reached = self._connected().offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
@@ -208,9 +232,9 @@ class _Reading(Prompt):
         judge_loss(lost, fail=self._settings.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What a task reads."""
+        """Read a task's range of the log, in the task."""
         if not isinstance(partition, LogPortion):
-            return iter(())  # Spark's own, in place of none
+            return iter(())  # Spark's placeholder for no partition
         reader = log_reader(self._settings.shared.connection)
         return _read(reader, partition, frozenset(self._settings.shared.streams), self._schema)
 
@@ -221,14 +245,14 @@ class _Reading(Prompt):
 
 
 class TransactionsBatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
-    """Reads what is there."""
+    """Reader of the transactions between two places of the commit log."""
 
     def partitions(self) -> list[InputPartition]:
-        """One task.
+        """Plan the one task, if there is anything to read.
 
         Raises:
             NotFoundError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
-            InvalidRequestError, TruncatedError: it can not begin or end there.
+            InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         try:
             return self._portions(self._at(self._settings.start), self._at(self._settings.end))
@@ -237,9 +261,9 @@ class TransactionsBatchReader(_Reading, DataSourceReader):  # type: ignore[misc]
 
 
 class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Reads what comes.
+    """Reader of new transactions, in micro-batches.
 
-    Raises, from what the driver calls:
+    Raises, from methods that the driver calls:
         NotFoundError, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
         InvalidRequestError: the checkpoint belongs to another group or cluster.
         TruncatedError: the log has been truncated where it was to be read.
@@ -250,20 +274,20 @@ class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTrigger
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Return the offset at which a query without a checkpoint begins."""
         return self._here(self._at(self._settings.start)).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option ``maxRecordsPerTrigger``."""
+        """Return the limit that the option ``maxRecordsPerTrigger`` sets."""
         limit = self._settings.max_records
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the log ends now."""
+        """Note the present end of the log, at which the query ends."""
         self._target = self._end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends."""
+        """Return the offset at which the next micro-batch ends."""
         begin = self._checked(start)
         end = self._end() if self._target is None else self._target
         if end < begin:
@@ -274,7 +298,7 @@ class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTrigger
         return self._here(max(end, begin)).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The task of a micro-batch."""
+        """Plan the task of a micro-batch."""
         return self._portions(self._checked(start), self._checked(end))
 
     def stop(self) -> None:

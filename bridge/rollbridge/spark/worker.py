@@ -1,13 +1,15 @@
-"""Spark and its Python workers send each other small pieces; none need wait until the one before is acknowledged.
+"""Spark's Python workers: avoid delays of their connection to Spark, and of their garbage collections.
 
-Both ends leave Nagle's algorithm on, which keeps a small piece back until then, and the other end's kernel delays an
-acknowledgement for 40 ms, in the hope of an answer that it could go with. A task would stand still for that long
-between what it is to do and its rows. The worker's end can avoid both delays: it acknowledges at once, and keeps
-nothing back.
+Spark and its worker exchange small packets. Both ends leave Nagle's algorithm on, which holds a small packet back until
+the one before is acknowledged, and the other end's kernel delays acknowledgements by 40 ms, to send them with an
+answer. A task would stand still for that long between its instructions and its rows. The worker's end can avoid both
+delays: it acknowledges at once (``TCP_QUICKACK``), and holds nothing back (``TCP_NODELAY``).
 
-Only the connection between Spark and its worker is touched. Spark does not hand it out, but each of its workers runs
-``main(infile, outfile)`` of a module of ``pyspark``, and is inside of it whenever code of ours runs: the connection is
-that of its ``infile``. Where there is no such call nothing is done. The option ``quickAck`` switches it off.
+Only the connection between Spark and its worker is touched. Spark does not hand it out, but each worker runs
+``main(infile, outfile)`` of a module of ``pyspark``, and is inside it whenever our code runs: the connection is that of
+its ``infile``. Without such a call nothing is done. The option ``quickAck`` switches this off.
+
+Workers collect garbage after each call; :func:`keep_what_stays` exempts loaded modules.
 """
 
 from __future__ import annotations
@@ -21,27 +23,24 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whether this process is one of Spark's Python workers, which live on from call to call.
-
 
 def is_worker() -> bool:
-    """Whether Spark calls this process more than once, as it says by a variable of the environment."""
+    """Return True in a Python worker that Spark reuses, which an environment variable of Spark's tells."""
     return "SPARK_REUSE_WORKER" in os.environ
 
 
 T = TypeVar("T")
 
 _LINUX: Final = sys.platform == "linux"
-"""Elsewhere a process cannot ask for acknowledgements."""
+"""True on Linux, the only system on which a process can ask for immediate acknowledgements."""
 
 
 class Prompt:
-    """Spark sends its objects to a worker before what they are to work on, which need not wait from then on."""
+    """Base of objects that Spark sends to a worker ahead of their work; unpickling one ends the delays for the rest."""
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it is to do so; asked for when its state is there."""
+        """True if delays are to be avoided; read once the state is restored."""
         raise NotImplementedError
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -56,7 +55,7 @@ def promptly(items: Iterable[T]) -> Iterator[T]:
     _acknowledge_at_once(connection)
     for item in items:
         yield item
-        _acknowledge_at_once(connection)  # the kernel soon falls back to delays
+        _acknowledge_at_once(connection)  # TCP_QUICKACK does not last: the kernel soon falls back to delays
 
 
 def _connection() -> int | None:
@@ -66,7 +65,7 @@ def _connection() -> int | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "main" and str(frame.f_globals.get("__name__")).startswith("pyspark."):
-            with suppress(AttributeError, OSError, ValueError):  # closed, or another Spark has it otherwise
+            with suppress(AttributeError, OSError, ValueError):  # closed, or another kind of file in this Spark
                 return int(frame.f_locals["infile"].fileno()) if "infile" in frame.f_locals else None
         frame = frame.f_back
     return None
@@ -75,7 +74,7 @@ def _connection() -> int | None:
 def _acknowledge_at_once(connection: int | None) -> None:
     if connection is None:
         return
-    with suppress(OSError):  # closed meanwhile, or no connection by TCP
+    with suppress(OSError):  # closed meanwhile, or no TCP connection
         borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection)
         try:
             borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,18 +83,17 @@ def _acknowledge_at_once(connection: int | None) -> None:
             borrowed.detach()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Spark's Python workers collect garbage after each call; what stays for good need not be looked at each time.
+# Garbage collection
 
 
 _modules = 0
 
 
 def keep_what_stays() -> None:
-    """Leave out what is there from later collections, if modules have been loaded since the last time.
+    """Exempt all present objects from later garbage collections, if modules have been loaded since the last call.
 
-    Modules are the bulk of it: some hundred thousand objects, which are looked at in 40 ms after each call otherwise.
-    Does nothing outside of Spark's workers.
+    Most of them belong to modules: some hundred thousand objects, whose collection takes 40 ms after each call of a
+    task otherwise. Does nothing outside Spark's workers.
     """
     global _modules
     if is_worker() and len(sys.modules) != _modules:

@@ -25,8 +25,8 @@ about it: of the transactions that a node names either all have an outcome, or n
 A seal closes topics first, and may be refused, or come to nothing, after that; its change may then be given up, or be
 lost from the record because ZooKeeper was set back. No topic can be opened again without breaking what others have
 inferred from its end. So :func:`reopen` plans a scale that gives the same key ranges new segments; it waits among the
-suspended changes, with its stream, and nobody else waits. A new leader looks through all active segments for such topics
-once, and mends their settings (:func:`mend_active`).
+suspended changes, with its stream, and nobody else waits. A new leader checks all active segments for such topics once,
+and mends their settings (:func:`mend_active`).
 """
 
 from __future__ import annotations
