@@ -1,7 +1,7 @@
-"""Options of the Spark formats: what is missing, wrong or unknown is named at once, before anything is read or written.
+"""Options of the Spark formats, checked all at once before anything is read or written.
 
-Spark hands options over with lower-cased names. What is no option of ours may be one of Spark's own, which it passes on
-with the others (``checkpointLocation``); everything else is refused, because it would be a slip that nobody notices.
+Spark hands options over with lower-cased names, some of its own (``checkpointLocation``) among them. Every other option
+that no format has is refused, because a misspelt option would go unnoticed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ INCLUDE_HEADERS: Final = "includeHeaders"
 QUICK_ACK: Final = "quickAck"
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
-"""Options that Spark passes on although they are meant for itself."""
+"""Options of Spark itself that it passes on to sources and sinks."""
 _KAFKA: Final = "kafka."
 _ZOOKEEPER: Final = "zookeeper."
 _NAMES_OF_SETTINGS: Final = {"bootstrap_servers": SERVERS, "zookeeper_root": ROOT, "client_name": CLIENT_NAME}
-"""What a :class:`ConnectionSettings` calls them, and what an option is called."""
+"""Fields of :class:`ConnectionSettings` and the options that set them."""
 _STAND_IN: Final = "missing:1"
 
 
 class OptionReader:
-    """Takes options one table after the other and collects what is wrong with them, until :meth:`finish`."""
+    """Reader that takes options one table after the other and collects their faults, until :meth:`finish`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Begin with nothing taken; ``options`` are as Spark gives them."""
@@ -48,28 +48,36 @@ class OptionReader:
         self.faults: list[str] = []
 
     def read(self, table: type) -> dict[str, Any]:
-        """Take the values of a table's options; empty counts as missing, and what is wrong has its default."""
+        """Take the values of a table's options; an empty one counts as missing, and a wrong one gets its default."""
         keys = keys_of(table)
         self._known |= keys
         return values_of(table, {key: self._left.pop(key.lower(), "") or None for key in keys}, self.faults)
 
     def has(self, name: str) -> bool:
-        """Whether an option that has not been taken is given."""
+        """Return True if an option is given and was not taken yet."""
         return bool(self._left.get(name.lower()))
 
     def prefixed(self, prefix: str) -> dict[str, str]:
-        """All options whose names begin so, without the prefix; those that were taken before are not among them."""
+        """Take all options with a prefix that were not taken before; the prefix is cut off their names."""
         names = [name for name in self._left if name.startswith(prefix)]
         return {name.removeprefix(prefix): self._left.pop(name) for name in names}
 
     def finish(self) -> None:
-        """Raise ConfigError if anything was wrong, or is left that nobody has taken."""
+        """End the reading.
+
+        Raises:
+            ConfigError: options were at fault, or were not taken by any table.
+        """
         self.faults += unknown(self._left.keys() - SPARKS_OWN, self._known)
         ConfigError.raise_for(self.faults)
 
 
 def _streams(text: str) -> tuple[str, ...]:
-    """Return the names of streams; ValueError says what is wrong with all of them."""
+    """Parse the names of streams.
+
+    Raises:
+        ValueError: there is none, or one is wrong or there twice; all faults are named.
+    """
     names, faults = words(text), []
     for name in names:
         try:
@@ -87,52 +95,51 @@ def _streams(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
-    """Options that all formats have."""
+    """Options of all formats."""
 
     streams: tuple[str, ...] = option((), key=STREAM, convert=_streams)
-    """``scope/stream``. The sink takes several with commas between: they are written in one transaction, and the column
-    ``topic`` tells them apart. Needed."""
+    """``scope/stream``. The sink takes several, separated by commas: they are written in one transaction, and the
+    column ``topic`` names the stream of each row. Required."""
     servers: str = option(MISSING, key=SERVERS)
-    """Kafka, as every executor reaches it: ``host:port,...``"""
+    """Kafka brokers, as every executor reaches them: ``host:port,...``"""
     zookeeper: str = option(MISSING, key=ZOOKEEPER)
-    """ZooKeeper: ``host:port,...``"""
+    """ZooKeeper servers: ``host:port,...``"""
     root: str = option("/rollbridge", key=ROOT)
-    """Where the metadata stands."""
+    """Path of the ZooKeeper node under which all metadata is kept."""
     group: GroupName | None = option(None, key=GROUP, convert=GroupName.parse)
-    """The transaction group that the streams must belong to; anything else is refused."""
+    """Transaction group that the streams must belong to; streams of another one are refused."""
     client_name: str | None = option(None, key=CLIENT_NAME)
-    """Whose transactions they are; at any time one query, or job, may use a name. If left out: ``spark-`` and the
+    """Client name of the transactions; only one query or job may use a name at a time. If left out: ``spark-`` and the
     query's id."""
     compression: str = option("none", key=COMPRESSION, convert=str.lower, check=Compression.named)
-    """Codec of what the sink writes: none, gzip, snappy, lz4 or zstd."""
+    """Compression codec of the sink: none, gzip, snappy, lz4 or zstd."""
     include_headers: bool | None = option(None, key=INCLUDE_HEADERS, choices={"true": True, "false": False})
-    """Whether the column ``headers`` is read, or written. If left out: ``false`` for a source, ``true`` for the
-    sink."""
+    """Read, or write, the column ``headers``. If left out: ``false`` for a source, ``true`` for the sink."""
     quick_ack: bool = option(True, key=QUICK_ACK)
-    """``false``: workers acknowledge what Spark sends them when the kernel likes, up to 40 ms later, see
-    docs/spark.md#figures."""
+    """Acknowledge packets of Spark at once in workers. ``false``: the kernel delays acknowledgements by up to 40 ms,
+    see docs/spark.md#figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings(SparkOptions):
-    """What the source and the sink have in common. It can be pickled, and its ``repr`` shows no secrets."""
+    """Settings common to the source and the sink. They can be pickled, and their ``repr`` shows no secrets."""
 
     connection: ConnectionSettings
-    """With a stand-in for the client's name, if none was given."""
+    """Settings of the connection, with a stand-in for the client's name if none was given."""
     options: ClientOptions
-    """How a connection behaves: with the codec that was asked for."""
+    """Behaviour of a connection, with the compression codec of the options."""
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
-        """The connection's settings under the name of a client."""
+        """Return the connection's settings with the name of a client."""
         return replace(self.connection, client_name=client_name)
 
 
 def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> SparkSettings | None:
-    """The settings that the formats share; None if they are at fault, which ``reader.finish()`` then raises.
+    """Return the settings that the formats share; None if they are at fault, which ``reader.finish()`` then raises.
 
     Args:
-        reader: The options; it collects the faults.
-        streams_needed: Whether ``stream`` must be given; otherwise it may be empty.
+        reader: Reader of the options, which collects the faults.
+        streams_needed: True if ``stream`` must be given; otherwise it may be empty.
     """
     before = len(reader.faults)
     if streams_needed and not reader.has(STREAM):
@@ -158,8 +165,7 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
     return SparkSettings(**values, connection=connection, options=ClientOptions(compression=options.compression))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Options of the sources: everything that is wrong with them is named at once. Pure.
+# Options of the sources
 
 
 STARTING: Final = "startingOffsets"
@@ -182,27 +188,27 @@ class ReadOptions:
     """Options of every source."""
 
     start: str = option("", key=STARTING)
-    """Where a query without a checkpoint begins: ``earliest``, ``latest``, a time (``2026-01-31T12:00:00Z``, or ms
-    since 1970), a DLSN (``4-0:17:3``), an SN (``dlsn=4-0:17:3,seq=1017``) or a position
-    (``sales/orders@4-0:17,4-1:0``). If left out: ``latest``; ``earliest`` in a batch."""
+    """Start of a query without a checkpoint: ``earliest``, ``latest``, a time (``2026-01-31T12:00:00Z``, or ms since
+    1970), a DLSN (``4-0:17:3``), an SN (``dlsn=4-0:17:3,seq=1017``) or a position (``sales/orders@4-0:17,4-1:0``). If
+    left out: ``latest``; ``earliest`` in a batch."""
     end: str = option("", key=ENDING)
-    """Where a batch ends, in the same words; the record there is not read any more. If left out: ``latest``."""
+    """End of a batch, exclusive, in the same formats. If left out: ``latest``."""
     max_records: int | None = option(None, key=MAX_RECORDS, low=1)
-    """Most offsets of a micro-batch, shared out among segments by what there is; markers count, so there may be fewer
-    rows. If left out: no limit."""
+    """Most offsets of a micro-batch, shared out among segments in proportion to their backlog; control markers count,
+    so there may be fewer rows. If left out: no limit."""
     fail_on_data_loss: bool = option(True, key=FAIL_ON_DATA_LOSS)
-    """Whether records that were deleted or lost are an error; otherwise a warning, and the query goes on at what is
+    """Fail if records to be read were deleted or lost; ``false`` logs a warning, and the query goes on at what is
     left."""
 
     def place_faults(self, kind: Kind) -> Iterator[str]:
-        """Yield what makes no sense with the kind of a query."""
+        """Yield faults of options that the kind of query does not have."""
         if kind == "batch" and self.max_records is not None:
             yield f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}"
         if kind == "streaming" and self.end:
             yield f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)"
 
     def places(self, kind: Kind) -> dict[str, str]:
-        """Return where to begin and where to end, as it depends on the kind of a query."""
+        """Return start and end, with defaults that depend on the kind of query."""
         start = self.start or ("latest" if kind == "streaming" else "earliest")
         return {"start": start, "end": self.end or "latest"}
 
@@ -212,31 +218,31 @@ class SourceOptions(ReadOptions):
     """Options of the format ``rollbridge``."""
 
     min_partitions: int | None = option(None, key=MIN_PARTITIONS, low=1)
-    """Cut ranges so that there are about so many tasks."""
+    """Least number of tasks, approximately; ranges are cut for it."""
     isolation: str = option(COMMITTED, key=ISOLATION, choices=(COMMITTED, UNCOMMITTED))
-    """``read_uncommitted``, in a batch: also the records of transactions that are open now, with ``committed``
-    false."""
+    """``read_uncommitted``, only in a batch: also read the records of transactions that are open now, with
+    ``committed`` false."""
     transaction: bool = option(False, key=INCLUDE_TRANSACTION)
-    """Columns ``transactionId``, ``localSequence``."""
+    """Add the columns ``transactionId`` and ``localSequence``."""
     position: bool = option(False, key=INCLUDE_COMMIT_POSITION)
-    """Column ``commitPosition``; the driver reads the commit log for it."""
+    """Add the column ``commitPosition``; the driver reads the commit log for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings(SourceOptions):
-    """What a source is to read, and how. It can be pickled."""
+    """Settings of a source; can be pickled."""
 
     shared: SparkSettings
     stream: StreamName
 
     @property
     def preview(self) -> bool:
-        """Whether records of open transactions are read as well."""
+        """True if records of open transactions are read as well."""
         return self.isolation == UNCOMMITTED
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns on request that the options ask for."""
+        """Optional columns that the options ask for."""
         return (
             *(HEADERS if self.shared.include_headers else ()),
             *(TRANSACTION if self.transaction else ()),
@@ -246,14 +252,14 @@ class SourceSettings(SourceOptions):
 
 
 def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
-    """The settings in a source's options.
+    """Return the settings in a source's options.
 
     Args:
-        options: As Spark gives them.
-        kind: What they are read for: not every option makes sense with every query, and defaults differ.
+        options: Options as Spark gives them.
+        kind: Kind of query: options and defaults differ.
 
     Raises:
-        ConfigError: some are missing, wrong or unknown; all are named.
+        ConfigError: options are missing, wrong or unknown; all of them are named.
     """
     reader = OptionReader(options)
     shared = read_settings(reader)

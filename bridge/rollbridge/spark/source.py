@@ -1,9 +1,14 @@
-"""``format("rollbridge")`` to be read: a stream in a batch, or as a streaming query.
+"""The source of ``format("rollbridge")``: read a stream in a batch, or as a streaming query.
 
-The driver plans (:mod:`rollbridge.spark.planning`) with what it knows of the stream
-(:mod:`rollbridge.spark.source`); the tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on
-their way to the tasks, so what is connected is opened when it is needed, and stays behind. So is what only tasks
-import: Spark starts a process to plan each query, and imports are most of its time.
+The driver plans (:mod:`rollbridge.spark.planning`) with the epochs and ends that :class:`StreamDriver` looks up; the
+tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on their way to the tasks, so connections are
+opened when needed, and stay behind. Imports that only tasks need are deferred as well: Spark starts a process to plan
+each query, and imports are most of its time.
+
+For the column ``commitPosition`` the driver keeps :class:`CommitRuns`. A COMMIT record names the runs of offsets of its
+transaction in each segment, and commits are in the same order in the log and in each segment. So the driver reads the
+log once, from the offset in the checkpoint, and gives each task the runs of its ranges. The records of a transaction
+and its COMMIT record are one native transaction: every record that can be read has its commit in the log.
 """
 
 from __future__ import annotations
@@ -63,18 +68,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the driver knows of a stream while it is read: its epochs, how far it can be read, and what was deleted.
+# The driver's view of a stream
 
 
 logger = logging.getLogger(__name__)
 
 
 class DriverConnection:
-    """ZooKeeper and Kafka as a source's driver needs them: nothing is ever written.
+    """Connections of a source's driver to ZooKeeper and Kafka; nothing is ever created or changed in Kafka.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        KafkaUnavailable, ZooKeeperUnavailable: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
 
@@ -92,7 +96,7 @@ class DriverConnection:
         try:
             self.cluster_id = find_cluster_id(self.connection, options.connect_timeout_s)
             self.metadata = Metadata(self._session)
-            if self.metadata.cluster() is not None:  # a path that nobody has used stays as it is
+            if self.metadata.cluster() is not None:  # check a path in use; leave an unused one as it is
                 self.metadata.claim_cluster(self.cluster_id)
             self._session.sync()
         except BaseException:
@@ -108,7 +112,7 @@ class DriverConnection:
 
 
 class StreamDriver:
-    """One stream; not for several threads."""
+    """Driver's view of one stream: its epochs, how far it can be read, what was deleted; not for several threads."""
 
     def __init__(self, connection: DriverConnection, settings: SparkSettings, stream: StreamName) -> None:
         """Look the stream up.
@@ -120,18 +124,22 @@ class StreamDriver:
         self._connection = connection
         self._catalog = Catalog(connection.metadata, lambda: None)
         self._reached: dict[SegmentId, int] = {}
-        """Up to where the logs of segments have been seen to reach."""
+        """Highest offsets that the logs of segments have been seen to reach."""
         group = self.view().config.group
         if settings.group is not None and settings.group != group:
             raise GroupMismatchError(f"stream {stream} belongs to group {group}, not to {settings.group}")
 
     def view(self) -> StreamView:
-        """The stream as it is, or was a moment ago; raises StreamNotFound once it is gone."""
+        """Return the stream as it is, or was a moment ago.
+
+        Raises:
+            StreamNotFound: the stream is gone.
+        """
         self._catalog.refresh()
         return self._catalog.view(str(self.stream))
 
     def offset(self, front: Front, commit_log: int | None = None) -> StreamOffset:
-        """A front as it stands in a checkpoint."""
+        """Return a front as a checkpoint's offset."""
         return StreamOffset(
             self._connection.cluster_id,
             self.view().config.buffer_topic_id,
@@ -140,10 +148,10 @@ class StreamDriver:
         )
 
     def start(self, text: str) -> Front:
-        """The front that the option ``startingOffsets`` means now.
+        """Return the front that the option ``startingOffsets`` means now.
 
         Raises:
-            InvalidRequestError, TruncatedError: it can not be begun there.
+            InvalidRequestError, TruncatedError: the read cannot begin there.
             KafkaUnavailable, NotFoundError.
         """
         history, offsets = self.view().history, self._connection.offsets
@@ -159,7 +167,7 @@ class StreamDriver:
                 return beginning(offsets, self.stream, history).offsets
 
     def look(self) -> tuple[EpochHistory, dict[SegmentId, int]]:
-        """The epochs, and how far those segments can be read whose end is not known from their seal in just these.
+        """Return the epochs, and for their unsealed segments the offsets up to which they can be read.
 
         Raises:
             KafkaUnavailable, NotFoundError.
@@ -179,39 +187,43 @@ class StreamDriver:
         return ends
 
     def _read_again(self) -> EpochHistory:
-        """The epochs from ZooKeeper: a segment was removed; says so if it was the stream."""
+        """Read the epochs again, after a topic was missing: a segment was removed.
+
+        Raises:
+            StreamNotFound: the stream is gone.
+        """
         self._catalog.read(str(self.stream))
         return self.view().history
 
     def known(self, front: Front, *, fail: bool) -> Front:
-        """The front itself; or, if it names segments of which nothing is known any more, where to go on.
+        """Return the front; or where to go on, if it names segments that the history no longer knows.
 
         Raises:
-            TruncatedError: it does, and may not.
+            TruncatedError: it does, and ``fail`` is set.
         """
         found, lost = without_unknown(self.view().history, front)
         self._judge(lost, fail=fail)
         return found
 
     def within(self, front: Front, ends: Mapping[SegmentId, int], *, fail: bool) -> Front:
-        """The front itself; or, where logs end before it, their ends.
+        """Return the front, cut to the ends of logs that end before it.
 
         Raises:
-            TruncatedError: they do, and may not.
+            TruncatedError: one does, and ``fail`` is set.
         """
         beyond = {segment for segment, offset in front.items() if offset > ends.get(segment, offset)}
         if not beyond:
             return front
-        # An open transaction holds readers back, so that a query may begin behind what can be read now.
+        # An open transaction holds the last stable offset back, so a front may be beyond it without any loss.
         found, lost = without_beyond(front, self._ends(beyond, Isolation.READ_UNCOMMITTED))
         self._judge(lost, fail=fail)
         return found
 
     def stored(self, ranges: list[OffsetRange], *, fail: bool) -> list[OffsetRange]:
-        """What is left of ranges.
+        """Return what is left of ranges.
 
         Raises:
-            TruncatedError: not everything, and that may not be.
+            TruncatedError: records are missing, and ``fail`` is set.
             KafkaUnavailable.
         """
         try:
@@ -219,7 +231,7 @@ class StreamDriver:
         except NotFoundError:
             self._read_again()
             first = self._first(ranges)
-        # Only of what was planned by an earlier run it is not known yet that it was there.
+        # Only ranges that an earlier run has planned may lie beyond what this run has seen.
         doubtful = {item.segment for item in ranges if item.end > self._reached.get(item.segment, 0)}
         self._ends(doubtful & first.keys(), Isolation.READ_UNCOMMITTED)
         left, lost = without_lost(ranges, first, self.view().history.removed, self._reached)
@@ -239,10 +251,10 @@ class StreamDriver:
 
 
 def judge_loss(what: str, *, fail: bool) -> None:
-    """Say what was lost.
+    """Log what was lost.
 
     Raises:
-        TruncatedError: that may not be.
+        TruncatedError: ``fail`` is set.
     """
     if fail:
         raise TruncatedError(
@@ -252,22 +264,34 @@ def judge_loss(what: str, *, fail: bool) -> None:
 
 
 def schema(options: Mapping[str, str]) -> StructType:
-    """The columns that the options ask for; ConfigError names everything that is wrong with them."""
+    """Return the columns that the options ask for.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
     return schema_of(read_source(options, "schema").columns)
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """Reads what is between two offsets; ConfigError names everything that is wrong."""
+    """Return the reader of a batch.
+
+    Raises:
+        ConfigError: options or columns are wrong; all of them are named.
+    """
     return BatchReader(read_source(options, "batch"), schema)
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Reads what comes; ConfigError names everything that is wrong."""
+    """Return the reader of a streaming query.
+
+    Raises:
+        ConfigError: options or columns are wrong; all of them are named.
+    """
     return StreamReader(read_source(options, "streaming"), schema)
 
 
 class _Reading(Prompt):
-    """What both readers do: connect when it is needed, make portions of ranges, and read them in tasks."""
+    """Common part of both readers: connect when needed, make portions of ranges, and read these in tasks."""
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
@@ -283,7 +307,7 @@ class _Reading(Prompt):
 
     @property
     def _driver(self) -> StreamDriver:
-        """The stream, connected to."""
+        """The driver's view of the stream; the first use connects."""
         if self._known is None:
             self._connection = DriverConnection(self._settings.shared)
             self._known = StreamDriver(self._connection, self._settings.shared, self._settings.stream)
@@ -299,7 +323,7 @@ class _Reading(Prompt):
         return COMMIT_POSITION[0] in self._names
 
     def _commit_runs(self, start: int | None) -> CommitRuns:
-        """What the commit log says by now."""
+        """Return the runs, read on to the present end of the commit log."""
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
@@ -316,7 +340,7 @@ class _Reading(Prompt):
         return self._runs
 
     def _portions(self, tasks: Sequence[Sequence[OffsetRange]], runs: CommitRuns | None) -> list[InputPartition]:
-        """Tasks, cut into more of them if the option ``minPartitions`` asks for that."""
+        """Return input partitions of tasks, which are cut into more if the option ``minPartitions`` asks for that."""
         least = self._settings.min_partitions or 0
         if len(tasks) < least:
             total = sum(item.size for task in tasks for item in task)
@@ -340,7 +364,7 @@ class _Reading(Prompt):
         return Piece(place, item.start, item.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What a task reads."""
+        """Read the ranges of a task, in the task."""
         from rollbridge.spark.source_task import read_portion, read_previews
 
         connection = self._settings.shared.connection
@@ -352,18 +376,18 @@ class _Reading(Prompt):
             case PreviewPortion():
                 return read_previews(connection, partition, self._names, self._schema)
             case _:
-                return iter(())  # Spark's own, in place of none
+                return iter(())  # Spark's placeholder for no partition
 
 
 class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
-    """Reads what is there, each segment in a task of its own; partitions come in the order of the lineage."""
+    """Reader of a batch, each segment in a task of its own; partitions are in the order of the lineage."""
 
     def partitions(self) -> list[InputPartition]:
         """Plan to read from one front to the other.
 
         Raises:
             StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
-            InvalidRequestError, TruncatedError: it can not begin or end there.
+            InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         settings = self._settings
         try:
@@ -387,9 +411,9 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
-    """Reads what comes, in micro-batches that keep the order of every key's records across epochs.
+    """Reader of a streaming query, in micro-batches that keep the order of every key's records across epochs.
 
-    Raises, from what the driver calls:
+    Raises, from methods that the driver calls:
         StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
         InvalidRequestError: the checkpoint belongs to another stream or cluster.
         TruncatedError: records that were to be read have been deleted.
@@ -401,21 +425,21 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._readable: StreamOffset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Return the offset at which a query without a checkpoint begins."""
         front = self._driver.start(self._settings.start)
         return self._offset(front, None).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option ``maxRecordsPerTrigger``."""
+        """Return the limit that the option ``maxRecordsPerTrigger`` sets."""
         limit = self._settings.max_records
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the stream ends now: neither later records nor later epochs are read."""
+        """Note the present end of the stream: neither later records nor later epochs are read."""
         self._target = self._driver.look()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends."""
+        """Return the offset at which the next micro-batch ends."""
         before = self._checked(start)
         driver, fail = self._driver, self._settings.fail_on_data_loss
         front = driver.known(before.position.offsets, fail=fail)
@@ -424,7 +448,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = advance(history, front, ends, limit=most)
         everything = end if most is None else advance(history, front, ends, chain_max=None)
-        # It may have become another one between two looks.
+        # The stream may have been deleted and created again between two looks.
         before.check_same(driver.offset(before.position.offsets))
         self._readable = driver.offset(everything)
         if end == front:
@@ -432,11 +456,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._offset(end, before.commit_log).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Up to where the stream could be read when it was last looked at."""
+        """Return the offset up to which the stream could be read at the last look."""
         return None if self._readable is None else self._readable.as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch; the same for the same offsets, whatever has happened since."""
+        """Plan the tasks of a micro-batch; the same for the same offsets, whatever has happened since."""
         before, after = self._checked(start), self._checked(end)
         driver = self._driver
         history = driver.view().history
@@ -447,7 +471,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._portions(chains(history, front, ranges), runs)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Forget what will not be asked for again."""
+        """Drop the runs that no later micro-batch needs."""
         if self._runs is not None:
             front = StreamOffset.of_json(end).position.offsets
             self._runs.forget(covered(self._driver.view().history, front))
@@ -457,32 +481,27 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._close()
 
     def _checked(self, found: dict[str, Any]) -> StreamOffset:
-        """An offset of Spark's checkpoint, which must be of this stream."""
+        """Parse an offset of Spark's checkpoint, and check that it is of this stream."""
         offset = StreamOffset.of_json(found)
         offset.check_same(self._driver.offset(offset.position.offsets))
         return offset
 
     def _offset(self, end: Front, commit_log: int | None) -> StreamOffset:
-        """The offset of a front; with the place in the commit log, if that is going to be needed."""
+        """Return the offset of a front, with the place in the commit log if commit positions are read."""
         if not self._wants_positions:
             return self._driver.offset(end)
         runs = self._commit_runs(commit_log)
         return self._driver.offset(end, runs.begin_behind(covered(self._driver.view().history, end)))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Where the records of transactions stand in the commit log, for the column ``commitPosition``; kept by the driver.
-# A COMMIT record names the runs of offsets of its transaction in each segment, and the order of the log is the order
-# in each segment. So the driver reads the log once, from where the checkpoint says, and gives each task the runs of
-# what it reads. A transaction's records and its COMMIT record are one native transaction: what can be read is in the
-# log.
+# Commit positions
 
 
 _WAIT_MS: Final = 500
 
 
 class CommitRuns:
-    """The runs of one stream that have been found in its group's commit log; not for several threads."""
+    """Runs of one stream that were found in its group's commit log; not for several threads."""
 
     def __init__(self, reader: LogReader, offsets: LogOffsets, stream: StreamName, group: GroupName) -> None:
         self._reader = reader
@@ -493,10 +512,10 @@ class CommitRuns:
         self._runs: dict[SegmentId, tuple[list[int], list[int], list[int]]] = {}
 
     def read(self, start: int | None) -> None:
-        """Find everything that can be read by now.
+        """Read the commit log to its present end.
 
         Args:
-            start: Where to begin if nothing has been read yet; None for the beginning of the log.
+            start: Offset at which to begin if nothing has been read yet; None for the beginning of the log.
 
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError.
@@ -523,7 +542,7 @@ class CommitRuns:
             self._next = found.end
 
     def of(self, segment: SegmentId, start: int, end: int) -> Runs:
-        """The runs in ``start..end-1`` of a segment."""
+        """Return the runs in ``start..end-1`` of a segment."""
         starts, ends, positions = self._runs.get(segment, ([], [], []))
         low, high = bisect_right(ends, start), bisect_right(starts, end - 1)
         return Runs(*(np.array(column[low:high], np.int64) for column in (starts, ends, positions)))
@@ -538,7 +557,7 @@ class CommitRuns:
                 del self._runs[segment]
 
     def begin_behind(self, covered: Mapping[SegmentId, int]) -> int:
-        """Where the log has the first transaction with records that are not covered; see ``StreamOffset``."""
+        """Return the offset of the first commit with records that are not covered; see ``StreamOffset``."""
         found = self._next or 0
         for segment, (_, ends, positions) in self._runs.items():
             unread = bisect_right(ends, covered.get(segment, 0))

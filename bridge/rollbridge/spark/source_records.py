@@ -1,9 +1,11 @@
-"""Kafka's records, found in the bytes of a fetch with numpy: where each begins, and where key, value and headers stand.
+"""Records of a fetch as NumPy arrays of positions in its bytes: begin and end of each key, value and list of headers.
 
-A record of a batch has no place of its own: it begins where the one before ends, and its fields are as long as the
-varints in front of them say. So one loop in Python goes from length to length, a fifth of a microsecond for each
-record unless many of the same length follow each other, and everything else is worked out for all records of a fetch at
-once. Nothing is copied here.
+A record of a batch has no fixed place: it begins where the one before ends, and varints give the lengths of its fields.
+So one loop in Python goes from length to length, a fifth of a microsecond for each record unless many of the same
+length follow each other. Everything else is computed for all records of a fetch at once, and nothing is copied::
+
+    length  attributes  timestamp delta  offset delta  key length  key  value length  value  headers
+    varint  1 byte      varint           varint        varint           varint               varint count, ...
 
 Source: Kafka documentation, "Record Batch" and "Record".
 """
@@ -20,7 +22,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
 from rollbridge.kafka.committed import AbortedSpan, Standing, judged_batches
 
-# Types are checked without numpy, so what its arrays hold is said by names only.
+# Types are checked without NumPy, so only these names say what an array holds.
 Longs = Any
 """An array of 64-bit integers."""
 Bytes = Any
@@ -33,13 +35,13 @@ LOG_APPEND_TIME: Final = 1
 _VARINT_BYTES_MAX: Final = 10
 _LENGTH_BYTES_MAX: Final = 5
 _ALIKE: Final = 16
-"""After so many records of the same length the next ones are looked at all at once."""
+"""Records of the same length in a row after which the next ones are compared all at once."""
 _WARY: Final = 500
-"""If hardly any of them were, it is not tried again before so many more."""
+"""Records until the next such attempt, after one that found fewer than :data:`_ALIKE`."""
 
 
 class Slices(NamedTuple):
-    """A field of several records: bytes ``start..end-1`` of the buffer; a record without it has ``end < start``."""
+    """Field of several records: bytes ``start..end-1`` of the buffer; ``end < start`` where a record has none."""
 
     start: Longs
     end: Longs
@@ -47,7 +49,7 @@ class Slices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of one partition in order of offset, as places in ``buffer``; arrays have one entry for each record."""
+    """Records of one partition in order of offset, as positions in ``buffer``; arrays have one entry per record."""
 
     buffer: bytes
     offset: Longs
@@ -56,15 +58,15 @@ class Records:
     key: Slices
     value: Slices
     headers: Longs
-    """Where the number of headers stands."""
+    """Position of the number of headers."""
     end: Longs
-    """Where the record ends."""
+    """Position behind the record."""
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def where(self, chosen: Longs | Flags | slice) -> Records:
-        """Some of the records: a mask, indices, or a slice."""
+        """Return some of the records, chosen by a mask, indices or a slice."""
         return Records(
             self.buffer,
             self.offset[chosen],
@@ -78,7 +80,7 @@ class Records:
 
 
 class Header(NamedTuple):
-    """The next header of each record that has another one."""
+    """Next header of each record that has another one."""
 
     record: Longs
     """Index of the record."""
@@ -87,15 +89,15 @@ class Header(NamedTuple):
 
 
 def committed_end(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> tuple[Records, int]:
-    """The committed records of a fetch from ``start`` on, and the offset up to which it has been looked at.
+    """Return the committed records of a fetch from ``start`` on, and the offset up to which the fetch was processed.
 
     Args:
         raw: Batches one after the other; the last may be cut short, and is left out then.
-        start: Records before it are left out; the first batch may begin earlier.
-        aborted: Transactions that were aborted and reach into the stretch.
+        start: First offset to return; the first batch may begin earlier.
+        aborted: Aborted transactions with records in the fetch.
 
     Raises:
-        CorruptDataError: It is no sequence of batches, a checksum is wrong, or records do not parse.
+        CorruptDataError: ``raw`` is no sequence of batches, a checksum is wrong, or records do not parse.
     """
     chosen: list[tuple[BatchHeader, memoryview]] = []
     end = start
@@ -111,10 +113,10 @@ def committed_end(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> tup
 
 
 def parse(raw: bytes, batches: list[tuple[BatchHeader, memoryview]]) -> Records:
-    """The records of some batches, which are parts of ``raw``.
+    """Parse the records of some batches, which are views of ``raw``.
 
     Raises:
-        CorruptDataError: They do not parse.
+        CorruptDataError: the records do not parse.
     """
     if any(header.compression for header, _ in batches):
         bodies = [memoryview(uncompressed(header, batch))[HEADER_BYTES:] for header, batch in batches]
@@ -122,7 +124,7 @@ def parse(raw: bytes, batches: list[tuple[BatchHeader, memoryview]]) -> Records:
         ends = np.cumsum([len(body) for body in bodies]).tolist()
         sections = list(zip([0, *ends[:-1]], ends, strict=True))
     else:
-        # The batches are parts of the whole, so there is nothing to copy.
+        # The batches are views of ``raw``: find their positions in it instead of copying them.
         buffer = raw
         whole = np.frombuffer(raw, np.uint8).ctypes.data
         begins = [np.frombuffer(batch, np.uint8).ctypes.data - whole + HEADER_BYTES for _, batch in batches]
@@ -162,7 +164,7 @@ def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, 
 
 
 def _find_starts(buffer: bytes, data: Bytes, begin: int, end: int, count: int, starts: list[int]) -> None:
-    """Append where each record of a section begins, that is, where its length stands."""
+    """Append the position of each record of a section, that is, of its length."""
     place = begin
     add = starts.append
     left = count
@@ -196,10 +198,10 @@ def _find_starts(buffer: bytes, data: Bytes, begin: int, end: int, count: int, s
 
 
 def _same_lengths(data: Bytes, first: int, stride: int, most: int) -> int:
-    """How many records behind the first have its length, one behind the other; at most so many are looked at.
+    """Return how many records in a row behind the first have its length; at most ``most`` are compared.
 
-    Where a record ends the next one begins, so as long as the bytes of the length are the same at every stride, these
-    are the records, and not something that looks like them.
+    Where a record ends the next one begins. So as long as the bytes of the length are the same at every stride, these
+    are record lengths, and not payload that looks like them.
     """
     same: Flags = np.ones(max(most, 0), np.bool_)
     for place in range(_LENGTH_BYTES_MAX):
@@ -214,10 +216,11 @@ def _same_lengths(data: Bytes, first: int, stride: int, most: int) -> int:
 
 
 def varints(data: Bytes, place: Longs) -> tuple[Longs, Longs]:
-    """The zigzag varints that stand at some places, and where each ends.
+    """Decode the zigzag varints at some positions; return the values, and the position behind each.
 
     Raises:
-        IndexError: One goes beyond the data.
+        CorruptDataError: one has more than ten bytes.
+        IndexError: one goes beyond the data.
     """
     byte = data[place].astype(np.int64)
     found = byte & 127
@@ -236,10 +239,10 @@ def varints(data: Bytes, place: Longs) -> tuple[Longs, Longs]:
 
 
 def headers_of(records: Records) -> Iterator[Header]:
-    """The first headers of all records that have one, then the second ones, and so on.
+    """Yield the first headers of all records that have one, then the second ones, and so on.
 
     Raises:
-        CorruptDataError: While iterating: they do not parse, or end elsewhere than their records.
+        CorruptDataError: headers do not parse, or end elsewhere than their records; raised while iterating.
     """
     data = np.frombuffer(records.buffer, np.uint8)
     try:
@@ -259,7 +262,7 @@ def headers_of(records: Records) -> Iterator[Header]:
 
 
 def _field(data: Bytes, place: Longs) -> tuple[Slices, Longs]:
-    """Bytes with their length in front, -1 for none, and what stands behind them."""
+    """Return the bytes behind a length, -1 for none, and the position behind them."""
     length, start = varints(data, place)
     return Slices(start, start + length), start + np.maximum(length, 0)
 
@@ -268,20 +271,19 @@ def _repeated(values: list[int], counts: list[int]) -> Longs:
     return np.repeat(np.array(values, np.int64), counts)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Where records of transactions stand in a segment, and in the commit log.
+# Commit positions
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where records of transactions stand in a segment, in order: runs of offsets, and places in the commit log."""
+    """Runs of offsets of transactions in a segment, in order, with the offsets of their commits in the commit log."""
 
     start: Longs
     end: Longs
     position: Longs
 
     def positions(self, offsets: Longs) -> tuple[Longs, Flags]:
-        """The place in the commit log of each record, and which of them have none."""
+        """Return the commit position of each record, and a mask of those without one."""
         if not len(self.start):
             return np.zeros_like(offsets), np.ones(len(offsets), np.bool_)
         place = np.searchsorted(self.start, offsets, side="right") - 1

@@ -1,7 +1,7 @@
-"""What a task of the source does: fetch offset ranges over a connection of its own, and hand out Arrow record batches.
+"""Tasks of the source: fetch offset ranges, and yield Arrow record batches.
 
-A fetch is asked for while the one before is being looked at. Worker processes of Spark live on, and so do the
-connections that are kept here.
+The next fetch is requested before the rows of the present one are yielded, so brokers and Spark work at the same time.
+Spark reuses its worker processes, and the connections kept here outlive a task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _FETCH_BYTES: Final = 2 << 20
 _ROWS_MAX: Final = 16_384
-"""Rows of one Arrow batch: large ones leave the processor's cache, small ones cost their making."""
+"""Most rows of an Arrow batch: larger ones exceed the processor's cache, smaller ones cost overhead."""
 _WAIT_MS: Final = 500
 _STALLED_S: Final = 60.0
 _PREVIEW_PAUSE_S: Final = 0.01
@@ -42,19 +42,19 @@ _PREVIEW_PAUSE_S: Final = 0.01
 def read_portion(
     connection: ConnectionSettings, portion: Portion, names: Sequence[str], schema: StructType, *, fail: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The committed records of a portion.
+    """Yield the committed records of a portion.
 
     Args:
-        connection: How to reach Kafka.
-        portion: What to read.
-        names: Which columns, in the order of ``schema``.
-        schema: What Spark expects.
-        fail: Whether deleted records are an error.
+        connection: Settings of the connection to Kafka.
+        portion: Ranges to read.
+        names: Columns, in the order of ``schema``.
+        schema: Schema that Spark expects.
+        fail: True if deleted records are an error.
 
     Raises:
-        TruncatedError: records have been deleted, and ``fail``.
+        TruncatedError: records have been deleted, and ``fail`` is set.
         UnavailableError: nothing became readable for a minute.
-        CorruptDataError: what is there does not parse.
+        CorruptDataError: a batch or record does not parse.
         NotAuthorizedError, KafkaUnavailable.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
@@ -97,14 +97,18 @@ def _lost(piece: Piece, start: int, end: int, *, fail: bool, cause: Exception | 
 
 
 class Patience:
-    """Ends the reading of a topic of which nothing becomes readable any more."""
+    """Watchdog of a read that makes no progress."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._moved_at = time.monotonic()
 
     def moved(self, before: int, after: int) -> None:
-        """Take note of how far one look has led; UnavailableError if none has led anywhere for a minute."""
+        """Note the progress of one fetch.
+
+        Raises:
+            UnavailableError: no fetch has made any for a minute.
+        """
         if after > before:
             self._moved_at = time.monotonic()
         elif time.monotonic() - self._moved_at > _STALLED_S:
@@ -119,7 +123,7 @@ atexit.register(_readers.close)
 
 
 def log_reader(connection: ConnectionSettings) -> LogReader:
-    """This process's reader of a cluster; it is kept for the tasks to come."""
+    """Return this process's reader of a cluster, which is kept for later tasks."""
 
     def connect() -> LogReader:
         address, name = connection.bootstrap_servers, connection.client_name or "rollbridge"
@@ -133,7 +137,7 @@ def log_reader(connection: ConnectionSettings) -> LogReader:
 def read_previews(
     connection: ConnectionSettings, portion: PreviewPortion, names: Sequence[str], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The records of open transactions, as far as there are any when this begins.
+    """Yield the records of the transactions that are open when this begins.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError.
