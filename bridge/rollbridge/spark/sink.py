@@ -1,9 +1,12 @@
-"""The exactly-once sink: what one micro-batch, or one batch job, writes is one rolling transaction.
+"""The exactly-once sink: write each micro-batch, or each batch job, as one rolling transaction.
 
 The tasks agree on the transaction by the query's id and the number of the micro-batch, see
-:meth:`rollbridge.SharedClient.joint`, write a part each, and send its handle to the driver, which commits the parts of
-those attempts that Spark has chosen. So a task that is tried again leaves nothing behind, and a micro-batch that comes
-again is found to be committed.
+:meth:`rollbridge.SharedClient.joint`. Each task writes a part and sends its handle to the driver, which commits the
+parts of those attempts that Spark has chosen. So a retried task leaves nothing behind, and a repeated micro-batch is
+found to be committed.
+
+A task of a streaming query finds the query's id and the number of the micro-batch in its local properties, and the id
+of the query's run as the group of its jobs. A restarted driver has another run, and so another session.
 """
 
 from __future__ import annotations
@@ -46,11 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whose rows are written: the name, the session and the number by which all tasks of a job mean the same transaction.
-# A task of a streaming query finds the query's id and the number of the micro-batch in its local properties, and
-# there the id of the query's run, too, as the group of its jobs. A restarted driver has another run, and so another
-# session.
+# Identity of the transaction
 
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -62,15 +61,15 @@ LocalProperty = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the tasks of one job write together.
+    """Identity of the transaction that the tasks of one job write together.
 
     Attributes:
-        client_name: Whose transaction it is.
-        session: What all processes that work for one run of the client call it.
-        series: What the number counts in.
-        number: Of the transaction in the series.
-        once: Whether nobody will ever come back to this client name.
-        unique: Whether nobody will ever come back to this series.
+        client_name: Client of the transaction.
+        session: Name of the client's run, the same in all processes that work for it.
+        series: Series in which the number counts: a query's id, or a label.
+        number: Number of the transaction in the series.
+        once: True if the client name is never used again.
+        unique: True if the series is never used again.
     """
 
     client_name: str
@@ -85,15 +84,15 @@ class Work:
 
 
 def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in: str) -> Work:
-    """What a task of a streaming query writes.
+    """Return the identity of the transaction of a streaming query's task.
 
     Args:
-        property_of: The local properties of the task.
-        client_name: If the user named one; made of the query's id otherwise.
-        stand_in: The session where Spark does not say which run it is.
+        property_of: Returns a local property of the task.
+        client_name: Name given by the user; None for one made of the query's id.
+        stand_in: Session to use where Spark does not name the run.
 
     Raises:
-        InvalidRequestError: it is not a task of a streaming query.
+        InvalidRequestError: the task is not one of a streaming query.
     """
     query, batch = property_of(QUERY_ID), property_of(BATCH_ID)
     if not query or not batch:
@@ -105,7 +104,7 @@ def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in:
 
 
 def work_of_job(client_name: str | None, label: str, number: int = 0) -> Work:
-    """What the tasks of a batch job write: something of its own, or what the label names, whichever job does it."""
+    """Return the identity of a batch job's transaction: by its label if it has one, unique otherwise."""
     job = str(uuid.uuid4())
     name = client_name or f"spark-{job}"
     check_client_name(name)
@@ -121,26 +120,27 @@ REPLAY: Final = "replay"
 COMPARE, TRUST = "compare", "trust"
 
 RETAIN: Final = timedelta(days=30)
-"""How long an outcome is remembered that the session's record does not tell: the driver died as it was decided."""
+"""Retention of outcomes, for those that the session's record lacks because the driver died as they were decided."""
 _ABORT_TIMEOUT: Final = timedelta(seconds=30)
-"""How long a failure waits to be told; what could not be aborted by then is by the next run."""
+"""Longest time of an abort, which delays the report of a failure; after it the next run aborts."""
 _LOOKED_MAX: Final = 100
 _looked: Final[dict[str, str]] = {}
-"""By client name the latest run that this process knows to be beyond what earlier runs may have committed."""
+"""Latest run by client name whose next micro-batches this process knows to be committed by no earlier run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Options of the sink beside those that all formats have."""
+    """Options of the sink besides those of all formats."""
 
     replay: str = option(COMPARE, key=REPLAY, choices=(COMPARE, TRUST))
-    """What comes again must have the rows that were committed; ``trust`` takes it for the same without a look."""
+    """``compare``: a repeated micro-batch or job must have the rows that were committed; ``trust`` takes it for the
+    same without a comparison."""
     segments_per_task: int | None = option(None, key=SEGMENTS_PER_TASK, low=1)
-    """To how many segments the rows of a task go at most, where there are very many tasks, see docs/spark.md#limits."""
+    """Most segments to which the rows of one task go; needed with very many tasks, see docs/spark.md#limits."""
     lease_hours: int = option(24, key="lease.hours", high=7 * 24)
-    """How long a transaction may stay open."""
+    """Lease of a transaction: hours that it may stay open."""
     commit_seconds: int = option(600, key="commit.timeout.seconds", low=1)
-    """How long the driver waits for the outcome of a commit; a merge takes about 3 s per GB."""
+    """Seconds that the driver waits for the outcome of a commit; a merge takes about 3 s per GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,40 +148,44 @@ class JobOptions:
     """Options of batch jobs."""
 
     label: str = option("", key=LABEL)
-    """Batch only, needs ``client.name``: a job whose label was committed before writes nothing, see
-    docs/spark.md#labels."""
+    """Label of the job, only in a batch and with ``client.name``: a job whose label was committed before writes
+    nothing, see docs/spark.md#labels."""
     number: int = option(0, key=LABEL_NUMBER, low=0)
-    """Which of the jobs of a label it is; these numbers never fall."""
+    """Number of the job among those of its label; these numbers never fall."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a sink writes and how; the same for all of its tasks."""
+    """Destination and settings of a sink; the same for all of its tasks."""
 
     settings: SparkSettings
     columns: Columns
     lease: timedelta
     commit_timeout: timedelta
     trusts_replays: bool = False
-    """Whether what comes again is taken for what was committed, without a look."""
+    """True if a replay is taken for what was committed, without a comparison."""
     segments_per_task: int | None = None
-    """To how many segments the rows of a task go at most, if that is known."""
+    """Most segments to which the rows of a task go; None if unknown."""
 
     def connect(self) -> Bridge:
-        """The connection of this process."""
+        """Return the connection of this process."""
         return connection(self.settings.connected_as(own_name()), self.settings.options)
 
     def client(self, work: Work) -> SharedClient:
-        """The client whose transaction is written, as this process uses it."""
+        """Return this process's share of the client that writes the transaction."""
         return self.connect().share(work.client_name, work.session)
 
 
 @dataclass(frozen=True)
 class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are checked without PySpark
-    """What a task tells the driver.
+    """Message of a task to the driver.
 
-    ``ticket`` and ``handle`` are None if it had no rows; ``handle`` alone is if an earlier run has committed them. Then
-    ``committed`` says what that has committed, all tasks together. ``content`` is that of this task's rows.
+    Attributes:
+        work: Identity of the transaction.
+        ticket: Ticket of the joint transaction; None if the task had no rows.
+        handle: Handle of the part that the task wrote; None without rows, or if an earlier run has committed them.
+        content: Count and digest of this task's rows.
+        committed: Content that an earlier run has committed, all tasks together; None if it was not recorded.
     """
 
     work: Work | None = None
@@ -192,10 +196,10 @@ class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are 
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSink:
-    """The sink of a streaming query; in complete mode it appends each result, as Spark's Kafka sink does.
+    """Return the sink of a streaming query; in complete mode it appends each result, as Spark's Kafka sink does.
 
     Raises:
-        ConfigError: options are missing, wrong or unknown; all are named.
+        ConfigError: options are missing, wrong or unknown; all of them are named.
         InvalidRequestError: the columns are not those of a record.
     """
     del overwrite
@@ -204,10 +208,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: 
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchSink:
-    """The sink of a batch job.
+    """Return the sink of a batch job.
 
     Raises:
-        ConfigError, InvalidRequestError: as :func:`stream_writer`; or records would have to be replaced.
+        ConfigError, InvalidRequestError: as :func:`stream_writer`; or ``overwrite`` is set.
     """
     if overwrite:
         raise InvalidRequestError("a stream is appended to, never overwritten; nothing was written: use mode('append')")
@@ -222,10 +226,10 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
-    """Writes each micro-batch as one transaction."""
+    """Sink of a streaming query, which writes each micro-batch as one transaction."""
 
     def __init__(self, target: Target, execution: str) -> None:
-        """``execution`` names this execution of a micro-batch."""
+        """Prepare; ``execution`` names this execution of a micro-batch."""
         self._target = target
         self._execution = execution
 
@@ -243,15 +247,15 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types ar
         _commit(self._target, messages)
 
     def abort(self, messages: list[PartitionWritten | None], batchId: int) -> None:
-        """Abort it, unless it is committed or may be."""
+        """Abort what the tasks have written, unless it is committed or may be."""
         _abort(self._target, messages, f"micro-batch {batchId} has failed")
 
 
 class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
-    """Writes a data frame as one transaction."""
+    """Sink of a batch job, which writes a data frame as one transaction."""
 
     def __init__(self, target: Target, work: Work) -> None:
-        """``work`` is what all tasks of the job write together."""
+        """Prepare; ``work`` identifies the transaction that all tasks of the job write."""
         self._target = target
         self._work = work
 
@@ -264,7 +268,7 @@ class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]  # types are check
         _commit(self._target, messages)
 
     def abort(self, messages: list[PartitionWritten | None]) -> None:
-        """Abort it, unless it is committed or may be."""
+        """Abort what the tasks have written, unless it is committed or may be."""
         _abort(self._target, messages, "the job has failed")
 
 
@@ -332,9 +336,12 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable
 
 
 def _check_tasks(target: Target, part: Part, work: Work) -> None:
-    """Refuse, before the first row of a task, so many tasks that their parts could not be committed together.
+    """Refuse, before the first row of a task, more tasks than one transaction has room for parts.
 
-    Spark tells no task how many there are; that there are all those before this one is certain.
+    Spark does not tell a task how many there are, but the task's number implies all those before it.
+
+    Raises:
+        TransactionTooLargeError: there are too many.
     """
     context = TaskContext.get()
     if context is None:
@@ -351,7 +358,7 @@ def _check_tasks(target: Target, part: Part, work: Work) -> None:
 
 
 def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
-    """Commit the parts that were written; what was committed before is compared with what the tasks had now."""
+    """Commit the parts that were written; compare the rows with what an earlier run has committed, if it has."""
     told = [message for message in messages if message is not None and message.work is not None]
     content = sum((message.content for message in told), JointContent())
     handles = [message.handle for message in told if message.handle is not None]
@@ -377,15 +384,15 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
         _note_beyond(work)
         keep_what_stays()
     except Exception:
-        # The rows are visible: whoever is told that this has failed writes them again.
+        # The rows are visible: a reported failure would make Spark write them again.
         logger.exception("%s is committed, what comes after that failed; the next run asks the leader", work)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 
 def _commit_nothing(target: Target, work: Work | None) -> None:
-    """Nothing is written of what has no rows, but it must not have had any when it was committed.
+    """Check that a micro-batch or job without rows had none either when an earlier run committed it.
 
-    Only the first micro-batch of a run may have been: those that come after it are later ones.
+    Only the first micro-batch of a run can have been committed before: those that follow are new.
     """
     if work is None or work.unique or target.trusts_replays or _looked.get(work.client_name) == work.session:
         return
@@ -398,7 +405,7 @@ def _commit_nothing(target: Target, work: Work | None) -> None:
 
 
 def _note_beyond(work: Work) -> None:
-    """Know that whatever this run writes from now on, no earlier one has written."""
+    """Note that no earlier run has written the micro-batches that follow in this run."""
     while len(_looked) >= _LOOKED_MAX:
         _looked.pop(next(iter(_looked)))
     _looked[work.client_name] = work.session
@@ -407,7 +414,11 @@ def _note_beyond(work: Work) -> None:
 def _check_replay(
     target: Target, work: Work, transaction: TransactionId, committed: JointContent | None, replayed: JointContent
 ) -> None:
-    """Raise ReplayDiffers if what comes again is not what was committed."""
+    """Compare a replay with what was committed.
+
+    Raises:
+        ReplayDiffers: they differ.
+    """
     if target.trusts_replays or committed == replayed:
         return
     if committed is None:
@@ -432,7 +443,7 @@ def _check_replay(
 
 
 def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: str) -> None:
-    """Abort what some of the tasks have written; what none has told of is aborted by the next run, or its lease."""
+    """Abort the transaction if a task has reported a part; otherwise the next run aborts it, or its lease ends it."""
     for message in messages:
         if message is None or message.work is None or message.ticket is None or message.handle is None:
             continue
@@ -442,13 +453,17 @@ def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: 
             ):
                 logger.warning("%s is not aborted: it is committed, or may be", message.work)
         except RollbridgeError as fault:
-            # The failure that led here is the one to be told; the transaction is invisible, and ends with its lease.
+            # Spark reports the failure that led here; the transaction is invisible, and ends with its lease.
             logger.warning("%s could not be aborted: %s", message.work, fault)
         return
 
 
 def _check_group(target: Target) -> None:
-    """Raise GroupMismatchError if a stream is not of the group that was named."""
+    """Check that all streams belong to the group of the options, if one is given.
+
+    Raises:
+        GroupMismatchError: one does not.
+    """
     settings = target.settings
     for stream in settings.streams if settings.group is not None else ():
         found = target.connect().admin.describe(stream).config.group

@@ -1,8 +1,21 @@
-"""From Arrow columns to Kafka record batches, a whole column at a time.
+"""Encode Arrow columns as Kafka record batches, a whole column at a time.
 
 A record of a batch is lengths and numbers as varints, with the key, the value and the headers between them. Arrow's
-``binary_join_element_wise`` strings these together for all rows in compiled code, and the buffer behind its answer is
-what stands in the batch; only the varints are made here, with NumPy. Nothing is done for each row in Python.
+``binary_join_element_wise`` joins these for all rows in compiled code, and the buffer behind its result is the body of
+the batch; only the varints are made here, with NumPy. No Python code runs per row, except for users' headers::
+
+    length, attributes, timestamp delta, offset delta, key length | key | value length | value | headers
+    front                                                         | key | middle       | value | back
+
+:class:`Columns` maps a data frame to records, as Spark's Kafka sink does: ``value`` is required; ``key``, ``headers``,
+``timestamp`` and ``topic`` are optional. Other columns are left out, so that what a Kafka source reads can be written
+as it is.
+
+:class:`PartitionReader` adds up a count and a digest of the rows, so that a replay can be compared with what was
+committed. Each record has a hash, of its stream, key, value, headers and event time, and the sum of the hashes is the
+digest: it does not depend on order, partitions and batches of the rows, and a row that comes twice counts twice. What
+differs from run to run is left out: the part and the number of a record, and the time of a row that names none. The
+digest of a micro-batch is compared with one that another version may have put on record, so it must never change.
 
 Source: Kafka documentation, "Record Batch" and "Record".
 """
@@ -33,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Numbers = Any
-"""A NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
+"""NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
 
 _ENCODERS: Final = {
     Compression.GZIP: gzip_encode,
@@ -42,7 +55,7 @@ _ENCODERS: Final = {
     Compression.ZSTD: zstd_encode,
 }
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
-"""What length, attributes, offset delta and timestamp delta of a record take at most."""
+"""Most bytes of length, attributes, offset delta and timestamp delta of a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +65,11 @@ class Rows:
     Attributes:
         keys: Binary; null is no key.
         values: Binary; null is a tombstone.
-        counts: Number of each record within its part, rising.
+        counts: Number of each record within its part, ascending.
         timestamps: Milliseconds since 1970.
         sizes: Bytes of each record, as the limits of streams count them: key, value and headers, ours included.
-        headers: The user's headers of each record as they stand in a batch, without their number; None: there are none.
-        header_counts: How many these are.
+        headers: The user's headers of each record as encoded in a batch, without their number; None if there are none.
+        header_counts: Number of the user's headers of each record.
     """
 
     keys: pa.BinaryArray
@@ -76,7 +89,7 @@ class Rows:
         timestamps: Numbers,
         headers: tuple[pa.BinaryArray, Numbers] | None = None,
     ) -> Rows:
-        """The rows with their sizes; ``headers`` are as :func:`encode_headers` makes them."""
+        """Return the rows with their sizes; ``headers`` are as :func:`encode_headers` returns them."""
         sizes = _field_sizes(keys) + _field_sizes(values) + (len(_OWN) + HEADER_VALUE_BYTES)
         if headers is None:
             return cls(keys, values, counts, timestamps, sizes + 1)
@@ -87,7 +100,7 @@ class Rows:
         return len(self.counts)
 
     def take(self, places: Numbers) -> Rows:
-        """Some of the rows, in the order of ``places``."""
+        """Return some of the rows, in the order of ``places``."""
         chosen = pa.array(places)
         return Rows(
             self.keys.take(chosen),
@@ -100,7 +113,7 @@ class Rows:
         )
 
     def slice(self, start: int, stop: int) -> Rows:
-        """The rows from ``start`` up to ``stop``; nothing is copied."""
+        """Return the rows from ``start`` to before ``stop``, without a copy."""
         return Rows(
             self.keys[start:stop],
             self.values[start:stop],
@@ -113,7 +126,7 @@ class Rows:
 
     @classmethod
     def together(cls, several: Sequence[Rows]) -> Rows:
-        """One after the other; all of them have headers, or none has."""
+        """Concatenate rows; all of them must have headers, or none."""
         if len(several) == 1:
             return several[0]
         return cls(
@@ -128,18 +141,18 @@ class Rows:
 
 
 def batch_bytes(rows: Rows) -> Numbers:
-    """What each of the rows takes in a batch at most."""
+    """Return an upper bound of the bytes of each row in a batch."""
     return rows.sizes + _NUMBERS_BYTES_MAX
 
 
 def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) -> bytes:
-    """The record batch of some rows, each with the header that says whose record it is.
+    """Return the record batch of some rows, each with the header that names its transaction.
 
     Args:
-        rows: One or more.
-        transaction: The 16 bytes of its id.
-        part: The part of it that they belong to.
-        codec: How the records are compressed.
+        rows: One or more rows.
+        transaction: Id of the transaction, 16 bytes.
+        part: Number of the part that the rows belong to.
+        codec: Compression codec.
     """
     records = _records(rows, transaction, part)
     encode = _ENCODERS.get(codec)
@@ -149,13 +162,13 @@ def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) 
 
 
 def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[pa.BinaryArray, Numbers]:
-    """The headers of each record as they stand in a batch, and how many they are."""
+    """Return the headers of each record as encoded in a batch, and their number."""
     encoded = [b"".join(_encode_header(name, value) for name, value in headers) for headers in rows]
     return pa.array(encoded, pa.binary()), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def _records(rows: Rows, transaction: bytes, part: int) -> memoryview:
-    """The records as they stand behind the header of a batch."""
+    """Return the records as encoded behind the header of a batch."""
     count = len(rows)
     offsets = _Varints.of(np.arange(count, dtype=np.int64))
     deltas = _Varints.of(rows.timestamps - rows.timestamps[0])
@@ -181,12 +194,12 @@ def _records(rows: Rows, transaction: bytes, part: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class _Varints:
-    """A column of numbers as zigzag varints: their sizes, and a row of digits for each, of which so many count."""
+    """Column of zigzag varints: sizes, and for each number a row of bytes of which the first ``sizes`` count."""
 
     sizes: Numbers
     digits: Numbers
     even: bool
-    """Whether all are of the same size."""
+    """True if all have the same size."""
 
     @classmethod
     def of(cls, values: Numbers) -> _Varints:
@@ -206,7 +219,7 @@ class _Varints:
 
 
 def _side_by_side(*columns: _Varints) -> pa.BinaryArray:
-    """For each row its numbers one after the other."""
+    """Join the varints of several columns row by row."""
     matrix = columns[0].digits if len(columns) == 1 else np.hstack([column.digits for column in columns])
     if all(column.even for column in columns):
         return _fixed(matrix)
@@ -217,7 +230,7 @@ def _side_by_side(*columns: _Varints) -> pa.BinaryArray:
 
 
 def _fixed(matrix: Numbers) -> pa.BinaryArray:
-    """The rows of a matrix of bytes."""
+    """Return the rows of a matrix of bytes as an Arrow column."""
     count, width = matrix.shape
     ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     data = pa.py_buffer(np.ascontiguousarray(matrix))
@@ -225,18 +238,18 @@ def _fixed(matrix: Numbers) -> pa.BinaryArray:
 
 
 def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Numbers:
-    """Bytes of each value."""
+    """Return the bytes of each value, ``null`` where there is none."""
     return pc.binary_length(column).fill_null(null).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _field_sizes(column: pa.BinaryArray) -> Numbers:
-    """Bytes of each value together with its length."""
+    """Return the bytes of each value together with its length."""
     lengths = _lengths(column, null=-1)
     return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
 
 def _varint_sizes(values: Numbers) -> Numbers:
-    """How many bytes each number takes as a zigzag varint."""
+    """Return the bytes of each number as a zigzag varint."""
     zigzag = _zigzag(values)
     sizes: Numbers = np.ones(len(values), np.int64)
     highest = int(zigzag.max()) if len(zigzag) else 0
@@ -255,13 +268,10 @@ def _encode_header(name: str, value: bytes | None) -> bytes:
 
 
 _OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode() + encode_long(HEADER_VALUE_BYTES)
-"""What our header begins with, in each record."""
+"""Beginning of our header, the same in each record: lengths and name."""
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The columns of a data frame as records: those of Spark's Kafka sink, checked before anything is written.
-# ``value`` is needed; ``key``, ``headers``, ``timestamp`` and ``topic`` may be there. Other columns are left out, as
-# Spark's Kafka sink does, so that what a Kafka source reads can be written as it is.
+# Columns of a data frame
 
 
 _TEXT: Final = ("string", "binary")
@@ -271,26 +281,26 @@ _US_PER_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where in a record batch the columns stand; None: there is no such column."""
+    """Indices of the columns in a record batch; None for a column that is missing."""
 
     value: int
     key: int | None
     headers: int | None
     timestamp: int | None
     stream: int | None
-    """Names the stream of each row; None: all rows go to the same one."""
+    """Column that names the stream of each row; None if all rows go to the same one."""
 
     @classmethod
     def of(cls, schema: StructType, streams: Sequence[str], *, include_headers: bool) -> Columns:
         """Find the columns.
 
         Args:
-            schema: Of the data frame.
-            streams: Where it may be written to. Of several, the column ``topic`` names one for each row.
-            include_headers: Whether the column ``headers`` is written.
+            schema: Schema of the data frame.
+            streams: Streams that rows may go to; with several the column ``topic`` names one for each row.
+            include_headers: True if the column ``headers`` is written.
 
         Raises:
-            InvalidRequestError: one is missing, there twice, or of another type; all are named.
+            InvalidRequestError: a column is missing, there twice, or of another type; all of them are named.
         """
         faults: list[str] = []
         places: dict[str, int] = {}
@@ -324,15 +334,15 @@ class Columns:
         return found
 
     def rows(self, batch: pa.RecordBatch, first: int, now_ms: int) -> Rows:
-        """The rows of a batch as records.
+        """Return the rows of a batch as records.
 
         Args:
-            batch: Of the data frame.
+            batch: Record batch of the data frame.
             first: Number of its first row in its partition.
-            now_ms: The time of records that have none.
+            now_ms: Time of records that have none, ms since 1970.
 
         Raises:
-            RowRefused: one can not be written.
+            RowRefused: a row cannot be written.
         """
         size = batch.num_rows
         headers = None
@@ -347,7 +357,7 @@ class Columns:
         )
 
     def stream_places(self, batch: pa.RecordBatch, streams: Sequence[str], first: int) -> Numbers:
-        """For each row the place of its stream among ``streams``.
+        """Return for each row the index of its stream among ``streams``.
 
         Raises:
             RowRefused: a row names none, or another one.
@@ -365,7 +375,7 @@ class Columns:
         return places.astype(np.int64)
 
     def named_times(self, batch: pa.RecordBatch) -> Numbers | None:
-        """The time that each row names, in ms since 1970; -1 where it names none. None: there is no such column."""
+        """Return the time that each row names, ms since 1970, -1 where it names none; None without such a column."""
         if self.timestamp is None:
             return None
         column = batch.column(self.timestamp).cast(pa.int64())
@@ -384,7 +394,7 @@ class Columns:
 
 
 def _binary(column: Any) -> pa.BinaryArray:
-    """Text as its bytes; Spark may hand out columns with wide offsets."""
+    """Return a column of text or bytes as bytes; Spark may hand out columns with 64-bit offsets."""
     if pa.types.is_large_string(column.type):
         column = column.cast(pa.large_binary())
     return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
@@ -401,22 +411,16 @@ def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]
         yield found
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the rows of a task amount to, so that a replay can be compared with what was committed: a number and a digest.
-# Each record as it is written has a hash, of its stream, key, value, headers and event time, and their sum is the
-# digest: it is the same in whatever order, partitions and batches the rows come, and a row that comes twice counts
-# twice. What differs from run to run is left out: the part and the number of a record, and the time of a row that
-# names none.
-# The digest of a micro-batch is compared with one that another version may have put on record, so it never changes.
+# Digest of the rows
 
 
 _NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
-"""Stands for the hash of what is null."""
+"""Hash of a null."""
 _FIRST, _SECOND, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
 
 
 def hashes_of(column: pa.BinaryArray) -> Numbers:
-    """xxHash64 of each value, with the seed by which keys choose their segments."""
+    """Return the xxHash64 of each value, with the seed by which keys choose their segments."""
     if column.null_count == len(column):
         return np.full(len(column), _NULL)
     present = column.fill_null(b"") if column.null_count else column
@@ -428,24 +432,24 @@ def hashes_of(column: pa.BinaryArray) -> Numbers:
 
 
 class PartitionReader:
-    """Reads the rows of a partition of a data frame, and adds up what they amount to.
+    """Reader of the rows of a partition of a data frame, which adds up their count and digest.
 
     Attributes:
-        content: Of all rows so far.
+        content: Count and digest of all rows so far.
     """
 
     def __init__(self, columns: Columns, streams: Sequence[str]) -> None:
-        """Begin; ``columns`` are where they stand, and ``streams`` where rows may go."""
+        """Begin; ``columns`` are the indices of the columns, ``streams`` the streams that rows may go to."""
         self.content = JointContent()
         self._columns = columns
         self._streams = streams
         self._hashes = np.array([xxh64_intdigest(stream.encode(), HASH_SEED) for stream in streams], np.uint64)
 
     def read(self, batch: pa.RecordBatch) -> tuple[Rows, Numbers, Numbers | None]:
-        """The rows of a batch, the hashes of their keys, and the places of their streams; None: there is only one.
+        """Return the rows of a batch, the hashes of their keys, and the indices of their streams, None if only one.
 
         Raises:
-            RowRefused: one of them can not be written.
+            RowRefused: a row cannot be written.
         """
         first = self.content.records
         rows = self._columns.rows(batch, first, int(time.time() * 1000))
@@ -465,7 +469,7 @@ class PartitionReader:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Each number's bits spread over all of it. Source: the finalizer of SplitMix64."""
+    """Spread the bits of each number over all of it. Source: the finalizer of SplitMix64."""
     found = numbers + _STEP
     found ^= found >> np.uint64(30)
     found *= _FIRST

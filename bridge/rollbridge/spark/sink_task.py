@@ -1,4 +1,8 @@
-"""One partition of a data frame becomes one part of a transaction: rows to segments, and segments to frames."""
+"""Tasks of the sink: write one partition of a data frame as one part of a transaction.
+
+Rows are routed to segments and collected into frames; each frame is one record batch of one segment. Connections
+outlive a task, because Spark reuses its Python processes, and connecting costs more than a small batch.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,15 @@ from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_
 
 
 class PartitionWriter:
-    """Writes record batches of a data frame as one part. Not for several threads."""
+    """Writer of record batches of a data frame as one part; not for several threads."""
 
     def __init__(self, part: Part, reader: PartitionReader, streams: Sequence[str]) -> None:
         """Begin.
 
         Args:
-            part: Takes what is written.
-            reader: Reads the batches.
-            streams: Where rows may go, as the reader knows them.
+            part: Part of the transaction to write.
+            reader: Reader of the batches.
+            streams: Streams that rows may go to, in the reader's order.
         """
         self._part = part
         self._reader = reader
@@ -39,7 +43,7 @@ class PartitionWriter:
         """Write the rows of a batch.
 
         Raises:
-            RowRefused: one of them can not be written.
+            RowRefused: a row cannot be written.
             TransactionTooLargeError, BackpressureError, TransactionClosed: as :meth:`rollbridge.Part.write`.
         """
         rows, keys, places = self._reader.read(batch)
@@ -52,14 +56,18 @@ class PartitionWriter:
                 lane.add(rows.take(chosen), keys[chosen])
 
     def finish(self) -> PartHandle:
-        """Send what is left, and return once the brokers have everything. Raises as :meth:`rollbridge.Part.finish`."""
+        """Send the remaining rows; return once the brokers have acknowledged everything.
+
+        Raises:
+            RollbridgeError: as :meth:`rollbridge.Part.finish`.
+        """
         for lane in self._lanes:
             lane.send_all()
         return self._part.finish()
 
 
 class _LaneRows:
-    """Rows that wait for their frames, by segments of one stream."""
+    """Rows of one stream that wait for their frames, by segment."""
 
     def __init__(self, part: Part, lane: Lane) -> None:
         self._part = part
@@ -96,7 +104,7 @@ class _LaneRows:
                 self._send(at, waiting.taken())
 
     def _add(self, at: int, rows: Rows) -> None:
-        """Let rows wait for the frame of a segment, and send the frames that become full."""
+        """Queue rows for the frame of a segment, and send the frames that become full."""
         waiting, room = self._waiting[at], self._lane.frame_bytes - HEADER_BYTES
         waiting.add(rows)
         if waiting.bytes <= room:
@@ -115,7 +123,10 @@ class _LaneRows:
         self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
     def _segments(self, keys: pa.BinaryArray, hashes: Numbers) -> Numbers:
-        """The place of each row's segment; rows without a key stay together, and go on to the next one each time."""
+        """Return the index of each row's segment.
+
+        Rows without a key stay together, in the next segment with each batch (sticky partitioning).
+        """
         places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky
@@ -124,7 +135,7 @@ class _LaneRows:
 
 
 class _Waiting:
-    """The rows that wait for the next frame of a segment, and what they will take in it at most."""
+    """Rows that wait for the next frame of a segment, with an upper bound of their bytes in it."""
 
     __slots__ = ("bytes", "rows")
 
@@ -133,23 +144,22 @@ class _Waiting:
         self.bytes = 0
 
     def add(self, rows: Rows) -> None:
-        """Let these wait behind the others."""
+        """Queue rows behind the others."""
         if len(rows):
             self.rows.append(rows)
             self.bytes += int(batch_bytes(rows).sum())
 
     def taken(self) -> Rows:
-        """All of them; none waits then."""
+        """Remove all rows and return them."""
         together, self.rows, self.bytes = Rows.together(self.rows), [], 0
         return together
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Connections that outlive a task: Spark reuses its Python processes, and connecting costs more than a small batch.
+# Connections that outlive a task
 
 
 KEPT_MAX: Final = 4
-"""Connections of a process, to different clusters or as somebody else; the one used last goes last."""
+"""Most connections kept by a process, to different clusters or with different credentials; an LRU cache."""
 
 
 class _Closable(Protocol):
@@ -161,13 +171,13 @@ T = TypeVar("T", bound=_Closable)
 
 
 class Kept(Generic[T]):
-    """What is kept for the tasks to come, by who connects to what; nobody else is given it."""
+    """Cache of connections for later tasks, keyed by cluster and credentials, so that none is given to another user."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, connect: Callable[[], T]) -> T:
-        """What is kept under a key, or is made now; the one used least recently is closed if they are too many."""
+        """Return the connection under a key, or make it; close the least recently used one beyond the limit."""
         found = self._kept.pop(key, None) or connect()
         self._kept[key] = found
         while len(self._kept) > KEPT_MAX:
@@ -180,18 +190,14 @@ class Kept(Generic[T]):
             self._kept.popitem()[1].close()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The connection with which the tasks of a process write.
-
-
 _kept: Final[Kept[Bridge]] = Kept()
 
 
 def connection(settings: ConnectionSettings, options: ClientOptions) -> Bridge:
-    """The connection of this process to a cluster.
+    """Return the connection of this process to a cluster, for the tasks that write.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        KafkaUnavailable, ZooKeeperUnavailable: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     return _kept.get((settings.identity(), options), lambda: Bridge(settings, options))

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 
 class DriverConnection:
-    """Connections of a source's driver to ZooKeeper and Kafka; nothing is ever created or changed in Kafka.
+    """Connections of a source's driver to ZooKeeper and Kafka, through which nothing is ever written.
 
     Raises:
         KafkaUnavailable, ZooKeeperUnavailable: no server answered in time.
