@@ -24,7 +24,7 @@ class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked w
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "rollbridge"
 
     def schema(self) -> StructType:
@@ -63,7 +63,7 @@ class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types a
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "rollbridge-transactions"
 
     def schema(self) -> StructType:

@@ -185,7 +185,8 @@ class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are 
         ticket: Ticket of the joint transaction; None if the task had no rows.
         handle: Handle of the part that the task wrote; None without rows, or if an earlier run has committed them.
         content: Count and digest of this task's rows.
-        committed: Content that an earlier run has committed, all tasks together; None if it was not recorded.
+        committed: Content that an earlier run has committed, all tasks together; None if no run has, or if an older
+            version did not record it.
     """
 
     work: Work | None = None
@@ -336,7 +337,7 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable
 
 
 def _check_tasks(target: Target, part: Part, work: Work) -> None:
-    """Refuse, before the first row of a task, more tasks than one transaction has room for parts.
+    """Refuse, before the first row of a task, a job with more tasks than one commit has room for.
 
     Spark does not tell a task how many there are, but the task's number implies all those before it.
 

@@ -171,7 +171,7 @@ T = TypeVar("T", bound=_Closable)
 
 
 class Kept(Generic[T]):
-    """Cache of connections for later tasks, keyed by cluster and credentials, so that none is given to another user."""
+    """Cache of connections for later tasks, keyed by servers and credentials, so that none is given to another user."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
