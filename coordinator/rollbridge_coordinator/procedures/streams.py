@@ -80,7 +80,7 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
     Raises:
         InvalidRequestError: a bad name, range or number.
         StreamExists: it exists already, in whatever group.
-        InvalidNameError: the name is taken by a group, or one of its topics by somebody else's records.
+        InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner.
     """
     stream = StreamName.parse(request.stream)
     check_segments(stream, len(request.ranges) or request.segments)
