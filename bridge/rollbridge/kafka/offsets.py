@@ -1,6 +1,7 @@
-"""First and end offset of a partition, read with one short round trip: ListOffsets over a connection that is there.
+"""Offsets and sizes of partitions: ListOffsets and DescribeLogDirs over our own connections.
 
-And how anything is read from a leader that may have moved: asked again until it answers, which a read may be.
+:func:`read_end_offset` costs one short round trip over a connection that is open already. :func:`read_patiently`
+retries any read while leaders move. :class:`LogOffsets` may be shared by threads.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def read_end_offset(
     retry_timeout_s: float,
     unknown_topic_timeout_s: float,
 ) -> int:
-    """Offset that follows the last record (READ_UNCOMMITTED) or the last stable one (READ_COMMITTED).
+    """Return a partition's high watermark (READ_UNCOMMITTED) or last stable offset (READ_COMMITTED).
 
     Raises:
-        TopicNotFound: Still unknown after ``unknown_topic_timeout_s``, in which a new topic gets known everywhere.
+        TopicNotFound: Still unknown after ``unknown_topic_timeout_s``, in which all brokers learn of a new topic.
         NotAuthorizedError: No permission to read the topic.
         KafkaUnavailable: No answer within ``retry_timeout_s``.
     """
@@ -65,7 +66,7 @@ def read_end_offset(
 
 
 def ask_first_offset(cluster: Cluster, topic: str, partition: int) -> int:
-    """Offset of the first record that was not truncated; asked once, within :func:`read_patiently`.
+    """Return the first offset of a partition, without retries; for use within :func:`read_patiently`.
 
     Raises:
         CodeError, ConnectionLostError
@@ -82,15 +83,15 @@ def read_patiently(
     retry_timeout_s: float,
     unknown_topic_timeout_s: float,
 ) -> T:
-    """What ``ask`` gives, once it does not raise a CodeError or ConnectionLostError that may pass.
+    """Call ``ask`` until it returns without a retriable CodeError or ConnectionLostError.
 
     Args:
-        cluster: Is told to look up the topic's leader anew before each repetition.
-        topic: What is read from.
-        ask: Asks the leader once. It may be asked again: only a broker that stays away is an error.
-        what: Is read, for error messages; the name of the topic follows.
-        retry_timeout_s: How long to ask.
-        unknown_topic_timeout_s: In which a new topic gets known everywhere.
+        cluster: Cluster whose cached leader of the topic is dropped before each retry.
+        topic: Topic to read from.
+        ask: Asks the leader once; must be safe to repeat.
+        what: Object of the read, for error messages; the name of the topic follows.
+        retry_timeout_s: Time for which to retry.
+        unknown_topic_timeout_s: Time in which all brokers learn of a new topic.
 
     Raises:
         TopicNotFound: Still unknown after ``unknown_topic_timeout_s``.
@@ -150,9 +151,7 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailable:
     return fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Offsets of topics: first, last stable, last, and first of a time; of one partition, which is 0 unless said.
-
+# Offsets of many topics, of partition 0 by default.
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -162,10 +161,10 @@ _TIMEOUT_S: Final = 30.0
 
 
 class LogOffsets:
-    """Asks brokers for offsets of one partition of each topic; safe to use from several threads.
+    """Client for offsets of one partition of each topic. Thread-safe.
 
     Args:
-        timeout_s: How long to ask, where a method is not given a time-out of its own; in seconds.
+        timeout_s: Default time-out of the methods, in seconds.
 
     Raises, from every method:
         KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
@@ -183,24 +182,24 @@ class LogOffsets:
         self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
 
     def close(self) -> None:
-        """Drop the connections; another question opens them again."""
+        """Close the connections; the next request opens others."""
         self._clusters.close()
 
     def first(self, topics: Iterable[str], partition: int = 0, *, timeout_s: float | None = None) -> dict[str, int]:
-        """Offset of the first record that is still there."""
+        """Return the offset of the first record that was not deleted."""
         return self._ask(topics, partition, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
 
     def end(
         self, topics: Iterable[str], isolation: Isolation, partition: int = 0, *, timeout_s: float | None = None
     ) -> dict[str, int]:
-        """High watermark, or last stable offset for ``READ_COMMITTED``."""
+        """Return the high watermark, or the last stable offset for ``READ_COMMITTED``."""
         return self._ask(topics, partition, LATEST, isolation, "read the end", timeout_s)
 
     def since_or_end(self, topics: Iterable[str], ms: int) -> dict[str, int]:
-        """Offset of the first record with this timestamp or a later one; the last stable offset if there is none.
+        """Return the offset of the first record with this timestamp or a later one, else the last stable offset.
 
-        Ends are asked for first: a record that is written in between is younger than what was asked for, and would
-        else lie before the end that is told.
+        The ends are read first: a record written in between would otherwise lie below the returned end although its
+        timestamp is later than ``ms``.
         """
         wanted = list(topics)
         ends = self.end(wanted, Isolation.READ_COMMITTED)
@@ -208,9 +207,9 @@ class LogOffsets:
         return {topic: ends[topic] if (offset := found[topic]) is None else offset for topic in wanted}
 
     def since(self, topics: Iterable[str], ms: int, *, timeout_s: float | None = None) -> dict[str, int | None]:
-        """Offset of the first record with this timestamp or a later one; None if there is none.
+        """Return the offset of the first record with this timestamp or a later one; None if there is none.
 
-        That there was none says nothing about what is written by the time at which an end is asked for.
+        Such a record may be written before a later request for the end.
         """
         found = self._ask(topics, 0, ms, Isolation.READ_COMMITTED, "read the offset of a time", timeout_s)
         return {topic: None if offset == _NONE else offset for topic, offset in found.items()}
@@ -234,9 +233,9 @@ class LogOffsets:
 def list_offsets(
     cluster: Cluster, places: Iterable[Place], timestamp: int, isolation: Isolation, doing: str, deadline: Deadline
 ) -> dict[Place, int]:
-    """The offset of a time (in ms), of ``LATEST`` or of ``EARLIEST`` in each topic and partition.
+    """Return the offset of a time (in ms), of ``LATEST`` or of ``EARLIEST`` in each topic and partition.
 
-    A partition that has no leader at the moment, or one that not all brokers know of yet, is waited for.
+    Waits for partitions that have no leader at the moment, or that not all brokers know yet.
 
     Raises:
         KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
@@ -245,12 +244,12 @@ def list_offsets(
 
 
 def offsets_question(timestamp: int, isolation: Isolation) -> Question:
-    """The question for the offset of a time; see :func:`list_offsets`."""
+    """Return the question for the offset of a time; see :func:`list_offsets`."""
     return Question(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
 
 
 def offsets_request(timestamp: int, isolation: Isolation, places: Iterable[Place]) -> ListOffsetsRequest:
-    """The request for the offset of a time, or of an end, in partitions of one leader."""
+    """Return the request for the offset of a time, or of an end, in partitions of one leader."""
     by_topic: dict[str, list[ListOffsetsPartition]] = {}
     for topic, partition in places:
         asked = ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))
@@ -270,18 +269,16 @@ def _answers(answer: Payload) -> Iterable[tuple[Place, ErrorCode, int]]:
             yield (str(topic.name), int(partition.partition_index)), partition.error_code, int(partition.offset)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How much disk topics take: DescribeLogDirs, which librdkafka lacks.
-
+# Disk usage: DescribeLogDirs, which librdkafka lacks.
 
 def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
-    """Bytes on the disk of the leader of partition 0 of each topic; one that does not exist is left out.
+    """Return the bytes on disk of partition 0 of each topic at its leader, leaving out topics that do not exist.
 
-    Files count as a whole, also what of them was truncated.
+    Log files count as a whole, truncated records included.
 
     Raises:
-        KafkaUnavailable: not now.
-        NotAuthorizedError: it takes Describe on the cluster.
+        KafkaUnavailable: The sizes cannot be read now.
+        NotAuthorizedError: Describe on the cluster is missing.
     """
     by_leader: dict[int, list[str]] = {}
     sizes: dict[str, int] = {}

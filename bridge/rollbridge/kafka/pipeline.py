@@ -1,9 +1,12 @@
-"""The way of record batches to their leaders: grouped into requests, several requests under way, order kept.
+"""Produce pipeline: groups record batches into requests to their leaders, several in flight, and keeps their order.
 
-Each partition's batches carry consecutive sequence numbers, so a broker refuses whatever would come out of order. When
-one request of a pipeline fails, those behind it fail as well; then everything stops, all answers are awaited, and what
-failed is sent again, oldest first, with the sequence numbers it had. A batch that was written after all is recognised
-by them and answered with its true offset.
+Each partition's batches carry consecutive sequence numbers, so a broker refuses any that is out of order. When one
+request fails, those behind it fail as well; the pipeline then stops, awaits every answer, and sends the failed batches
+again, oldest first, with the same sequence numbers. By these a broker recognises a batch that was persisted after all,
+and answers with its true offset. A pipeline serves one call on one thread and holds no lock.
+
+The second half serves idempotent producers without transactions: producer ids, verdicts on answers, and the search for
+their batches in a sealed log. A producer without a transactional id gets a new producer id with each request.
 
 Source: KIP-98 (idempotent producer), KIP-890 (a partition joins the transaction with its first Produce v12 request).
 """
@@ -37,9 +40,10 @@ from rollbridge.kafka.offsets import ask_first_offset
 PRODUCE_KEY: Final = 0
 PRODUCE_VERSION: Final = 12
 
-# More than five requests under way to one partition and the broker no longer recognises the oldest when it is repeated.
+# Brokers remember the last five batches of a producer per partition: with more in flight, a retry of the oldest would
+# no longer be recognised.
 IN_FLIGHT_MAX: Final = 5
-# A request is closed when the next batch would take it beyond this: large ones profit from being sent early.
+# Size at which a request is sent rather than extended by the next batch: large requests gain from an early start.
 _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_BATCHES: Final = 500
 _ACKS_ALL: Final = -1
@@ -51,7 +55,7 @@ TopicPartition = tuple[str, int]
 
 
 class Producer(NamedTuple):
-    """The producer fields of a native transaction."""
+    """Producer fields of a native transaction."""
 
     transactional_id: str
     producer_id: int
@@ -59,7 +63,7 @@ class Producer(NamedTuple):
 
 
 class PartitionRefused(Exception):
-    """A broker's answer for one partition that ends the pipeline."""
+    """Answer for one partition that ends the pipeline."""
 
     def __init__(
         self, topic: str, code: ErrorCode, meaning: Meaning, detail: str | None, batch: int | None = None
@@ -73,7 +77,7 @@ class PartitionRefused(Exception):
 
 @dataclass(slots=True)
 class _Stamped:
-    """A batch on its way; ``index`` is its place in the order given, ``header`` replaces its first 61 bytes."""
+    """Stamped batch; ``index`` is its place in the order given, ``header`` replaces its first 61 bytes."""
 
     index: int
     target: TopicPartition
@@ -87,7 +91,7 @@ class _Stamped:
 
 @dataclass(slots=True)
 class _Lane:
-    """One leader: the request being filled, and those that wait for their answers."""
+    """Queue of one leader: the request being filled and those in flight."""
 
     connection: Connection
     filling: dict[TopicPartition, _Stamped] = field(default_factory=dict)
@@ -97,10 +101,10 @@ class _Lane:
 
 @dataclass(slots=True)
 class Session:
-    """What one native transaction has touched so far: sequence numbers, and connections that must not be replaced.
+    """State of one native transaction: its sequence numbers, and its connections, which must not be replaced.
 
-    A connection that dies in the middle of a transaction is not silently replaced: a leader that lost acknowledged
-    records with its power would otherwise get the rest of the transaction, and its commit.
+    A connection lost in the middle of a transaction is an error: a leader that lost acknowledged records in a power
+    failure would otherwise get the rest of the transaction, and its commit.
     """
 
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
@@ -108,7 +112,7 @@ class Session:
     joined: bool = False
 
     def connection(self, cluster: Cluster, node: NodeId) -> Connection:
-        """The connection to use; ConnectionLostError if this transaction has used another that is gone."""
+        """Return the connection to use; raise ConnectionLostError if the one that this transaction used was lost."""
         connection = self.connections.get(node)
         if connection is None:
             self.connections[node] = connection = cluster.connection(node)
@@ -119,7 +123,7 @@ class Session:
 
 
 class Pipeline:
-    """Appends the batches of one call; used once, not thread-safe."""
+    """Pipeline for the batches of one call. Used once, not thread-safe."""
 
     def __init__(
         self,
@@ -154,9 +158,10 @@ class Pipeline:
         """Append all batches and return their base offsets, in the order given, once every one is acknowledged.
 
         Raises:
-            PartitionRefused: With the broker's code and what it means.
+            PartitionRefused: A broker refused a batch; carries its code and meaning.
             KafkaUnavailable: A broker could not be reached or was lost.
-            Exception: Whatever iterating ``batches`` raises, and CorruptDataError for one that is no batch.
+            CorruptDataError: One of ``batches`` is not a batch of data.
+            Exception: Any error raised by iterating ``batches``.
         """
         source = self._stamped(batches)
         try:
@@ -166,7 +171,7 @@ class Pipeline:
                 if self._again:
                     item: _Stamped | None = self._again.popleft()
                 elif self._catching_up:
-                    # What failed has to be through before more is taken on.
+                    # Failed batches have to be acknowledged before new ones are taken.
                     self._finish()
                     self._catching_up = bool(self._failed)
                     continue
@@ -204,7 +209,7 @@ class Pipeline:
             yield _Stamped(index, target, header, batch)
 
     def _place(self, item: _Stamped) -> None:
-        """Put a batch into its leader's next request, sending the one before if it is full."""
+        """Put a batch into its leader's next request; send that request first if it is full."""
         try:
             node = self._cluster.leader(*item.target)
         except CodeError as exc:
@@ -224,13 +229,13 @@ class Pipeline:
         lane.filling_bytes += item.size
 
     def _send(self, lane: _Lane) -> None:
-        """Send what a lane has collected, as soon as it has fewer requests under way than allowed."""
-        # Until the transaction has begun at its coordinator, which may have to wait for the one before, more requests
-        # would only be refused together with the first.
+        """Send a lane's request as soon as the lane has fewer in flight than allowed."""
+        # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one, further
+        # requests would only be refused along with the first.
         while len(lane.in_flight) >= (self._max_in_flight if self._session.joined else 1) and not self._failed:
             self._receive(lane)
         if self._failed:
-            # Nothing may overtake what failed: keep it back for the rewind.
+            # No batch may overtake a failed one: keep the request for the rewind.
             return
         request, lane.filling, lane.filling_bytes = lane.filling, {}, 0
         lane.in_flight.append(request)
@@ -241,7 +246,7 @@ class Pipeline:
         return produce_body(self._request_start, [(item.target, item.header, item.batch) for item in request.values()])
 
     def _receive(self, lane: _Lane) -> None:
-        """Take one answer: note offsets, collect failures that can be repeated, raise those that cannot."""
+        """Receive one answer: note offsets, collect retriable failures, raise the others."""
         answer = lane.connection.receive(ProduceResponse)
         request = lane.in_flight.popleft()
         refused: PartitionRefused | None = None
@@ -265,7 +270,7 @@ class Pipeline:
                 try:
                     self._judge(item, partition.error_code, partition.error_message)
                 except PartitionRefused as exc:
-                    # A fencing outranks what it makes of the other partitions.
+                    # Fencing outranks the failures that it causes on other partitions.
                     if refused is None or exc.meaning is Meaning.FENCED:
                         refused = exc
         if request:
@@ -300,7 +305,7 @@ class Pipeline:
         self._failed[item.index] = (item, code)
 
     def _rewind(self) -> None:
-        """Stop the world: await every answer, then queue what failed and what was not sent, oldest first."""
+        """Await every answer, then queue the failed and the unsent batches, oldest first."""
         for lane in self._lanes.values():
             while lane.in_flight:
                 self._receive(lane)
@@ -308,12 +313,12 @@ class Pipeline:
         at_once = all(code == ErrorCode.concurrent_transactions for _, code in self._failed.values())
         for lane in self._lanes.values():
             backlog.extend(lane.filling.values())
-        # Lanes anew: a partition may have moved to another leader.
+        # Rebuild the lanes: a partition may have moved to another leader.
         self._lanes.clear()
         self._failed.clear()
         self._catching_up = True
         self._again = deque(sorted(backlog, key=lambda item: item.index))
-        # The broker holds "concurrent transactions" back until it is worth asking again.
+        # The broker delays CONCURRENT_TRANSACTIONS itself, so no back-off is needed.
         time.sleep(0 if at_once else self._backoff_s)
         self._backoff_s = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, self._backoff_s * 2))
 
@@ -326,17 +331,17 @@ class Pipeline:
                 self._receive(lane)
 
     def _settle(self) -> None:
-        """After a failure: await the answers still due, so that the connections can be used to abort."""
+        """Await the answers still due after a failure, so that the connections can be used to abort."""
         for lane in self._lanes.values():
             try:
                 while lane.connection.in_flight:
                     lane.connection.receive(ProduceResponse)
             except ConnectionLostError:
-                continue  # it is closed now, which is just as well
+                continue  # closed now, so no answer is due on it
 
 
 def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes:
-    """The first fields of Produce v12: who writes, that all replicas in sync must have it, and how long they may take.
+    """Encode the first fields of Produce v12: transactional id, acks=all, and the time-out for the replicas.
 
     ``transactional_id`` is None for a producer without transactions.
     """
@@ -346,7 +351,7 @@ def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes
 
 
 def produce_body(start: bytes, items: Iterable[tuple[TopicPartition, bytes, Batch]]) -> list[Buffer]:
-    """The body of Produce v12: ``start``, then the batches, each given as its partition, new header and old whole."""
+    """Return the body of Produce v12: ``start``, then the batches, given as partition, new header and whole batch."""
     topics: dict[str, list[tuple[int, bytes, Batch]]] = {}
     for (topic, partition), header, batch in items:
         topics.setdefault(topic, []).append((partition, header, batch))
@@ -375,36 +380,33 @@ def _uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a producer needs that is idempotent and has no transactions: an id, requests, and what stands in a sealed log.
-# Source: KIP-98. A producer without transactional id gets a new producer id each time it asks.
-
+# Idempotent producers without transactions (KIP-98).
 
 _WAIT_MS: Final = 500
 
 
 class Verdict(Enum):
-    """What an answer to a Produce request means for one batch."""
+    """Meaning of a Produce answer for one batch."""
 
     WRITTEN = auto()
     SEALED = auto()
-    """Refused because of its size, and no batch of ours is too large for a segment that is open."""
+    """Refused for its size: the segment is sealed, since no batch of ours exceeds the limit of an open one."""
     RETRY = auto()
     """Not written; send it again."""
     MOVED = auto()
-    """Not written; ask who leads the partition and send it again."""
+    """Not written; look up the leader and send it again."""
     DOUBTFUL = auto()
-    """Perhaps written; send it again with the same sequence number."""
+    """Possibly persisted; send it again with the same sequence number."""
     MISPLACED = auto()
-    """Not written, because one before it was not."""
+    """Not written: out of order, because an earlier batch was not written."""
     EXPIRED = auto()
-    """Not written: the broker does not accept the producer id any more."""
+    """Not written: the broker no longer accepts the producer id."""
     REFUSED = auto()
-    """Not written, and sending it again would not help."""
+    """Not written, and a retry cannot help."""
     DENIED = auto()
-    """The same, for want of a permission."""
+    """Not written, for lack of a permission."""
     UNKNOWN = auto()
-    """No telling."""
+    """Outcome unknown."""
 
 
 _MEANINGS: Final[Mapping[Meaning, Verdict]] = {
@@ -431,19 +433,19 @@ _OWN: Final[Mapping[ErrorCode, Verdict]] = {
 
 
 def verdict(code: ErrorCode) -> Verdict:
-    """What an error code of a Produce answer means for a batch of a plain writer."""
+    """Return the meaning of a Produce error code for a batch of a plain writer."""
     own = _OWN.get(code)
     return _MEANINGS[codes.meaning(codes.PRODUCE, code)] if own is None else own
 
 
 def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int]:
-    """A producer id that nobody has used, and its epoch.
+    """Allocate a producer id; return it and its epoch.
 
-    A broker that has just started may have none yet, and says so for a moment.
+    Retries while a broker that has just started has no ids to allocate.
 
     Raises:
-        KafkaUnavailable: no broker gave one within ``timeout_s``; ask again.
-        NotAuthorizedError: this principal may write to no topic.
+        KafkaUnavailable: No broker gave one within ``timeout_s``; ask again.
+        NotAuthorizedError: The principal may write to no topic.
     """
     request = InitProducerIdRequest(
         transactional_id=None,
@@ -467,26 +469,26 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
 
 
 class OwnBatches:
-    """Looks up where the batches of a producer stand in a sealed log of one partition, part by part.
+    """Search for the batches of one producer in a sealed log of one partition, part by part.
 
-    The log may have lost its beginning, which is a gap, or its end: where it does not go on as it was known, it is read
-    from where it differs.
+    The log may have lost its beginning, which leaves a gap, or its end: if it has diverged, the search resumes where it
+    did.
 
     Attributes:
-        found: Base offset by base sequence, as far as was looked.
-        gap: The offsets that were to be read and are deleted, from the first one to the last one and 1; what stood
-            there nobody can tell. None if there are none.
+        found: Base offset by base sequence, as far as the log was read.
+        gap: First deleted offset that was to be read, and the one behind the last; None if there are none. The
+            batches that stood there are unknown.
     """
 
     def __init__(self, topic: str, start: int, end: int, producer_id: int, epoch: int = NO_EPOCH) -> None:
-        """Nothing is read yet.
+        """Prepare the search, reading nothing yet.
 
         Args:
-            topic: It has one partition, and nothing is appended below ``end`` any more.
-            start: First offset to look at.
+            topic: Topic of one partition, to which nothing is appended below ``end`` any more.
+            start: First offset to read.
             end: Offset before which to stop.
-            producer_id: Whose batches are looked for.
-            epoch: Leader epoch under which something below ``start`` was known to stand.
+            producer_id: Producer of the wanted batches.
+            epoch: Leader epoch of a record known to stand below ``start``.
         """
         self.found: dict[int, int] = {}
         self.gap: tuple[int, int] | None = None
@@ -497,14 +499,14 @@ class OwnBatches:
         self._epoch = epoch
 
     def read_on(self, cluster: Cluster) -> bool:
-        """Read one part, about a megabyte at most; whether the end was reached. After an error, it can be called again.
+        """Read one part, about a megabyte at most; return whether the end was reached. May be repeated after an error.
 
         Args:
-            cluster: Used for nothing else meanwhile.
+            cluster: Cluster that no other thread uses meanwhile.
 
         Raises:
-            KafkaUnavailable: no answer, or not now; ask again.
-            CorruptDataError: the log ends before ``end``.
+            KafkaUnavailable: No answer, or none now; ask again.
+            CorruptDataError: The log ends before ``end``.
             TopicNotFound, NotAuthorizedError
         """
         if self._next >= self._end:
@@ -524,7 +526,7 @@ class OwnBatches:
         return after >= self._end
 
     def _fetch(self, cluster: Cluster) -> bytes | None:
-        """What stands at the next offset; None if it is another one now."""
+        """Fetch from the next offset; return None if that offset has changed instead."""
         topic, start, epoch = self._topic, self._next, self._epoch
         try:
             try:
@@ -538,14 +540,14 @@ class OwnBatches:
             cluster.forget_leader(topic)
             raise _read_error(topic, exc.code) from exc
         if answer.diverging_epoch.end_offset >= 0:
-            # It has lost what was known, and others have written since: what is looked for may stand among that.
+            # The log lost its end and has grown since: the wanted batches may stand in the new part.
             self._next, self._epoch = min(start, answer.diverging_epoch.end_offset), NO_EPOCH
             return None
         self._epoch = NO_EPOCH
         return answer.records or b""
 
     def _skip_to(self, first: int) -> None:
-        """Go on at the first offset of a log that has not the next one."""
+        """Continue at the first offset of a log that lacks the next one, and note the gap."""
         if first > self._next:
             low, high = self.gap or (self._next, first)
             self.gap = min(low, self._next), max(high, first)

@@ -1,4 +1,4 @@
-"""Sealing topics for every writer, native transactions, idempotent pipelines and plain producers alike.
+"""Seal topics for every writer: native transactions, idempotent producers and plain ones alike.
 
 Two settings together close a topic to data and leave it open to the 78-byte markers that end native transactions:
 
@@ -15,17 +15,17 @@ batch with a wrong checksum. The leader looks at the size first, so the answer i
 is in force and CORRUPT_MESSAGE before; in neither case is anything written. The controller writes both settings as one
 unit, so one probe stands for both.
 
-Where a sealed topic ends is told by a marker, not by time: an append that was past the look at its size when the limit
-came into force may hold the log's lock, or wait for it, for as long as a disk stands still. So once the limit is in
-force, the partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.coordination`), and that is
-aborted. Its marker takes the same lock, so whatever was inside stands below it; and what takes the lock after it, with
-settings that are in force, is compressed there, looked at once more, and refused. This holds for everything but batches
-that come compressed with gzip, which are not looked at again: one that was past the first look, and for which the lock
-was free only after the marker had it, comes in behind the end. Nothing can rule that out, so leaders look behind ends
-for a while (``coordinator/rollbridge_coordinator/procedures/late.py``).
+A marker, not time, defines the end of a sealed topic: an append that passed the size check before the limit came into
+force may hold the log's lock, or wait for it, for as long as a disk stalls. So once the limit is in force, the
+partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.coordination`), which is then aborted.
+Its marker takes the same lock, so an append that held it ends up below the marker; one that takes the lock later is
+compressed under the new settings, checked once more, and refused. The exception is a batch that arrives compressed with
+gzip, which is not checked again: if it passed the first check and got the lock only after the marker, it lands behind
+the end. Nothing can rule that out, so leaders check behind ends for a while
+(``coordinator/rollbridge_coordinator/procedures/late.py``).
 
-All of this must have happened under one leader of the partition, since another one may hear of the settings later: it
-is begun again where the leader epoch at the end is not the one of the beginning.
+All of this must happen under one leader of the partition, since another one may learn of the settings later: sealing
+restarts if the leader epoch at the end differs from that at the beginning.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a batch with a commit or abort marker.
+# Size of a batch with a commit or abort marker.
 _MARKER_BYTES: Final = 78
 SEALED: Final[Mapping[str, str]] = {"compression.type": "gzip", "max.message.bytes": str(_MARKER_BYTES)}
 """Settings that a sealed topic has and keeps."""
@@ -63,18 +63,18 @@ SEALING_ID: Final = "rollbridge.seal"
 
 _LATEST: Final = -1
 _CONSUMER: Final = -1
-# ListOffsets with the id of a debugging replica gives the log end offset, which can be ahead of the high watermark that
-# consumers are told: what lies between will be readable as soon as all replicas have it.
+# ListOffsets with the id of a debugging replica returns the log end offset, which can be ahead of consumers' high
+# watermark: records in between become readable as soon as all replicas have them.
 _DEBUGGING_REPLICA: Final = -2
 _BACKOFF_FIRST_S: Final = 0.001
 _BACKOFF_MAX_S: Final = 0.1
 _UNKNOWN_TOPIC_S: Final = 5.0
 _AWAY_S: Final = 3.0
-"""How long a topic's leader may be away before it is given up for now; one that answers slowly is waited for."""
+"""Time after which an unavailable leader is given up for now; a slow one is waited for."""
 
 
 class Place(NamedTuple):
-    """Where a log ends, and under which leader that was told."""
+    """End offset of a log, and the epoch of the leader that reported it."""
 
     leader_epoch: int
     offset: int
@@ -87,7 +87,7 @@ _PROBE: Final = Records(corrupt_batch())
 
 
 class Sealer:
-    """Seals topics of one partition each; used once."""
+    """Sealer of topics of one partition each. Used once, not thread-safe."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Sealer:
         """Prepare to seal.
 
         Args:
-            cluster: The brokers.
+            cluster: Cluster of the topics.
             configure: ``configure(topics, settings)`` changes settings and returns when the controller has accepted
                 them.
-            transactional_id: Of the native transactions whose markers tell where topics end. Two sealers that use the
-                same one at once hinder each other, and no more.
-            timeout_s: When to give up.
+            transactional_id: Transactional id for the markers that define the ends. Two sealers that share one at the
+                same time only slow each other down.
+            timeout_s: Time-out in seconds.
         """
         self._cluster = cluster
         self._configure = configure
@@ -119,9 +119,9 @@ class Sealer:
     def seal(self, topics: Iterable[str], foreign_s: float | None = None) -> dict[str, int]:
         """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
 
-        But for what :mod:`rollbridge.kafka.seal` says of batches that were compressed with gzip. Each topic must have
-        exactly one partition. Left out are those on which native transactions are open ``foreign_s`` after all others
-        have been sealed; they are closed, too. With that bound, leaders that are away are waited for some seconds only.
+        The module docstring names the exception for batches compressed with gzip. Each topic must have exactly one
+        partition. Topics on which native transactions stay open for longer than ``foreign_s`` are closed, but left out
+        of the result. With that bound, unavailable leaders are waited for only a few seconds.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
@@ -146,7 +146,7 @@ class Sealer:
         return ends
 
     def _require_single_partitions(self, topics: Iterable[str]) -> None:
-        """Before anything is changed: of several partitions some would be sealed at other times."""
+        """Refuse topics of several partitions before any change: their partitions would be sealed at different times."""
         pending = set(topics)
         backoff_s = _BACKOFF_FIRST_S
         while pending:
@@ -164,10 +164,9 @@ class Sealer:
             backoff_s = self._pause(pending, backoff_s)
 
     def _await_in_force(self, topics: Iterable[str]) -> dict[str, Place]:
-        """Wait until every leader refuses what is larger than a marker; return where the logs ended shortly before.
+        """Wait until every leader refuses batches larger than a marker; return the ends of the logs shortly before.
 
-        The leader epoch is asked for before the probe is sent, so if it is still the same later, the probe was
-        answered under it.
+        The leader epoch is read before the probe is sent, so if it is unchanged later, the probe was answered under it.
         """
 
         def ask(connection: Connection, names: list[str]) -> Answers:
@@ -208,7 +207,7 @@ class Sealer:
         return confirmed
 
     def _pass_barrier(self, topics: Iterable[str]) -> None:
-        """Have a marker written to each topic, after all that was inside of its log's lock."""
+        """Have a marker written to each topic, behind every append that held its log's lock."""
         pending = set(topics)
         joined: set[str] = set()
         backoff_s = _BACKOFF_FIRST_S
@@ -218,7 +217,7 @@ class Sealer:
                 for topic, (code, _) in self._ask_leaders(pending, self._join).items():
                     match code:
                         case ErrorCode.message_too_large | ErrorCode.corrupt_message:
-                            # The latter from a leader that has not heard of the settings: the epoch will tell.
+                            # CORRUPT_MESSAGE comes from a new leader without the settings: the epoch will differ.
                             pending.discard(topic)
                             joined.add(topic)
                         case ErrorCode.concurrent_transactions:
@@ -247,12 +246,11 @@ class Sealer:
     def _await_ends(
         self, before: Mapping[str, Place], foreign_s: float | None
     ) -> tuple[dict[str, int], frozenset[str]]:
-        """End offsets, once no native transaction is open, and where one stays open for longer than ``foreign_s``.
+        """Return the end offsets of topics without open native transactions, and the topics that keep one too long.
 
-        Those whose leader has changed are in neither.
-
-        The end is behind the marker, so it is further than it was ``before``. A broker that does not know yet that it
-        is not the leader any more can not tell such an end: its last stable offset stands still.
+        Topics whose leader has changed are in neither. The end is behind the marker, so it is beyond that in
+        ``before``. A broker that does not know yet that it was replaced as the leader cannot report such an end: its
+        last stable offset does not move.
         """
         pending = set(before)
         settled: dict[str, int] = {}
@@ -283,7 +281,7 @@ class Sealer:
         return settled, frozenset()
 
     def _ends(self, topics: Iterable[str]) -> dict[str, tuple[Place, Place]]:
-        """(last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
+        """Return (last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
         stable = self._list_offsets(topics, _CONSUMER, Isolation.READ_COMMITTED)
         ends = self._list_offsets(stable, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
         return {topic: (stable[topic], end) for topic, end in ends.items()}
@@ -314,7 +312,7 @@ class Sealer:
         return found
 
     def _ask_leaders(self, topics: Iterable[str], ask: Callable[[Connection, list[str]], Answers]) -> Answers:
-        """One request to each leader; topics whose leader does not answer now are missing from the result."""
+        """Send one request to each leader; topics whose leader does not answer now are missing from the result."""
         by_leader: dict[NodeId, list[str]] = {}
         for topic in sorted(topics):
             try:
@@ -332,7 +330,7 @@ class Sealer:
                 for topic in names:
                     self._note_away(topic)
                     self._cluster.forget_leader(topic)
-                    if self._left_s() or topic not in self._waiting_for:  # or we have cut it short ourselves
+                    if self._left_s() or topic not in self._waiting_for:  # with no time left our own deadline cut the answer short
                         self._waiting_for[topic] = f"its leader to answer ({exc})"
         return answers
 
@@ -340,7 +338,7 @@ class Sealer:
         self._away_since.setdefault(topic, time.monotonic())
 
     def _note(self, topic: str, code: ErrorCode) -> None:
-        """Remember why this topic waits; raise if waiting is no use."""
+        """Note the reason why this topic waits; raise if waiting cannot help."""
         if code == ErrorCode.unknown_topic_or_partition and time.monotonic() - self._started > _UNKNOWN_TOPIC_S:
             raise TopicNotFound(f"cannot seal topic {topic}: it does not exist", topic=topic)
         match codes.meaning(codes.PRODUCE, code):
@@ -361,7 +359,7 @@ class Sealer:
         return max(0.0, self._started + self._timeout_s - time.monotonic())
 
     def _pause(self, pending: Iterable[str], seconds: float) -> float:
-        """Wait before asking again, if there is anything to ask, and return the next wait."""
+        """Sleep before the next attempt if topics are pending; return the following pause."""
         left = {topic: self._waiting_for.get(topic, "its leader to answer") for topic in sorted(pending)}
         if not left:
             return seconds

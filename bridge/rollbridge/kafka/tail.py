@@ -1,11 +1,13 @@
-"""Following partitions that anybody may write to: read by ourselves, with bounds that a consumer does not have.
+"""Follow partitions that untrusted clients write to, with bounds that a consumer lacks.
 
-Whoever may write to a buffer chooses how its batches are compressed. librdkafka gets the memory for whatever gzip
-claims (a batch of 0.9 MB took 900 MB), and of zstd it asks for the same batch again, without end, if that is more than
-100 MB: no group can be led behind such a batch. Here a batch is decompressed up to a bound, and one that is larger,
-does not parse, or numbers its records otherwise than one by one is handed out as one message that is none, and passed.
+Any writer of a buffer chooses the compression of its batches. librdkafka allocates whatever gzip claims (a batch of
+0.9 MB took 900 MB), and fetches a zstd batch of more than 100 MB again without end: no group could be led behind one.
+Here a batch is decompressed up to a bound. One that exceeds it, does not parse, or does not number its records one by
+one is passed over, and handed out as a single message without key and value.
 
-A thread fetches ahead, whole batches and up to a bound; they are opened where they are taken.
+A thread of its own, :class:`_Fetcher`, fetches whole batches ahead up to ``AHEAD_BYTES``; it owns the cluster and its
+connections. The reading thread opens the batches. Both meet in :class:`_Shared`, whose lock is never held during I/O
+other than a byte to the pipe that wakes the fetcher.
 """
 
 from __future__ import annotations
@@ -37,23 +39,23 @@ logger = limited(logging.getLogger(__name__))
 Partition = tuple[str, int]
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Most that a batch may take decompressed. Our clients do not compress what they write to buffers, only the batches
-within, so this is far above what any batch of theirs holds."""
+"""Limit on a batch's decompressed bytes. Our clients compress only the batches within their messages, so this is far
+above the size of any batch that they write to a buffer."""
 AT_ONCE: Final = 2_000
 """Messages handed out at once."""
 FETCH_BYTES: Final = 4 * 1024 * 1024
-"""Asked for at once of one partition, and of all of one broker; the first batch comes whole even if it is larger."""
+"""Bytes requested at once of a partition, and of all of a broker; the first batch comes whole even if it is larger."""
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Fetched and not handed out; when it is more, nothing is asked for."""
+"""Bytes fetched and not yet handed out beyond which no request is sent."""
 IDLE_WAIT_MS: Final = 500
-"""How long a broker holds back the answer that there is nothing new. What arrives is answered at once."""
+"""Longest delay of an empty answer at the broker. New records are answered at once."""
 _CONNECT_S: Final = 3.0
 _REQUEST_S: Final = 10.0
 _END_S: Final = 1.0
 
 
 class TailMessage(NamedTuple):
-    """A message of a partition; one with neither key nor value stands for all up to it that can not be read."""
+    """Message of a partition; one with neither key nor value stands for all unreadable ones up to it."""
 
     partition: Partition
     offset: int
@@ -63,11 +65,11 @@ class TailMessage(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where reading of a partition goes on.
+    """Next position to fetch in a partition.
 
     Attributes:
-        token: Of the assignment for which it is read.
-        offset: The next offset.
+        token: Number of the assignment for which it is read.
+        offset: Next offset.
         epoch: Leader epoch of the batch before it, if that was read.
     """
 
@@ -77,7 +79,7 @@ class _Place(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Batches of one partition, fetched for a reader of it that may have been taken away since."""
+    """Batches of one partition, fetched for an assignment that may have been revoked since."""
 
     partition: Partition
     token: int
@@ -86,10 +88,10 @@ class _Chunk(NamedTuple):
 
 
 class Tail:
-    """Reads partitions from given offsets on, as they grow, whatever native transactions say. Not for several threads.
+    """Reader of partitions from given offsets on, ``READ_UNCOMMITTED``. Not thread-safe.
 
     Attributes:
-        skipped: How many batches could not be read.
+        skipped: Number of batches that could not be read.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Tail:
         client_id: str = "rollbridge",
         inflated_bytes_max: int = INFLATED_BYTES_MAX,
     ) -> None:
-        """Prepare; nothing is asked before the first :meth:`assign`."""
+        """Prepare the reader; no request is sent before the first :meth:`assign`."""
         self.skipped = 0
         self._inflated_bytes_max = inflated_bytes_max
         self._shared = _Shared()
@@ -119,7 +121,7 @@ class Tail:
         self._opened: Iterator[TailMessage] = iter(())
 
     def assign(self, wanted: Mapping[Partition, int]) -> None:
-        """Read exactly these partitions; a new one from its offset on, the others from where they are."""
+        """Read exactly these partitions: new ones from their offsets on, the others from their present positions."""
         if self._assigned.keys() == wanted.keys():
             return
         for item in self._assigned.keys() - wanted.keys():
@@ -134,11 +136,11 @@ class Tail:
             self._fetcher.start()
 
     def poll(self, timeout_s: float) -> Iterator[TailMessage]:
-        """What has arrived, at most :data:`AT_ONCE`; waits for the first message at most ``timeout_s``.
+        """Iterate over the messages that have arrived, at most :data:`AT_ONCE`; wait ``timeout_s`` for the first.
 
         Raises:
-            CorruptDataError: What comes next was deleted, or is not what was written: its checksum is wrong.
-            LogDivergedError: What was handed out is not there any more: the log has lost its end, and grown again.
+            CorruptDataError: The next records were deleted, or have a wrong checksum.
+            LogDivergedError: Records handed out are no longer in the log: it lost its end and has grown again.
         """
         count = 0
         while count < AT_ONCE:
@@ -152,14 +154,14 @@ class Tail:
                 self._opened = self._open(chunk)
 
     def ends(self) -> dict[Partition, int]:
-        """Where each partition ended when it was read last, as far as that is known."""
+        """Return the end of each partition at its last fetch, as far as it is known."""
         return self._shared.ends()
 
     def close(self) -> None:
         """Stop reading."""
         self._shared.close()
         if self._fetcher.is_alive():
-            self._fetcher.join(_END_S)  # it may be waiting for a broker, and ends by itself
+            self._fetcher.join(_END_S)  # it may be waiting for a broker, and then ends by itself
         else:
             self._fetcher.finish()
 
@@ -196,12 +198,13 @@ class Tail:
 
 
 def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[Record]:
-    """The records of a batch, one after the other; no more are made at a time than are looked at.
+    """Iterate over the records of a batch, parsing each only when it is asked for.
 
-    Brokers believe what an uncompressed batch says of its numbers, and a reader that does would go on anywhere.
+    Brokers do not check the numbering of an uncompressed batch, and a reader that trusted it could continue anywhere.
 
     Raises:
-        CorruptDataError: While iterating: it is larger than allowed, does not parse, or is not numbered one by one.
+        CorruptDataError: While iterating: the batch exceeds ``limit_bytes``, does not parse, or is not numbered one by
+            one.
     """
     offset = base
     for record in iterate_any_records(batch, limit_bytes=limit_bytes):
@@ -212,7 +215,7 @@ def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> I
 
 
 class _Shared:
-    """What the fetching thread and the reading one have in common."""
+    """State shared by the fetching and the reading thread; the condition's lock guards all of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -226,14 +229,14 @@ class _Shared:
         self._is_closed = False
 
     def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, _Place]) -> None:
-        """Read other partitions, too: ``fresh`` ones from their places on."""
+        """Replace the partitions: keep ``kept`` and add ``fresh`` ones from their places on."""
         with self._lock:
             self._places = {item: place for item, place in self._places.items() if item in kept} | dict(fresh)
             self._ends = {item: end for item, end in self._ends.items() if item in kept}
         self._wake()
 
     def take(self, timeout_s: float) -> _Chunk | None:
-        """The next batches, once there are any."""
+        """Return the next batches; wait ``timeout_s`` for some, and return None without."""
         with self._lock:
             if not self._chunks and self._fault is None and timeout_s > 0:
                 self._lock.wait_for(lambda: self._chunks or self._fault is not None or self._is_closed, timeout_s)
@@ -264,11 +267,11 @@ class _Shared:
 
     @property
     def waker(self) -> int:
-        """Becomes readable when something has changed for the fetching thread."""
+        """Descriptor that becomes readable when something has changed for the fetching thread."""
         return self._waker
 
     def hush(self) -> None:
-        """What has changed is looked at."""
+        """Drain the waking pipe."""
         try:
             while os.read(self._waker, 512):
                 pass
@@ -276,12 +279,12 @@ class _Shared:
             pass
 
     def places(self) -> dict[Partition, _Place]:
-        """What is to be fetched; nothing while there is much to be taken."""
+        """Return the places to fetch; none while ``AHEAD_BYTES`` wait to be taken, or after a fault."""
         with self._lock:
             return {} if self._ahead > AHEAD_BYTES or self._fault is not None else dict(self._places)
 
     def give(self, partition: Partition, asked: _Place, raw: bytes, after: _Place, end: int) -> None:
-        """Batches have come; ``after`` is where to go on and ``end`` where the partition ends."""
+        """Add fetched batches; ``after`` is the next place and ``end`` the partition's high watermark."""
         with self._lock:
             if self._places.get(partition) != asked:
                 return
@@ -293,7 +296,7 @@ class _Shared:
                 self._lock.notify_all()
 
     def fail(self, partition: Partition, token: int, fault: RollbridgeError) -> None:
-        """What comes next can never be read."""
+        """Stop reading with a fault: the next records can never be read."""
         with self._lock:
             known = self._places.get(partition)
             if known is not None and known.token == token:
@@ -318,7 +321,7 @@ class _Asked(NamedTuple):
 
 
 class _Fetcher(threading.Thread):
-    """Asks the leaders of partitions for what comes next, one request at a time for each broker."""
+    """Thread that fetches ahead from the leaders of partitions, with one request in flight per broker."""
 
     def __init__(self, shared: _Shared, cluster: Cluster) -> None:
         super().__init__(name="rollbridge-tail", daemon=True)
@@ -348,7 +351,7 @@ class _Fetcher(threading.Thread):
             self.finish()
 
     def finish(self) -> None:
-        """Close what is open."""
+        """Close the connections and the pipe."""
         self._drop()
         self._cluster.close()
         self._shared.release()
@@ -360,7 +363,7 @@ class _Fetcher(threading.Thread):
         for node, asked in list(self._asked.items()):
             known = (item for item in places if self._cluster.known_leader(*item) == node)
             if any(item not in asked.places or places[item].token != asked.places[item].token for item in known):
-                self._forget(node)  # a new one would wait until the request that is under way is answered
+                self._forget(node)  # a new partition would wait for the answer in flight
         due = {item for item in places if self._pauses.get(item[0], (None, 0.0))[1] <= now}
         for topic, code in self._cluster.learn(topic for topic, _ in due).items():
             self._pause(topic, codes.name(code))
@@ -383,7 +386,7 @@ class _Fetcher(threading.Thread):
                 self._asked[node] = _Asked(connection, mine)
 
     def _wait(self) -> None:
-        """Wait for answers, or for something else to do."""
+        """Wait for answers, a change of the assignment, or the end of a back-off."""
         poller = select.poll()
         poller.register(self._shared.waker, select.POLLIN)
         for asked in self._asked.values():
@@ -433,14 +436,14 @@ class _Fetcher(threading.Thread):
                     self._pause(partition[0], codes.name(found.error_code))
 
     def _pause(self, topic: str, why: str) -> None:
-        """Ask again later, and whoever leads by then."""
+        """Back off from a topic, and look up its leader again then."""
         self._cluster.forget_leader(topic)
         backoff = self._pauses[topic][0] if topic in self._pauses else Backoff()
         self._pauses[topic] = backoff, time.monotonic() + backoff.grow()
         logger.info("topic %s is asked again soon: %s", topic, why)
 
     def _forget(self, node: NodeId) -> None:
-        """Drop a connection with what was asked on it; the next request opens another."""
+        """Close a connection with its in-flight request; the next request opens another."""
         self._asked.pop(node).connection.close()
 
     def _drop(self) -> None:
@@ -454,7 +457,7 @@ class _Fetcher(threading.Thread):
 
 
 def _place_after(raw: bytes, place: _Place) -> _Place:
-    """The place behind the last whole batch."""
+    """Return the place behind the last whole batch."""
     for batch in complete_batches(raw):
         header = parse_header(batch)
         end = max(place.offset, header.base_offset + header.last_offset_delta + 1)
