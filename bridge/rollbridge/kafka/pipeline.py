@@ -230,8 +230,8 @@ class Pipeline:
 
     def _send(self, lane: _Lane) -> None:
         """Send a lane's request as soon as the lane has fewer in flight than allowed."""
-        # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one, further
-        # requests would only be refused along with the first.
+        # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one,
+        # further requests would only be refused along with the first.
         while len(lane.in_flight) >= (self._max_in_flight if self._session.joined else 1) and not self._failed:
             self._receive(lane)
         if self._failed:

@@ -146,7 +146,7 @@ class Sealer:
         return ends
 
     def _require_single_partitions(self, topics: Iterable[str]) -> None:
-        """Refuse topics of several partitions before any change: their partitions would be sealed at different times."""
+        """Refuse topics of several partitions, which would be sealed at different times, before any change."""
         pending = set(topics)
         backoff_s = _BACKOFF_FIRST_S
         while pending:
@@ -330,7 +330,7 @@ class Sealer:
                 for topic in names:
                     self._note_away(topic)
                     self._cluster.forget_leader(topic)
-                    if self._left_s() or topic not in self._waiting_for:  # with no time left our own deadline cut the answer short
+                    if self._left_s() or topic not in self._waiting_for:  # else our own deadline cut it short
                         self._waiting_for[topic] = f"its leader to answer ({exc})"
         return answers
 

@@ -1,4 +1,10 @@
-"""Snapshots of transaction buffers as they stand in Kafka: what there is, and whether it says what the logs say."""
+"""Read snapshots of transaction buffers from Kafka, and verify them against the logs.
+
+The functions for compacted topics return committed records only; an open native transaction of another producer bounds
+what can be read for now. The end to read to is asked of the leader beforehand. A consumer that has reached an end
+proves less: right after an election the new leader's high watermark may be behind what its predecessor has
+acknowledged, and consumers get that end; ListOffsets is not answered until the new leader has caught up (KIP-207).
+"""
 
 from __future__ import annotations
 
@@ -26,15 +32,6 @@ from rollbridge.model.pieces import Partition
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
-# --------------------------------------------------------------------------------------------------------------------
-# Compacted topics of one partition: the latest value of each key, and values at given offsets.
-# Only what is committed counts. A native transaction of somebody else that is still open ends what can be read for
-# now.
-# Where that end is, the leader is asked beforehand. That a consumer has come to an end says less: right after an
-# election the new leader's high watermark may be behind what its predecessor has acknowledged, and consumers are told
-# that end; ListOffsets is not answered until the new leader has caught up (KIP-207).
-
-
 logger = limited(logging.getLogger(__name__))
 
 _AT_ONCE: Final = 500
@@ -45,14 +42,14 @@ _OUT_OF_RANGE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_
 
 
 class Latest(NamedTuple):
-    """The latest record of a key."""
+    """Latest record of a key."""
 
     offset: int
     value: bytes
 
 
 def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str) -> dict[bytes, Latest]:
-    """The latest record of each key that has not been deleted.
+    """Return the latest record of each key that has no tombstone.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
@@ -70,9 +67,9 @@ def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str)
 def read_values(
     bootstrap_servers: str, security: Mapping[str, str], topic: str, offsets: Iterable[int]
 ) -> dict[int, bytes | None]:
-    """The values at some offsets; None where there is no record, because it was deleted or replaced.
+    """Return the values at some offsets; None where the record was deleted or compacted away.
 
-    One that stands behind a native transaction of somebody else that is still open is waited for, for a while.
+    Waits for a while for records behind another producer's open native transaction.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
@@ -99,7 +96,7 @@ def read_values(
 def read_all(
     bootstrap_servers: str, security: Mapping[str, str], topic: str, partition: int = 0, start: int = 0
 ) -> Iterator[Message]:
-    """The committed records of any topic's partition, from an offset that it holds to its present end.
+    """Iterate over the committed records of a partition, from an offset that it holds to its present end.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
@@ -114,10 +111,10 @@ def read_all(
 
 
 def is_end(message: Message, end: int) -> bool:
-    """Whether nothing below an offset comes after this, a message of a consumer or its news of an end.
+    """Return whether a message or end-of-partition event is the last one below ``end``.
 
-    The last offsets of a log may be markers, which are not handed out, so that only the news of an end tells; and news
-    of an earlier end tells of a leader that has just been elected.
+    The last offsets of a log may be markers, which are not handed out, so only the event shows that they were passed.
+    An event with an earlier end comes from a leader that has just been elected.
     """
     offset = message.offset()
     if offset is None:
@@ -143,7 +140,7 @@ def _reading(bootstrap_servers: str, security: Mapping[str, str], topic: str) ->
 
 
 def _until(consumer: Consumer, topic: str, end: int) -> Iterator[Message]:
-    """The records from where the consumer is to an end that the leader has told."""
+    """Iterate from the consumer's position to an end that the leader has reported."""
     deadline = Deadline(_TIMEOUT_S)
     while True:
         first = consumer.poll(deadline.left())
@@ -171,23 +168,23 @@ SEGMENTED: Final = "segmented"
 SINGLE: Final = "single"
 NO_FORMAT: Final = "none"
 ENDS_LOOK_MAX: Final = 2_000
-"""Messages of a buffer in which is looked for what a snapshot does not cover yet."""
+"""Messages of a buffer to search for ends that a snapshot does not cover yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSnapshot:
-    """The snapshot of one buffer partition.
+    """Snapshot of one buffer partition.
 
     Attributes:
         stream: Configuration of the stream.
         partition: Topic and partition of the buffer.
         format: ``segmented``, ``single``, or ``none``.
-        snapshot: What a new leader would use; None if it would read the whole buffer.
+        snapshot: Snapshot that a new leader would use; None if it would read the whole buffer.
         index_bytes: Size of its record.
         buffer_end: End offset of the buffer partition.
-        ongoing: The open transactions that a new leader would not read again; None if no record spares anything.
-        faults: What is wrong with records that can not be used.
-        segments_exist: Whether the topic of sealed segments is there.
+        ongoing: Open transactions that a new leader would not read again; None without a record that helps.
+        faults: Faults of records that cannot be used.
+        segments_exist: True if the topic of sealed segments exists.
     """
 
     stream: StreamConfig
@@ -202,19 +199,19 @@ class BufferSnapshot:
 
     @property
     def aborted(self) -> int:
-        """How many aborted transactions it lists."""
+        """Number of aborted transactions in the snapshot."""
         if self.snapshot is None:
             return 0
         return len(self.snapshot.aborts) + sum(item.aborts for item in self.snapshot.indexes)
 
     @property
     def has_all_segments(self) -> bool:
-        """Whether there is a topic for the segments that it names."""
+        """False if the snapshot names segments whose topic does not exist."""
         return self.segments_exist or self.snapshot is None or not self.snapshot.indexes
 
     @property
     def tail(self) -> int:
-        """How many messages of the buffer a new leader would read."""
+        """Number of messages of the buffer that a new leader would read."""
         if self.ongoing is not None:
             return self.buffer_end - self.ongoing.replay_position
         return self.buffer_end - (0 if self.snapshot is None else self.snapshot.max_read_position)
@@ -222,13 +219,13 @@ class BufferSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What comparing a snapshot with the buffer and the commit log has found.
+    """Result of comparing a snapshot with the buffer and the commit log.
 
     Attributes:
         partition: Topic and partition of the buffer.
-        aborted: How many aborted transactions the snapshot lists.
-        checked: How many transactions of the buffer were looked up.
-        faults: What is wrong; empty if nothing is.
+        aborted: Number of aborted transactions in the snapshot.
+        checked: Number of transactions of the buffer that were looked up.
+        faults: Faults found; empty if there are none.
     """
 
     partition: Partition
@@ -239,17 +236,17 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class EndedSince:
-    """How many transactions have ended at least, and when the first of them was asked to, ms since 1970."""
+    """Lower bound on the number of ended transactions, and the time of the first request, ms since 1970."""
 
     count: int
     first_ms: int
 
 
 class SnapshotReader:
-    """Reads the snapshots of the buffers of one scope; needs the right to read its topics."""
+    """Reader of the buffer snapshots of one scope; needs Read on its topics."""
 
     def __init__(self, bootstrap_servers: str, security: Mapping[str, str], scope: str) -> None:
-        """Read the indexes; they are not looked at again.
+        """Read the indexes, once.
 
         Raises:
             KafkaUnavailable, NotAuthorizedError
@@ -264,7 +261,7 @@ class SnapshotReader:
         }
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
-        """The snapshots of a stream, one for each partition of its buffer."""
+        """Iterate over the snapshots of a stream, one for each partition of its buffer."""
         partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
         log = stream.group.commit_log_topic
         ends = self._admin.end_offsets([*partitions, log])
@@ -318,7 +315,7 @@ class SnapshotReader:
         return Verification(found.partition, len(listed), len(begun), faults)
 
     def ended_since(self, found: BufferSnapshot) -> EndedSince:
-        """The transactions whose end was asked for behind a snapshot, among the next messages of the buffer."""
+        """Count the transactions whose end was requested behind a snapshot, among the next messages of the buffer."""
         position = 0 if found.snapshot is None else found.snapshot.position
         if position >= found.buffer_end:
             return EndedSince(0, 0)
@@ -331,7 +328,7 @@ class SnapshotReader:
         return EndedSince(len(ended), min(ended.values(), default=0))
 
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
-        """Ids of the committed and the aborted transactions that a commit log tells of below an offset."""
+        """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
         [start] = self._admin.start_offsets([topic]).values()
         for message in read_all(*self._servers, topic, start=start):
@@ -341,7 +338,7 @@ class SnapshotReader:
         return outcomes[ControlKind.COMMIT], outcomes[ControlKind.ABORT]
 
     def _begun(self, partition: Partition) -> set[bytes]:
-        """Ids of the transactions whose BEGIN frames stand in a buffer partition."""
+        """Return the ids of the transactions with a BEGIN frame in a buffer partition."""
         begun: set[bytes] = set()
         [start] = self._admin.start_offsets([partition]).values()
         for message in read_all(*self._servers, *partition, start):
@@ -352,7 +349,7 @@ class SnapshotReader:
 
 
 def _frames_of(message: Message) -> tuple[bytes, Collection[FrameKind]]:
-    """The transaction that a message of a buffer is of, and the kinds of its frames; none if it can not be read."""
+    """Return a buffer message's transaction and the kinds of its frames; no kinds if it cannot be parsed."""
     header = unpack_header(message.key())
     if header is None:
         return b"", ()

@@ -1,8 +1,8 @@
-"""Partitions of which a consumer gets nothing although there is something, and nobody says so.
+"""Stalled fetches: partitions of which a librdkafka consumer silently gets nothing although there are records.
 
-When leaders move and move back within a moment, as after a short partition of the network, librdkafka may go on to ask
-a broker that leads a partition no longer: each fetch is refused, nothing is reported, and it does not end by itself. A
-new consumer helps. Source: https://github.com/confluentinc/librdkafka/pull/5593.
+When leaders move away and back within a moment, as after a short network partition, librdkafka may keep asking a broker
+that no longer leads the partition: each fetch is refused, nothing is reported, and it never recovers. A new consumer
+helps. Source: https://github.com/confluentinc/librdkafka/pull/5593.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rollbridge.kafka.retry import Deadline, Errand
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often it is looked; a standstill is noticed the second time."""
+"""Interval between checks; a stall is noticed at the second one."""
 
 Partition = tuple[str, int]
 
 
 class Standstill:
-    """Tells from where a consumer is, and where partitions end, which of them stand still.
+    """Detector of stalled partitions, from a consumer's positions and the partitions' ends.
 
-    ``slack`` is how many offsets before the end a consumer may stop for good: a marker is not handed out.
+    ``slack`` is the number of offsets before the end at which a consumer may rightly stop: markers are not handed out.
     """
 
     def __init__(self, slack: int) -> None:
@@ -37,11 +37,11 @@ class Standstill:
         self._told: dict[Partition, tuple[int, int]] = {}
 
     def observe(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int]) -> frozenset[Partition]:
-        """Those that have been behind since the last time and not moved; each is told once as long as nothing changes.
+        """Return the partitions that were behind last time too and have not moved; each is reported once.
 
         Args:
-            positions: The next offset of each partition.
-            ends: Where they ended before the positions were looked up; what is not known is left out.
+            positions: Next offset of each partition.
+            ends: Ends read before the positions; unknown ones are left out.
         """
         behind = {
             item: (position, ends[item])
@@ -59,7 +59,7 @@ class Standstill:
 
 
 class Lookout:
-    """Looks for standstills now and then, beside a consumer that is polled all the time. Not for several threads."""
+    """Periodic check for stalled partitions beside a consumer in use. Not thread-safe."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Lookout:
         security: Mapping[str, str] | None = None,
         client_id: str = "rollbridge",
     ) -> None:
-        """``slack``: see :class:`Standstill`."""
+        """Prepare the check; see :class:`Standstill` for ``slack``."""
         self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
         self._question = offsets_question(LATEST, isolation)
         self._standstill = Standstill(slack)
@@ -78,7 +78,7 @@ class Lookout:
         self._errand: Errand[dict[Partition, int]] = Errand("rollbridge-lookout")
 
     def stuck(self, positions: Callable[[], Mapping[Partition, int]]) -> frozenset[Partition]:
-        """Partitions that stand still. Does not wait: it asks, and looks at the answer when it is called again."""
+        """Return the stalled partitions without blocking: ends asked for in one call are evaluated in a later one."""
         if not self._errand.under_way:
             if time.monotonic() >= self._due:
                 self._due = time.monotonic() + LOOK_S
@@ -92,7 +92,7 @@ class Lookout:
         return self._standstill.observe(positions(), self._errand.take() or {})
 
     def _ends(self, places: frozenset[Partition]) -> dict[Partition, int]:
-        """Where partitions end, asked once, in the background; what is not answered is left out until next time."""
+        """Return the ends that leaders report, asked once. Runs on the errand's thread."""
         deadline = Deadline(LOOK_S)
         try:
             with self._clusters.borrow(deadline) as cluster:

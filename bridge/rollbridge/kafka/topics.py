@@ -1,9 +1,14 @@
 """Topics: create, describe, configure, truncate, seal and delete them, each call safe to repeat.
 
-Everything goes over our own connections, within the caller's deadline. A request whose answer was lost is sent again:
-a topic that was made by the first of them exists, and is compared; one that it deleted is gone. What a broker refuses
-for good is an error of its own (InvalidRequestError, NotAuthorizedError, NotFoundError, ConflictError), and never
-KafkaUnavailable, which means that nobody has said yes or no.
+Requests go over our own connections, within the caller's deadline. A request whose answer was lost is sent again: a
+topic that the first one created exists, and is compared; one that it deleted is gone. A definite refusal is an error of
+its own (InvalidRequestError, NotAuthorizedError, NotFoundError, ConflictError), never KafkaUnavailable, which means
+that no broker has answered yes or no.
+
+The ``ask_to_*`` functions each send one administration request to any broker, which forwards it to the controller if
+need be; :class:`TopicAdmin` retries them and may be shared by threads.
+
+Source: KIP-500, KIP-516, KIP-599.
 """
 
 from __future__ import annotations
@@ -41,10 +46,7 @@ from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
 
-# --------------------------------------------------------------------------------------------------------------------
-# The requests of administration: how each is written, and how its answer is read. Asked once; see ``topics``.
-# Any broker takes them and hands on to the controller what is the controller's. Source: KIP-500, KIP-516, KIP-599.
-
+# Administration requests, sent once.
 
 RESOURCE_TOPIC: Final = 2
 RESOURCE_BROKER: Final = 4
@@ -54,7 +56,7 @@ _BROKER_DEFAULT: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """A topic as it should be."""
+    """Specification of a topic."""
 
     name: str
     partitions: int = 1
@@ -64,7 +66,7 @@ class TopicSpec:
 
 
 class Answer(NamedTuple):
-    """What a broker says for one item, and what it says of that."""
+    """Broker's answer for one item: its error code and message."""
 
     code: ErrorCode
     detail: str | None
@@ -73,7 +75,7 @@ class Answer(NamedTuple):
 def ask_to_create(
     cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadline, only_validate: bool = False
 ) -> dict[str, Answer]:
-    """Ask for topics, or whether they could be created; raises KafkaUnavailable if there is no answer."""
+    """Ask to create topics, or only to validate that; raise KafkaUnavailable if no answer comes."""
     request = CreateTopicsRequest(
         topics=tuple(
             CreatableTopic(
@@ -95,7 +97,7 @@ def ask_to_create(
 def ask_to_delete(
     cluster: Cluster, topics: Iterable[str | uuid.UUID], deadline: Deadline
 ) -> dict[str | uuid.UUID, Answer]:
-    """Ask to delete topics by name or by id; raises KafkaUnavailable if there is no answer."""
+    """Ask to delete topics by name or by id; raise KafkaUnavailable if no answer comes."""
     wanted = list(topics)
     request = DeleteTopicsRequest(
         topics=tuple(
@@ -110,7 +112,7 @@ def ask_to_delete(
     found: dict[str | uuid.UUID, Answer] = {}
     for item in answer.responses:
         said = Answer(item.error_code, item.error_message)
-        # With a name the answer has an id too, and the other way round, where the caller may know it.
+        # An answer to a name carries the id as well, and the other way round, if the caller may see it.
         for key in (item.topic_id, None if item.name is None else str(item.name)):
             if key is not None and key in wanted:
                 found[key] = said
@@ -118,7 +120,7 @@ def ask_to_delete(
 
 
 def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[str, str]) -> dict[str, Answer]:
-    """Ask to set settings of topics; raises KafkaUnavailable if there is no answer."""
+    """Ask to change settings of topics; raise KafkaUnavailable if no answer comes."""
     configs = tuple(AlterableConfig(name=key, config_operation=i8(_SET), value=value) for key, value in config.items())
     request = IncrementalAlterConfigsRequest(
         resources=tuple(
@@ -137,7 +139,7 @@ def ask_to_describe_configs(
     """Ask for all settings of topics, or of the broker at the other end of a connection.
 
     Raises:
-        KafkaUnavailable: There is no answer.
+        KafkaUnavailable: No answer came.
     """
     request = DescribeConfigsRequest(
         resources=tuple(
@@ -157,7 +159,7 @@ def ask_to_describe_configs(
 
 
 def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> Question:
-    """The question to leaders to delete what is below some offsets; its answers are the new first offsets."""
+    """Return the question to delete records below given offsets; its answers are the new first offsets."""
 
     def request(places: list[Place]) -> DeleteRecordsRequest:
         by_topic: dict[str, list[DeleteRecordsPartition]] = {}
@@ -179,7 +181,7 @@ def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> 
 
 
 def _left(deadline: Deadline) -> i32Timedelta:
-    """How long the broker may take: it answers before we give up waiting for it."""
+    """Return the broker's time-out, shorter than ours so that its answer arrives in time."""
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
@@ -195,18 +197,18 @@ Partition = str | tuple[str, int]
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
 MENDABLE: Final = frozenset({"message.timestamp.before.max.ms", "message.timestamp.after.max.ms"})
-"""Settings in which a topic may differ from what is asked for, because versions before did not set them."""
+"""Settings in which a topic may differ from its specification, because earlier versions did not set them."""
 
 
 class TopicAdmin:
-    """Administers topics; one object may be used from several threads.
+    """Client for the administration of topics. Thread-safe.
 
     Args:
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
-        timeout_s: How long any method may take, in seconds.
+        timeout_s: Time-out of every method, in seconds.
 
     Raises, from every method:
-        KafkaUnavailable: No answer in time. What was asked for may have happened; every method may be called again.
+        KafkaUnavailable: No answer in time. The request may have been carried out; every method may be repeated.
         NotAuthorizedError: A permission is missing.
     """
 
@@ -226,24 +228,23 @@ class TopicAdmin:
         return f"<TopicAdmin of {self._bootstrap_servers}>"
 
     def close(self) -> None:
-        """Drop the connections; another call opens them again."""
+        """Close the connections; the next call opens others."""
         self._clusters.close()
 
     def cluster_id(self) -> str:
-        """Identity of the Kafka cluster, which its brokers keep for ever."""
+        """Return the identity of the Kafka cluster, which never changes."""
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
             return view_cluster(cluster, deadline.left()).cluster_id
 
     def create_topics(self, specs: Iterable[TopicSpec]) -> frozenset[str]:
-        """Create topics and wait until brokers know them; returns the names of those that were not there before.
+        """Create topics and wait until brokers know them; return the names of those that did not exist before.
 
-        One that exists with these partitions and settings is left alone, also when it has been sealed since.
+        An existing topic with the same partitions and settings is left alone, even if it was sealed since.
 
         Raises:
-            TopicMismatchError: It exists, but differs; nothing was changed.
-            InvalidRequestError: The broker does not accept the name, the number of replicas or a setting of one; none
-                was created.
+            TopicMismatchError: A topic exists, but differs; it was not changed.
+            InvalidRequestError: A name, number of replicas or setting is not accepted; no topic was created.
         """
         wanted = {spec.name: spec for spec in specs}
         if not wanted:
@@ -272,11 +273,11 @@ class TopicAdmin:
         return created
 
     def delete_topics(self, topics: Iterable[str] | Mapping[str, uuid.UUID]) -> frozenset[str]:
-        """Delete topics and wait until brokers have forgotten them; returns the names of those that were there.
+        """Delete topics and wait until brokers have forgotten them; return the names of those that existed.
 
         Args:
-            topics: Their names; or names and ids, where only a topic of that very id goes: one that has been made anew
-                under its name since stays. Nobody who was stopped for a while deletes what came after.
+            topics: Names; or names and ids, to delete only topics of these very ids. A process that resumes after a
+                pause then cannot delete a topic that was created under the same name since.
         """
         ids = {str(name): topics[name] for name in topics} if isinstance(topics, Mapping) else {}
         doomed: list[str | uuid.UUID] = [*ids.values()] if ids else list(dict.fromkeys(topics))
@@ -301,13 +302,13 @@ class TopicAdmin:
         return deleted
 
     def list_topics(self) -> frozenset[str]:
-        """Names of all topics that the caller may see."""
+        """Return the names of all topics that the caller may see."""
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
             return view_topic_names(cluster, deadline.left())
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
-        """Ids of the topics that exist; a topic that was deleted and made anew has another id."""
+        """Return the ids of the topics that exist; a topic that was deleted and recreated has another id."""
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
             return {name: topic.topic_id for name, topic in _described(cluster, names, deadline).items()}
@@ -338,7 +339,7 @@ class TopicAdmin:
         }
 
     def set_topic_config(self, names: str | Iterable[str], config: Mapping[str, str]) -> None:
-        """Set the given settings, leaving all others alone; returns when the controller has accepted them.
+        """Change the given settings and no others; return when the controller has accepted them.
 
         Brokers apply them a little later.
         """
@@ -352,11 +353,10 @@ class TopicAdmin:
             )
 
     def mend(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
-        """What of each topic is not as specified, or that nobody leads it, as text; those that are right are left out.
+        """Compare topics with their specifications, repair ``MENDABLE`` settings, and return the differences as text.
 
-        So are those that do not exist.
-
-        Limits of timestamps are put right: only topics that an older version created have others.
+        A topic without a leader counts as different; topics as specified, or that do not exist, are left out. Only
+        topics created by an older version have other limits on timestamps.
         """
         wanted = {spec.name: spec for spec in specs}
         found = {}
@@ -373,7 +373,7 @@ class TopicAdmin:
     def end_offsets(
         self, topics: Iterable[Partition], isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Partition, int]:
-        """High watermark of each partition, or its last stable offset for ``READ_COMMITTED``.
+        """Return the high watermark of each partition, or its last stable offset for ``READ_COMMITTED``.
 
         Raises:
             NotFoundError: A topic does not exist.
@@ -381,7 +381,7 @@ class TopicAdmin:
         return self._offsets(topics, LATEST, isolation, "read the end")
 
     def start_offsets(self, topics: Iterable[Partition]) -> dict[Partition, int]:
-        """Offset of the first record of each partition that has not been deleted.
+        """Return the offset of the first record of each partition that has not been deleted.
 
         Raises:
             NotFoundError: A topic does not exist.
@@ -389,11 +389,11 @@ class TopicAdmin:
         return self._offsets(topics, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset")
 
     def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Delete the records below the given offsets; returns the new first offsets (not less than asked for).
+        """Delete the records below the given offsets; return the new first offsets, at least those asked for.
 
         Raises:
             NotFoundError: A topic does not exist.
-            InvalidRequestError: An offset beyond the high watermark.
+            InvalidRequestError: An offset is beyond the high watermark.
         """
         keys = {_address(partition): partition for partition in before}
         if not keys:
@@ -415,17 +415,17 @@ class TopicAdmin:
         """Close topics to every writer and return their end offsets; see :mod:`rollbridge.kafka.seal`.
 
         No record will be at or after its topic's end offset; markers of native transactions may, so that sealing again
-        gives a later one. May be called again at any point.
+        returns a later one. May be called again at any point.
 
         Args:
-            topics: Which; of one partition each.
-            timeout_s: When to give up.
-            transactional_id: Of the native transactions whose markers tell where topics end.
-            foreign_s: How long native transactions of others that are open on topics are waited for, after these have
-                been closed; topics on which some stay open are left out. None: until the time-out.
+            topics: Topics of one partition each.
+            timeout_s: Time-out in seconds.
+            transactional_id: Transactional id for the markers that define the ends.
+            foreign_s: Time for which to wait for other producers' open native transactions, once topics are closed;
+                topics on which some stay open are left out. None waits until the time-out.
 
         Raises:
-            SealTimeoutError: Some topics could not be sealed in time, with what each waits for. Those are closed to
+            SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
                 new records already. Call again.
             TopicNotFound: A topic does not exist.
             InvalidRequestError: A topic has more than one partition; nothing was sealed.
@@ -438,7 +438,7 @@ class TopicAdmin:
             return sealer.seal(names, foreign_s)
 
     def closed(self, topics: Iterable[str]) -> frozenset[str]:
-        """Those of the topics that exist and have been closed to writers, which sealing does first."""
+        """Return the existing topics that are closed to writers, which is the first step of sealing."""
         described = self.describe(topics)
         return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
 
@@ -460,7 +460,7 @@ class TopicAdmin:
     def _await_described(
         self, cluster: Cluster, wanted: Mapping[str, TopicSpec], deadline: Deadline
     ) -> dict[str, TopicDescription]:
-        """The controller has the topics; wait until the brokers have heard of them."""
+        """Wait until the brokers know topics that the controller has created."""
         backoff = Backoff(_POLL_FIRST_S, _POLL_MAX_S)
         while True:
             described = self._describe(cluster, wanted, deadline)
@@ -475,7 +475,7 @@ class TopicAdmin:
 
     @staticmethod
     def _await_gone(cluster: Cluster, topics: Mapping[str, uuid.UUID | None], deadline: Deadline) -> None:
-        """The controller has deleted the topics; wait until the brokers have heard of it."""
+        """Wait until the brokers have forgotten topics that the controller has deleted."""
         backoff = Backoff(_POLL_FIRST_S, _POLL_MAX_S)
         while True:
             known = _described(cluster, topics, deadline)
@@ -523,16 +523,16 @@ def _until_answered(
     ignoring: ErrorCode | None = None,
     called: Callable[[K], str] = str,
 ) -> frozenset[K]:
-    """Ask until there is a definite answer for each; a definite refusal is raised once the others are answered.
+    """Ask until each item has a definite answer; raise a definite refusal once the others are answered.
 
     Args:
-        ask: Asks for some, any number of times; raises KafkaUnavailable if there was no answer.
-        doing: What is attempted, with a place for the name.
-        ignoring: The error to expect.
-        called: What an item is called in errors.
+        ask: Asks for some items; safe to repeat, raises KafkaUnavailable if no answer comes.
+        doing: The attempt, with a place for the name.
+        ignoring: Expected error.
+        called: Returns the name of an item for messages.
 
     Returns:
-        Those whose answer was the error to expect.
+        The items answered with the expected error.
     """
     pending = list(dict.fromkeys(items))
     ignored: set[K] = set()
@@ -571,7 +571,7 @@ def _until_answered(
 
 
 def _differences(spec: TopicSpec, actual: TopicDescription) -> dict[str, tuple[str, str]]:
-    """Setting (or ``partitions``) to what is specified and what is there, where they differ."""
+    """Return the settings (and ``partitions``) that differ, with their specified and actual values."""
     differences = {
         key: (value, actual.config.get(key, ""))
         for key, value in spec.config.items()

@@ -1,8 +1,8 @@
-"""What brokers say of topics and of the cluster: who is there, and what one may do.
+"""Descriptions of topics and of the cluster, with the operations that the caller may perform.
 
-Asked over our own connections. librdkafka's DescribeTopics and DescribeCluster end the process by a failed assertion
-(``rko_result`` in rdkafka_admin.c, seen with 2.16) when a broker that has just been started answers that it knows of no
-brokers and no topics yet.
+Requested over our own connections: librdkafka's DescribeTopics and DescribeCluster end the process with a failed
+assertion (``rko_result`` in rdkafka_admin.c, seen with 2.16) when a broker that has just started answers that it knows
+no brokers and no topics yet.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED
 
 _NOT_SAID: Final = -(1 << 31)
-"""In place of operations, where they were not asked for."""
+"""Value of the operations if they were not requested."""
 _OPERATIONS: Final = (
     *("UNKNOWN", "ANY", "ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "CLUSTER_ACTION"),
     *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "CREATE_TOKENS", "DESCRIBE_TOKENS"),
 )
-"""Kafka's names of what one may do, by the number of their bit. Source: Kafka's AclOperation."""
+"""Kafka's names of operations, by the number of their bit. Source: Kafka's AclOperation."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as it is.
+    """Description of an existing topic.
 
     Attributes:
-        replication_factor: The fewest replicas of any partition.
-        in_sync: The fewest replicas that are in sync of any partition.
-        is_led: Whether every partition has a leader.
-        operations: What the caller's principal may do with it, by Kafka's names; empty unless that was asked for.
-        config: Its settings, defaults included, if they were asked for.
+        replication_factor: Smallest number of replicas of any partition.
+        in_sync: Smallest number of in-sync replicas of any partition.
+        is_led: True if every partition has a leader.
+        operations: Operations permitted to the caller's principal, by Kafka's names; empty unless requested.
+        config: Settings, defaults included, if requested.
     """
 
     name: str
@@ -58,13 +58,13 @@ class TopicDescription:
 
     @property
     def sealed(self) -> bool:
-        """Whether no record can be written any more."""
+        """True if the topic is closed to new records."""
         return all(self.config.get(key) == value for key, value in SEALED.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """A cluster: its identity, its brokers by id, and what the caller's principal may do with it."""
+    """Description of a cluster: its identity, its brokers by id, and the caller's permitted operations."""
 
     cluster_id: str
     brokers: Mapping[int, Broker]
@@ -74,11 +74,11 @@ class ClusterView:
 def view_topics(
     cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
 ) -> dict[str, TopicDescription]:
-    """Those of some topics that exist.
+    """Describe those of the topics that exist.
 
     Raises:
-        KafkaUnavailable: no broker that knows the cluster has answered in time.
-        NotAuthorizedError, InvalidRequestError: for a topic.
+        KafkaUnavailable: No broker that knows the cluster has answered in time.
+        NotAuthorizedError, InvalidRequestError: A topic was refused.
     """
     request = MetadataRequest(
         topics=tuple(MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in names),
@@ -96,10 +96,10 @@ def view_topics(
 
 
 def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
-    """Names of all topics that the caller may see.
+    """Return the names of all topics that the caller may see.
 
     Raises:
-        KafkaUnavailable: no broker that knows the cluster has answered in time.
+        KafkaUnavailable: No broker that knows the cluster has answered in time.
     """
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
@@ -113,10 +113,10 @@ def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
 
 
 def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
-    """The cluster.
+    """Describe the cluster.
 
     Raises:
-        KafkaUnavailable: no broker that knows it has answered in time.
+        KafkaUnavailable: No broker that knows it has answered in time.
         NotAuthorizedError
     """
     request = DescribeClusterRequest(include_cluster_authorized_operations=True)
@@ -133,7 +133,7 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
 
 
 def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
-    """Ask again for as long as nobody answers."""
+    """Retry with back-off while no broker answers, until the time-out."""
     deadline = Deadline(timeout_s)
     backoff = Backoff()
     while True:
@@ -148,7 +148,7 @@ def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
 
 
 def _is_missing(topic: MetadataResponseTopic) -> bool:
-    """Whether it does not exist; raises for what else can be wrong with it."""
+    """Return whether a topic does not exist; raise for any other error."""
     if topic.error_code is ErrorCode.unknown_topic_or_partition:
         return True
     _check(topic.error_code, f"topic {topic.name}")
