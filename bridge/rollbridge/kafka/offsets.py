@@ -271,6 +271,7 @@ def _answers(answer: Payload) -> Iterable[tuple[Place, ErrorCode, int]]:
 
 # Disk usage: DescribeLogDirs, which librdkafka lacks.
 
+
 def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
     """Return the bytes on disk of partition 0 of each topic at its leader, leaving out topics that do not exist.
 

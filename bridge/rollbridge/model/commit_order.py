@@ -1,14 +1,14 @@
-"""The order of one session's commits: numbers that their frames carry, and who has to wait for whom.
+"""Order of one session's commits: the numbers in their frames, and the commits held until earlier ones are met.
 
-A client's transactions go to several buffers, and each buffer has several partitions; nothing orders two partitions,
-and whoever folds them reads them in any order. So a connection numbers the commits that it asks for in a group, 1, 2,
-3, ..., and each COMMIT frame carries its number and how many numbers before it may be under way: all below those have
-an outcome that the connection has learned. A commit is decided once all numbers before it have been *met*: their frames
-have been folded, whatever became of them. Until then it is *held*, and only it: other connections do not notice.
+A client's transactions go to several buffers of several partitions, which a leader folds in any order relative to each
+other. A connection therefore numbers its commits in a group 1, 2, 3, ..., and each COMMIT frame carries its number and
+the count of earlier numbers that may be in flight: the connection has learned the outcome of all before those. A commit
+is decided once all earlier numbers have been *met*, that is, their frames were folded, with any outcome. Until then it
+is *held*, without effect on other connections.
 
-A number that never comes, because its frame could not be delivered, is let go of by the connection, with an ABORT frame
-of the same number, or with whatever it sends next. If the connection is gone as well, a held commit is refused in the
-end, so what a session leaves behind is always what it asked for up to some commit.
+If a frame could not be delivered, the connection gives up its number with an ABORT frame of the same number, or with
+its next frame. If the connection is gone as well, a held commit is refused in the end, so a session always leaves a
+prefix of the commits that it asked for.
 
 Source: Kafka's idempotent producer (producer id, sequence numbers); TCP's acknowledged sequence number.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-"""What is held: a commit as whoever decides it knows it."""
+"""Held commit, as its decider represents it."""
 
 NUMBER_BITS: Final = 40
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
@@ -30,20 +30,20 @@ CONNECTION_MAX: Final = (1 << (_LOW_BITS + 64 - NUMBER_BITS)) - 1
 BEHIND_MAX: Final = (1 << 32) - 1
 LINES_MAX: Final = 20_000
 MET_MAX: Final = 200_000
-"""Numbers of all lines that are kept in mind because earlier ones have not been met, at 75 bytes each."""
+"""Limit on numbers of all lines that were met out of order and are remembered, at 75 bytes each."""
 
 LineKey = tuple[int, int]
-"""Names whose numbers they are: the connection, and the epoch of its client's session."""
+"""Key of a line of numbers: the connection, and the epoch of its client's session."""
 
 
 class CommitOrder(NamedTuple):
-    """Where a commit stands among those of its connection.
+    """Position of a commit among those of its connection.
 
     Attributes:
-        connection: A number that no other connection has, see :class:`rollbridge.client.identity.CommitLine`.
-        epoch: Of the session of the client.
-        number: Counts from 1.
-        behind: How many numbers before it may have no outcome yet.
+        connection: Unique number of the connection, see :class:`rollbridge.client.identity.CommitLine`.
+        epoch: Epoch of the client's session.
+        number: Number of the commit, from 1.
+        behind: Count of earlier numbers that may have no outcome yet.
     """
 
     connection: int
@@ -53,17 +53,17 @@ class CommitOrder(NamedTuple):
 
     @property
     def line(self) -> LineKey:
-        """Whose number it is."""
+        """Key of the line that the number belongs to."""
         return self.connection, self.epoch
 
     def fields(self) -> tuple[int, int, int]:
-        """As the fields segment, local sequence count and records of a frame's header, which an end has no use for."""
+        """Return the values for segment, first count and records of an end's header, which it does not use otherwise."""
         high = self.connection >> _LOW_BITS
         return self.connection & _LOW_MASK, high << NUMBER_BITS | self.number, self.behind
 
 
 def order_of(segment: int, first_count: int, records: int, client_epoch: int) -> CommitOrder | None:
-    """The order in the header of an end, the inverse of :meth:`CommitOrder.fields`; None if it has none."""
+    """Return the order in the header of an end, the inverse of :meth:`CommitOrder.fields`; None without one."""
     number = first_count & _NUMBER_MASK
     if not number:
         return None
@@ -72,7 +72,7 @@ def order_of(segment: int, first_count: int, records: int, client_epoch: int) ->
 
 
 class CommitLine(Generic[T]):
-    """What was met of one connection's numbers.
+    """Numbers of one connection that were met.
 
     Attributes:
         floor: All numbers below it have been met, or have an outcome.
@@ -87,7 +87,7 @@ class CommitLine(Generic[T]):
         self.held: dict[int, T] = {}
 
     def meet(self, number: int) -> int:
-        """The frame of a number has been folded; gives by how many there are more, or fewer, to keep in mind."""
+        """Note that the frame of a number was folded; return the change in the count of remembered numbers."""
         before = len(self._met)
         if number == self.floor:
             self.floor += 1
@@ -99,7 +99,7 @@ class CommitLine(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many numbers are kept in mind."""
+        """Count of remembered numbers, met out of order."""
         return len(self._met)
 
     def lose_met(self) -> None:
@@ -107,7 +107,7 @@ class CommitLine(Generic[T]):
         self._met.clear()
 
     def raise_to(self, floor: int) -> None:
-        """All numbers below ``floor`` have an outcome, or will never be met."""
+        """Raise the floor: all numbers below it have an outcome, or will never be met."""
         if floor > self.floor:
             self.floor = floor
             if self._met:
@@ -115,7 +115,7 @@ class CommitLine(Generic[T]):
                 self._rise()
 
     def due(self) -> Sequence[T]:
-        """Take those out that have waited for nothing but what has been met by now, in their order."""
+        """Remove and return the held commits whose predecessors have all been met, in order."""
         return [self.held.pop(number) for number in sorted(self.held) if number < self.floor]
 
     def _rise(self) -> None:
@@ -125,10 +125,10 @@ class CommitLine(Generic[T]):
 
 
 class CommitLines(Generic[T]):
-    """The lines of all connections, of which the ones that were quiet for longest are forgotten.
+    """Lines of all connections; the oldest ones are forgotten.
 
-    What is forgotten costs nothing but time: the next frame of the line says from where on numbers count, and the
-    connection lets go of what it knows the outcome of.
+    Forgetting costs only time: the next frame of the line carries its floor, since the connection gives up the numbers
+    whose outcome it knows.
     """
 
     def __init__(self, lines_max: int = LINES_MAX, met_max: int = MET_MAX) -> None:
@@ -139,7 +139,7 @@ class CommitLines(Generic[T]):
         self._holding: dict[LineKey, CommitLine[T]] = {}
 
     def of(self, order: CommitOrder) -> CommitLine[T]:
-        """The line of a number, which knows now from where on its connection counts."""
+        """Return the line of a number, with its floor raised to the first number that may be in flight."""
         key = order.line
         line = self._lines.get(key)
         low = order.number - order.behind
@@ -152,10 +152,10 @@ class CommitLines(Generic[T]):
         return line
 
     def meet(self, order: CommitOrder) -> None:
-        """The frame of a number has been folded.
+        """Note that the frame of a number was folded.
 
-        Numbers that are met out of order have to be kept in mind, and any client can make up any. When there are too
-        many, the lines with the most lose theirs; what they hold is forsaken in the end.
+        Numbers met out of order have to be remembered, and a client can make up any. When there are too many, the lines
+        with the most lose theirs; the commits that they hold are refused in the end.
         """
         self._met += self.of(order).meet(order.number)
         if self._met <= self._met_max:
@@ -176,7 +176,7 @@ class CommitLines(Generic[T]):
         self._holding[order.line] = line
 
     def release(self, order: CommitOrder, transaction: T) -> None:
-        """Let go of a commit that waits no longer, because it has been decided otherwise."""
+        """Drop a held commit that was decided otherwise."""
         line = self._holding.get(order.line)
         if line is not None and line.held.get(order.number) is transaction:
             del line.held[order.number]
@@ -184,7 +184,7 @@ class CommitLines(Generic[T]):
                 del self._holding[order.line]
 
     def due(self, key: LineKey) -> Sequence[T]:
-        """Take those of a line out that wait no longer, in their order."""
+        """Remove and return the commits of a line that wait no longer, in order."""
         line = self._holding.get(key)
         if line is None:
             return ()
@@ -194,16 +194,16 @@ class CommitLines(Generic[T]):
         return found
 
     def held(self) -> Iterator[T]:
-        """All commits that wait."""
+        """Iterate over all held commits."""
         for line in self._holding.values():
             yield from line.held.values()
 
     def __bool__(self) -> bool:
-        """Whether any commit waits."""
+        """Return whether any commit is held."""
         return bool(self._holding)
 
     def conclude(self, key: LineKey, number: int) -> None:
-        """A commit of a line was carried out, and so was, or never will be, everything before it."""
+        """Note that a commit was carried out, and everything before it was, or never will be."""
         line = self._lines.get(key)
         if line is not None:
             line.raise_to(number + 1)

@@ -1,7 +1,7 @@
-"""Late records: what was appended to a segment behind its sealed end, and what is known of it.
+"""Late records: records appended to a segment behind its sealed end, and the notes on their forwarding.
 
-Such a record was acknowledged, but no reader goes beyond a sealed end. The leader of the stream's group writes a copy
-to the segment that has taken over the key, with a header that says where it comes from; the copy is what counts.
+A late record was acknowledged, but no reader goes beyond a sealed end. The leader of the stream's group writes a copy
+to the segment that has taken over the key, with a header that names its origin; readers see only the copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
 
 NOTED_MAX: Final = 2_000
-"""Segments of which it is remembered what came in late, the newest ones: a ZooKeeper node holds 1 MiB."""
+"""Limit on segments whose late records are noted, newest first: a ZooKeeper node holds 1 MiB."""
 REASON_CHARACTERS_MAX: Final = 100
 
 
@@ -36,13 +36,13 @@ class LateRecord:
 
 @dataclass(frozen=True, slots=True)
 class LateSegment:
-    """What is known of the records behind the end of one segment.
+    """Notes on the records behind the end of one segment.
 
     Attributes:
-        looked_to: Offset up to which everything has been forwarded or refused.
-        forwarded: How many records have been written to segments that continue this one.
-        refused: How many were refused there for good; they stay where they are.
-        reason: Why, with Kafka's code.
+        looked_to: Offset up to which all records were forwarded or refused.
+        forwarded: Number of records written to successors of this segment.
+        refused: Number of records that the successors definitely refused; they stay where they are.
+        reason: Reason of the refusals, with Kafka's code.
     """
 
     looked_to: int
@@ -70,7 +70,7 @@ class Forwarding:
 
 @dataclass(frozen=True, slots=True)
 class LateNotes(NodeRecord):
-    """What is remembered of a stream's late records; most streams have none."""
+    """Notes on a stream's late records; most streams have none."""
 
     SCHEMA: ClassVar = "late"
 
@@ -102,10 +102,10 @@ class LateNotes(NodeRecord):
 
 
 def heir_of(history: EpochHistory, segment: SegmentId, key: bytes | None) -> SegmentId:
-    """Return the active segment that takes a late record: the one of its key.
+    """Return the active segment that takes a late record: that of its key.
 
-    Where a record has no key, or one that belongs into another segment, it is the one at the low end of the range in
-    which the record stands; nobody could rely on an order of those.
+    A record without a key, or with a key of another segment's range, goes to the low end of the range in which it
+    stands; such records have no order to rely on.
     """
     home = history.segments()[segment].range
     position = home.low if key is None else position_of_key(key)

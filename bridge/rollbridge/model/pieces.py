@@ -1,4 +1,16 @@
-"""A transaction as its frames in the buffers make it: what has arrived, and whether that is what its commit names."""
+"""Transaction state built from frames in the buffers: which pieces have arrived, and whether the commit names them.
+
+Frames are held as objects while their batches are cached, and packed into 32 bytes each beyond that: a transaction may
+have hundreds of thousands of frames, and a group as many transactions. :class:`HeldFrames` makes an object of a packed
+frame only while it is accessed::
+
+    word 0   offset (64)
+    word 1   partition (24) | first count (40)
+    word 2   records (32)   | size (32)
+    word 3   piece (32)     | start (32)
+
+Prices bound the memory of a fold, and :class:`Ages` orders transactions by age and lease. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +31,7 @@ from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
 from rollbridge.model.transaction import State
 
-# --------------------------------------------------------------------------------------------------------------------
-# The frames of a transaction as a fold holds them: objects while their batches are cached, beyond that 32 bytes each.
-# A transaction may have hundreds of thousands of frames, and a group as many transactions. Where a batch is not
-# cached, what is needed of a frame is where it stands and what it counts; that is packed into four words, and an
-# object is only made of it while somebody looks at it.
-
+# Held frames.
 
 Partition = tuple[str, int]
 """Topic and partition of a buffer."""
@@ -36,7 +43,7 @@ _HALF_MASK: Final = (1 << _HALF_BITS) - 1
 
 @dataclass(slots=True)
 class FrameRef:
-    """A DATA frame of an open transaction: where it stands, and its record batch while that is cached."""
+    """DATA frame of an open transaction: its place in the buffer, and its record batch while that is cached."""
 
     partition: Partition
     offset: int
@@ -46,20 +53,17 @@ class FrameRef:
     size: int
     batch: bytes | None
     start: int = 0
-    """Where the batch begins in the message's value, if the frame came in a bundle."""
+    """Offset of the batch in the message's value, if the frame came in a bundle."""
 
 
 class _Packed:
-    """Frames without a batch: offset; partition and first count; records and size; piece and start.
-
-    Partitions and pieces are numbered as they come.
-    """
+    """Frames without a batch, in the words drawn above; partitions and pieces are numbered in order of arrival."""
 
     __slots__ = ("at", "numbers", "partitions", "pieces", "words")
 
     def __init__(self, cached: int) -> None:
         self.words = array("Q")
-        # Of the frames that are cached, their places among all.
+        # Places of the cached frames among all.
         self.at = array("Q", range(cached))
         self.partitions: list[Partition] = []
         self.pieces: list[PieceKey] = []
@@ -67,19 +71,19 @@ class _Packed:
 
 
 class HeldFrames(Sequence[FrameRef]):
-    """Frames in order of arrival: a list of those that are cached, and, once there is one that is not, the packed."""
+    """Frames in order of arrival: a list of the cached ones and, once there is one without a batch, the packed ones."""
 
     __slots__ = ("_cached", "_packed")
 
     def __init__(self, frames: Iterable[FrameRef] = ()) -> None:
-        """Hold these."""
+        """Hold the given frames."""
         self._cached: list[FrameRef] = []
         self._packed: _Packed | None = None
         if frames:
             self.extend(frames)
 
     def append(self, frame: FrameRef) -> None:
-        """Hold one more."""
+        """Add a frame, packed unless it has its batch."""
         if frame.batch is not None:
             self.append_cached(frame)
         else:
@@ -88,7 +92,7 @@ class HeldFrames(Sequence[FrameRef]):
             )
 
     def append_cached(self, frame: FrameRef) -> None:
-        """Hold one more with its batch."""
+        """Add a frame with its batch."""
         if self._packed is not None:
             self._packed.at.append(len(self))
         self._cached.append(frame)
@@ -96,7 +100,7 @@ class HeldFrames(Sequence[FrameRef]):
     def append_place(
         self, partition: Partition, offset: int, piece: PieceKey, first_count: int, records: int, size: int, start: int
     ) -> None:
-        """Hold one more, of which only the place is kept."""
+        """Add a frame without its batch, packed."""
         packed = self._packed
         if packed is None:
             packed = self._packed = _Packed(len(self._cached))
@@ -117,17 +121,17 @@ class HeldFrames(Sequence[FrameRef]):
         )
 
     def extend(self, frames: Iterable[FrameRef]) -> None:
-        """Hold more."""
+        """Add frames."""
         for frame in frames:
             self.append(frame)
 
     @property
     def all_cached(self) -> Sequence[FrameRef] | None:
-        """The frames, if each has its batch."""
+        """All frames, if each has its batch; else None."""
         return self._cached if self._packed is None else None
 
     def counts(self) -> Iterator[tuple[PieceKey, int]]:
-        """Piece and number of records of each; no objects are made for it."""
+        """Iterate over piece and number of records of each frame, without unpacking it."""
         packed = self._packed
         if packed is None:
             return ((frame.piece, frame.records) for frame in self._cached)
@@ -200,11 +204,11 @@ class HeldFrames(Sequence[FrameRef]):
 
 
 NO_FRAMES: Final = HeldFrames()
-"""Of a transaction that takes no more."""
+"""Frames of a transaction that accepts no more."""
 
 
 class ChosenFrames(Sequence[FrameRef]):
-    """Some of the frames, in their order."""
+    """Selection of frames, in order."""
 
     __slots__ = ("_frames", "_places")
 
@@ -229,15 +233,15 @@ class ChosenFrames(Sequence[FrameRef]):
 
 __all__ = ["NO_FRAMES", "BufferedTransaction", "FrameRef", "HeldFrames", "LateBegin", "Partition"]
 
-# Prices: what each thing that a client can write makes a fold hold, in bytes of memory, objects included. Measured with
+# Prices: bytes of memory, objects included, that each thing a client can write makes a fold hold. Measured with
 # tracemalloc on CPython 3.11, 64 bits, and rounded up; ``bridge/tests/test_prices.py`` measures them again. They do not
-# depend on what is cached, so that whoever folds the same frames comes to the same price.
+# depend on caching, so every fold of the same frames arrives at the same price.
 TRANSACTION_PRICE: Final = 3_000
 """A BEGIN frame: 2,090 with what the fold notes of its state and age; the rest is what a leader notes besides."""
 STREAM_PRICE: Final = 400
 """A stream in it: 180 to 300, with a BEGIN frame and a first offset in its buffer."""
 OWNER_PRICE: Final = 60
-"""Somebody who has resumed it: 40."""
+"""An owner who has resumed it: 40."""
 PIECE_PRICE: Final = 350
 """The first frame of a piece: 190 to 290, since dictionaries grow by doubling."""
 FRAME_PRICE: Final = 40
@@ -255,17 +259,17 @@ NAMED_PRICE: Final = 350
 
 
 def text_price(text: str | None) -> int:
-    """What a text takes."""
+    """Return the memory of a text in bytes."""
     return 0 if text is None else sys.getsizeof(text)
 
 
 def begin_price(begin: BeginFrame) -> int:
-    """What a transaction takes of which only this frame has come."""
+    """Return the price of a transaction of which only this frame has arrived."""
     return TRANSACTION_PRICE + STREAM_PRICE * len(begin.epochs) + begin.text_bytes
 
 
 def manifest_price(manifest: Manifest) -> int:
-    """What a COMMIT frame takes."""
+    """Return the price of a COMMIT frame."""
     if not manifest.offsets and not manifest.conditions:
         return NAMED_PRICE * len(manifest.pieces)
     named = len(manifest.pieces) + len(manifest.conditions) + sum(len(item.offsets) + 1 for item in manifest.offsets)
@@ -276,21 +280,21 @@ def manifest_price(manifest: Manifest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LateBegin:
-    """BEGIN frames of a transaction that has an outcome: its streams, and where each stands."""
+    """BEGIN frames of a transaction that has an outcome: its streams, and the first offset in each partition."""
 
     streams: tuple[str, ...]
     first_offsets: dict[Partition, int] = field(default_factory=dict)
 
 
 def late_price(begun: LateBegin) -> int:
-    """What such a transaction takes."""
+    """Return the price of a late BEGIN."""
     named = sum(LATE_STREAM_PRICE + text_price(name) for name in begun.streams)
     return LATE_PRICE + named + LATE_PLACE_PRICE * len(begun.first_offsets)
 
 
 @dataclass(slots=True, eq=False)
 class BufferedTransaction:
-    """What the fold knows of one transaction."""
+    """State of one transaction in the fold."""
 
     id: bytes
     begin: BeginFrame
@@ -303,11 +307,11 @@ class BufferedTransaction:
     frames: HeldFrames = field(default_factory=HeldFrames)
     bytes: int = 0
     cached_bytes: int = 0
-    """What its cached frames take in memory."""
+    """Memory of its cached frames."""
     held_bytes: int = 0
-    """What everything else of it takes."""
+    """Memory of everything else."""
     is_refused: bool = False
-    """Whether it only waits to be logged as aborted."""
+    """True if it only waits to be logged as aborted."""
     last_count: dict[PieceKey, int] = field(default_factory=dict)
     begun_in: set[str] = field(default_factory=set)
     first_offsets: dict[Partition, int] = field(default_factory=dict)
@@ -315,16 +319,16 @@ class BufferedTransaction:
     """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
     owners: Owners = field(init=False)
     ended_by: Session = NO_SESSION
-    """Whose session asked for its end; somebody else may have resumed it since."""
+    """Session that asked for its end; another one may have resumed the transaction since."""
     order: CommitOrder | None = None
-    """Where its commit stands among those of the connection that asked for it; None if it is not numbered."""
+    """Position of its commit among those of the requesting connection; None if it is not numbered."""
 
     def __post_init__(self) -> None:
         self.owners = Owners(self.begin)
 
     @property
     def deadline_ms(self) -> int:
-        """When the lease runs out, ms since 1970."""
+        """Expiry of the lease, ms since 1970."""
         return self.begun_ms + self.begin.lease_ms
 
     def __str__(self) -> str:
@@ -332,11 +336,11 @@ class BufferedTransaction:
 
     @property
     def transaction_id(self) -> TransactionId:
-        """The id as a value."""
+        """Transaction id as a value."""
         return TransactionId.from_bytes(self.id)
 
     def is_complete(self) -> bool:
-        """Whether every frame that the manifest names has arrived, and a BEGIN frame in each stream's buffer."""
+        """Return whether all frames that the manifest names have arrived, and a BEGIN frame in each stream's buffer."""
         if self.manifest is None or len(self.begun_in) < len(self.begin.streams):
             return False
         if self._is_plain():
@@ -349,7 +353,7 @@ class BufferedTransaction:
         return all(left <= 0 for left in missing.values())
 
     def manifest_fault(self) -> str | None:
-        """Why what arrived can never be what the manifest names although nothing is missing; None if it is."""
+        """Return why the complete set of frames can never match the manifest; None if it does."""
         if self.is_too_scattered():
             return scattered_reason(len(self.frames))
         missing = dict(self.manifest.pieces) if self.manifest else {}
@@ -368,23 +372,23 @@ class BufferedTransaction:
         return None
 
     def written_streams(self) -> set[str]:
-        """The streams of which its commit names records; anybody may forge one that names a stream it has not."""
+        """Return the streams whose records its commit names, leaving out places that a forged commit made up."""
         names = list(self.begin.streams)
         pieces = self.manifest.pieces if self.manifest else ()
         return {names[piece.stream] for piece in pieces if piece.stream < len(names)}
 
     def expected_streams(self) -> set[str]:
-        """The streams of which its commit expects something; likewise."""
+        """Return the streams on which its commit has conditions, leaving out places that a forged commit made up."""
         names = list(self.begin.streams)
         conditions = self.manifest.conditions if self.manifest else ()
         return {names[item.stream] for item in conditions if item.stream < len(names)}
 
     def is_too_scattered(self) -> bool:
-        """Whether its COMMIT record might be too large for the commit log."""
+        """Return whether its COMMIT record might be too large for the commit log."""
         return is_too_scattered(len(self.frames), len(self.last_count))
 
     def merged_frames(self) -> Sequence[FrameRef]:
-        """Exactly the frames that the manifest names, in order of arrival; late and zombie ones are left out."""
+        """Return exactly the frames that the manifest names, in order of arrival, without late and zombie ones."""
         if self._is_plain():
             return self.frames
         merged = array("Q")
@@ -397,7 +401,7 @@ class BufferedTransaction:
         return self.frames if len(merged) == len(self.frames) else ChosenFrames(self.frames, merged)
 
     def price(self) -> int:
-        """What it takes in memory without cached frames, as if everything had come at once."""
+        """Return its memory without cached frames, as if all frames had arrived at once."""
         return (
             begin_price(self.begin)
             + FRAME_PRICE * len(self.frames)
@@ -407,9 +411,9 @@ class BufferedTransaction:
         )
 
     def _is_plain(self) -> bool:
-        """Whether there is one frame for each piece of the manifest and nothing else, as in most small transactions.
+        """Return whether each piece of the manifest has one frame and there are no others, as in most transactions.
 
-        It is asked several times for each transaction, so that the general answers are only worked out for the rest.
+        Called several times per transaction, so that only the rest pays for the general computations.
         """
         if self.manifest is None:
             return False
@@ -425,15 +429,13 @@ class BufferedTransaction:
         return True
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Ages: which open transactions have been so for a moment, and which have outlived their leases.
-
+# Ages and leases.
 
 DEADLINES_MIN: Final = 1_000
 
 
 class Ages:
-    """When transactions began and when their leases run out; who is open is for the owner of ``known`` to say."""
+    """Begin times and lease deadlines of transactions; the owner of ``known`` decides which are open."""
 
     def __init__(self, known: Mapping[bytes, BufferedTransaction]) -> None:
         """Watch a dictionary of transactions; :meth:`add` has to be called for each new one."""
@@ -442,12 +444,12 @@ class Ages:
         self._young: deque[BufferedTransaction] = deque()
 
     def add(self, item: BufferedTransaction) -> None:
-        """A transaction has become open."""
+        """Add a transaction that has become open."""
         heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
         self._young.append(item)
 
     def overdue(self, now_ms: int) -> list[BufferedTransaction]:
-        """Open transactions whose lease has run out, oldest deadline first. Asking changes nothing."""
+        """Return open transactions whose lease has expired, oldest deadline first, changing nothing."""
         found: list[BufferedTransaction] = []
         kept: list[tuple[int, bytes]] = []
         while self._deadlines and self._deadlines[0][0] < now_ms:
@@ -461,7 +463,7 @@ class Ages:
         return found
 
     def come_of_age(self, begun_before_ms: int) -> list[BufferedTransaction]:
-        """Transactions begun before a time that are still open; each is given once, oldest first."""
+        """Return transactions begun before a time that are still open; each is returned once, oldest first."""
         young = self._young
         found = []
         while young and (young[0].state is not State.OPEN or young[0].begun_ms < begun_before_ms):
@@ -471,7 +473,7 @@ class Ages:
         return found
 
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline that may still matter."""
+        """Return the earliest deadline that may still matter; None if there is none."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def shed(self) -> None:
@@ -483,7 +485,7 @@ class Ages:
             self._sort()
 
     def tidy(self) -> None:
-        """Drop all that is about transactions that are gone; all others are young again."""
+        """Drop the entries of transactions that are gone; :meth:`come_of_age` returns all others once more."""
         self._sort()
         self._young = deque(self._known.values())
 

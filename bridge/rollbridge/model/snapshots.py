@@ -1,11 +1,17 @@
 """Snapshot records of transaction buffers: sealed segments, and the index with the unsealed snapshot.
 
-A record's Kafka value is one byte with the version of its format, the CRC-32 of what follows, and Avro. What is of
-another version, or fails any check, is not used; who reads it falls back to what was written before it, or to the
-buffer itself.
+A record's Kafka value is one byte with the version of its format, the CRC-32 of what follows, and Avro. A record of
+another version, or one that fails a check, is not used; readers fall back to an earlier record or to the buffer itself.
+
+:class:`AbortedTransactions` holds a partition's aborted transactions: sealed segments, and one unsealed snapshot. A
+segment is cut off when the unsealed snapshot has outgrown it, and never changes again. Memory holds only the unsealed
+snapshot; sealed segments are loaded on demand into a bounded cache. A transaction may write long before it is aborted,
+so the position of a frame is a lower bound only; the positions and ids that a segment covers tell which ones can know a
+transaction.
 
 Source: PIP-196. Differs: the two latest indexes of a partition are kept, under keys that take turns; a position is an
-offset; an index entry says which transaction ids its segment can hold.
+offset; an index entry says which transaction ids its segment can hold; Pulsar's
+``SnapshotSegmentAbortedTxnProcessorImpl`` holds all ids in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from rollbridge.model.pieces import Partition
 from rollbridge_schemas import Datum
 
 VERSION: Final = 1
-"""Of what no schema can grow into; fields that are added are read as the schemas say (see :mod:`schemas`)."""
+"""Format version, for changes that no schema evolution covers; added fields are read as :mod:`schemas` says."""
 _FRONT: Final = Struct(">BI")
 COUNTER_SHOWN_MAX: Final = (1 << 63) - 1
 _LOW_BITS: Final = 64
@@ -60,7 +66,7 @@ _TOPIC_PARTITION: Final = StoredAs(fields=("topic", "partition"))
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """Where a sealed segment is and what it covers; see ``schemas/rollbridge_schemas/snapshot_indexes.avsc``."""
+    """Index entry of a sealed segment: see ``schemas/rollbridge_schemas/snapshot_indexes.avsc``."""
 
     sequence_id: int
     persistent_position: int
@@ -154,7 +160,7 @@ def partition_name(partition: Partition) -> str:
 
 
 def segment_key(partition: Partition, sequence_id: int) -> bytes:
-    """Return Kafka key of a sealed segment."""
+    """Return the Kafka key of a sealed segment."""
     return f"{sequence_id}-{partition_name(partition)}".encode()
 
 
@@ -208,7 +214,7 @@ def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which snapshot of a partition is used, its place, and what is wrong with those that cannot be, by theirs."""
+    """Chosen snapshot of a partition, its place, and the faults of unusable ones by place."""
 
     snapshot: Snapshot | None
     place: int = -1
@@ -336,14 +342,7 @@ def unseal(mapper: Mapper[Record], value: bytes | None) -> Record:
         raise CorruptDataError(f"a snapshot record contradicts itself: {fault}") from fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The aborted transactions of a buffer partition, in sealed segments and one unsealed snapshot.
-# A segment is cut off when the unsealed snapshot has outgrown it, and never changes again. Only the unsealed snapshot
-# is held in memory; sealed segments are loaded when they are asked about, and kept in a bounded cache.
-# Source: PIP-196; Pulsar's ``SnapshotSegmentAbortedTxnProcessorImpl``, which holds all ids in memory. Differs: a
-# transaction may write long before it is aborted, so the position of a frame gives a lower bound only; which segments
-# can know a transaction follows from the positions and the ids that each covers.
-
+# Aborted transactions of a buffer partition.
 
 ID_BYTES_IN_MEMORY: Final = 100
 """About what an id takes in a set."""
@@ -360,7 +359,7 @@ class Cut:
 
 @dataclass(slots=True)
 class AbortedTransactions:
-    """What is known of the aborted transactions of one partition; it never shrinks but for :meth:`expire`.
+    """Aborted transactions of one partition; shrinks only by :meth:`expire`.
 
     Attributes:
         indexes: Sealed segments by sequence id.
@@ -454,7 +453,7 @@ class AbortedTransactions:
 
 
 class SegmentCache:
-    """Sealed segments that were asked about lately, up to a bound of memory; shared by all partitions of a group."""
+    """LRU cache of sealed segments, bounded in memory; shared by all partitions of a group."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
