@@ -11,7 +11,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import Partition, TopicAdmin
+from rollbridge.kafka.topics import PartitionLike, TopicAdmin
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)
@@ -78,7 +78,9 @@ def read_values(
     return [message.value() for message in messages]
 
 
-def await_settled(bootstrap_servers: str, partitions: Iterable[Partition], *, timeout_s: float = PATIENCE_S) -> None:
+def await_settled(
+    bootstrap_servers: str, partitions: Iterable[PartitionLike], *, timeout_s: float = PATIENCE_S
+) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
     admin = TopicAdmin(bootstrap_servers)

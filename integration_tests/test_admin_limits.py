@@ -22,7 +22,7 @@ from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import CreateNode, StreamState
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.segment_graph import Segment
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -76,7 +76,7 @@ def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: rol
 
 def test_a_request_goes_with_the_process_that_asked(client: rollbridge.Bridge, scope: str) -> None:
     client._metadata.ensure_group(GroupName(scope), 1)
-    request = Request(kind=RequestKind.CREATE_STREAM, stream=f"{scope}/orders", created_ms=1)
+    request = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=f"{scope}/orders", created_ms=1)
     name = client._metadata._put_request(GroupName(scope), request)
     found = client._metadata.session.exists(f"{paths.requests(GroupName(scope))}/{name}")
     assert found is not None

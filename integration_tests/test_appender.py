@@ -13,7 +13,7 @@ from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError
-from rollbridge.kafka.appender import State, TransactionalAppender
+from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -196,7 +196,7 @@ def test_nothing_appended_is_committed_and_aborted_without_a_trace(
     appender.commit()
     appender.abort()
     appender.commit()
-    assert appender.state is State.READY
+    assert appender.state is AppenderState.READY
     assert admin.end_offsets([topic]) == {topic: 0}
 
 
@@ -226,7 +226,7 @@ def test_an_iterator_that_fails_leaves_a_transaction_to_abort(
 
     with pytest.raises(LookupError, match="ran dry"):
         appender.append(batches())
-    assert appender.state is State.MUST_ABORT
+    assert appender.state is AppenderState.MUST_ABORT
     with pytest.raises(InvalidStateError, match="must abort"):
         appender.commit()
     with pytest.raises(InvalidStateError, match="must abort"):
@@ -247,7 +247,7 @@ def test_what_is_no_batch_is_refused_before_it_is_sent(
     appender.append([(topic, batch_of([b"no"]))])
     with pytest.raises(CorruptDataError):
         appender.append([(topic, batch_of([b"no"])[:-1])])
-    assert appender.state is State.MUST_ABORT
+    assert appender.state is AppenderState.MUST_ABORT
     appender.abort()
     appender.append([(topic, batch_of([b"yes"]))])
     appender.commit()
@@ -344,7 +344,7 @@ def test_a_newer_user_fences_the_older_one(opener: Opener, servers: str, topic: 
     with pytest.raises(ProducerFencedError) as fenced:
         old.commit()
     assert fenced.value.transactional_id == old.transactional_id
-    assert old.state is State.FENCED
+    assert old.state is AppenderState.FENCED
     with pytest.raises(ProducerFencedError):
         idle.append([(topic, batch_of([b"idle"]))])
     for attempt in (old.init, old.commit, old.abort, lambda: old.append([]), idle.init):

@@ -17,8 +17,8 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
-from rollbridge.kafka.appender import State, TransactionalAppender
-from rollbridge.kafka.coordination import Coordination, RequestRefused, Standing
+from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefused
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -27,7 +27,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.pipeline import Producer, Session
+from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]
@@ -110,7 +110,7 @@ def test_a_produce_that_is_lost_leaves_nothing(
         appender.append((topics[n % 2], batch_of([b"lost"])) for n in range(20))
     assert unknown.value.transactional_id == appender.transactional_id
     proxy.await_strike()
-    assert appender.state is State.UNKNOWN
+    assert appender.state is AppenderState.UNKNOWN
     for attempt in (appender.commit, appender.abort, lambda: appender.append([])):
         with pytest.raises(InvalidStateError, match="unknown"):
             attempt()
@@ -221,15 +221,15 @@ def test_a_refusal_that_does_not_pass_gives_up(
 @pytest.mark.parametrize(
     ("error", "raised", "state"),
     [
-        (ErrorCode.record_list_too_large, AppendRefusedError, State.MUST_ABORT),
-        (ErrorCode.transaction_abortable, AppendRefusedError, State.MUST_ABORT),
-        (ErrorCode.topic_authorization_failed, AppendRefusedError, State.MUST_ABORT),
+        (ErrorCode.record_list_too_large, AppendRefusedError, AppenderState.MUST_ABORT),
+        (ErrorCode.transaction_abortable, AppendRefusedError, AppenderState.MUST_ABORT),
+        (ErrorCode.topic_authorization_failed, AppendRefusedError, AppenderState.MUST_ABORT),
         # Not behind a failed one, so nothing explains it.
-        (ErrorCode.out_of_order_sequence_number, AppendRefusedError, State.MUST_ABORT),
-        (ErrorCode.unknown_server_error, AppendUnknownError, State.UNKNOWN),
-        (ErrorCode.duplicate_sequence_number, AppendUnknownError, State.UNKNOWN),
+        (ErrorCode.out_of_order_sequence_number, AppendRefusedError, AppenderState.MUST_ABORT),
+        (ErrorCode.unknown_server_error, AppendUnknownError, AppenderState.UNKNOWN),
+        (ErrorCode.duplicate_sequence_number, AppendUnknownError, AppenderState.UNKNOWN),
         # The coordinator says that nobody else has the id.
-        (ErrorCode.producer_fenced, AppendUnknownError, State.UNKNOWN),
+        (ErrorCode.producer_fenced, AppendUnknownError, AppenderState.UNKNOWN),
     ],
 )
 def test_answers_that_are_final(
@@ -239,14 +239,14 @@ def test_answers_that_are_final(
     topics: list[str],
     error: ErrorCode,
     raised: type[Exception],
-    state: State,
+    state: AppenderState,
 ) -> None:
     appender = opener(servers)
     proxy.strike(Api.PRODUCE, Point.REFUSED, after=3, error=error)
     with pytest.raises(raised, match=error.name.upper()):
         appender.append((topics[0], batch_of([b"no"])) for _ in range(12))
     assert appender.state is state
-    if state is State.MUST_ABORT:
+    if state is AppenderState.MUST_ABORT:
         appender.abort()
     else:
         appender.init()
@@ -348,7 +348,7 @@ def test_init_waits_for_a_broker_that_comes_back_and_no_longer(
     proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=1_000_000)
     with pytest.raises(KafkaUnavailable):
         appender.init()
-    assert appender.state is State.UNKNOWN
+    assert appender.state is AppenderState.UNKNOWN
     proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=3)
     appender.init()
     appender.append([(topics[0], batch_of([b"yes"]))])
@@ -365,7 +365,7 @@ def test_an_interrupt_in_the_middle_leaves_the_outcome_unknown(opener: Opener, s
 
     with pytest.raises(KeyboardInterrupt):
         appender.append(batches())
-    assert appender.state is State.UNKNOWN
+    assert appender.state is AppenderState.UNKNOWN
     appender.init()
     appender.append([(topics[0], batch_of([b"yes"]))])
     appender.commit()
@@ -376,7 +376,7 @@ def test_nobody_there_is_said_at_once() -> None:
     with TransactionalAppender("127.0.0.1:1", "t", retry_timeout_ms=0) as appender:
         with pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:1"):
             appender.init()
-        assert appender.state is State.NEW
+        assert appender.state is AppenderState.NEW
 
 
 @pytest.mark.long
@@ -389,7 +389,7 @@ def test_epochs_run_out_without_anybody_noticing(
     with Cluster(servers) as brokers:
         coordination = Coordination(brokers, topic_prefix, transaction_timeout_ms=60_000, retry_timeout_s=60)
         producer = coordination.take_over()
-        session = Session()
+        session = ProduceSession()
         while producer.epoch < 32_760:
             producer = coordination.end(session, producer, committed=False)
     appender = opener(servers)
@@ -409,7 +409,7 @@ def test_epochs_run_out_without_anybody_noticing(
         assert read_values(servers, name) == expected
     with Cluster(servers) as brokers:
         coordination = Coordination(brokers, topic_prefix, transaction_timeout_ms=60_000, retry_timeout_s=60)
-        assert coordination.standing(producer) is Standing.TAKEN
+        assert coordination.standing(producer) is ProducerStanding.TAKEN
         assert coordination.take_over().producer_id != producer.producer_id
 
 
@@ -510,7 +510,7 @@ def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it
                 cluster, appender.transactional_id, transaction_timeout_ms=1, retry_timeout_s=60
             )
             try:
-                coordination.standing(Producer(appender.transactional_id, 0, 0))
+                coordination.standing(ProducerFields(appender.transactional_id, 0, 0))
             except RequestRefused as exc:
                 return exc.error is ErrorCode.transactional_id_not_found
             return False

@@ -25,7 +25,7 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
-from rollbridge.cas.append import Patience, Round, RoundResult
+from rollbridge.cas.append import AppendDeadlines, ConditionalAppend, RoundResult
 from rollbridge.cas.tail import SegmentLog
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
@@ -262,7 +262,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_before_append(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look whether the condition holds, then append without looking again."""
 
-    def run(self: Round, patience: Patience) -> RoundResult:
+    def run(self: ConditionalAppend, patience: AppendDeadlines) -> RoundResult:
         end = self._log.end_now(self._reader)
         verdicts = self._decide(end, patience.earlier)
         if not all(isinstance(verdict, Accepted) for verdict in verdicts):
@@ -270,25 +270,25 @@ def check_before_append(monkeypatch: pytest.MonkeyPatch) -> None:
         offset = self._append()
         return self._commit(offset, _sns_at(self, offset), patience.answer)
 
-    original = Round.run
-    monkeypatch.setattr(Round, "run", run)
+    original = ConditionalAppend.run
+    monkeypatch.setattr(ConditionalAppend, "run", run)
 
 
 def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take it that nothing is between when the record came right after the expected one and its marker."""
-    original = Round._decide
+    original = ConditionalAppend._decide
 
-    def decide(self: Round, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
+    def decide(self: ConditionalAppend, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
         dlsn = self._entries[0].condition.expected.dlsn
         if dlsn is not None and dlsn.segment == self._log.segment and 0 < offset - dlsn.offset <= 2:
             self._log.last(self._reader, offset, deadline)  # all earlier transactions are waited for
             return [Accepted(sns) for sns in _sns_at(self, offset)]
         return original(self, offset, deadline)
 
-    monkeypatch.setattr(Round, "_decide", decide)
+    monkeypatch.setattr(ConditionalAppend, "_decide", decide)
 
 
-def _sns_at(round_: Round, offset: int) -> list[tuple[rollbridge.SN, ...]]:
+def _sns_at(round_: ConditionalAppend, offset: int) -> list[tuple[rollbridge.SN, ...]]:
     base = round_._log.base
     return [
         (rollbridge.SN(rollbridge.DLSN.of(round_._log.segment, offset + place), None, base + offset + place),)

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
-from rollbridge.kafka.appender import State, TransactionalAppender
+from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
 from rollbridge.kafka.metadata import Isolation
@@ -64,7 +64,7 @@ def test_offsets_alone_make_a_transaction(
 ) -> None:
     for offset in range(3):
         appender.send_offsets(topic, {(topic, 1): offset})
-        assert appender.state is State.IN_TRANSACTION
+        assert appender.state is AppenderState.IN_TRANSACTION
         appender.commit()
         # The same transactional id again at once: it has to wait for its own markers.
         appender.send_offsets(topic, {(topic, 1): offset + 100})
@@ -87,7 +87,7 @@ def test_offsets_of_an_aborted_transaction_never_count(
 
 def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: str) -> None:
     appender.send_offsets(topic, {})
-    assert appender.state is State.READY
+    assert appender.state is AppenderState.READY
     appender.close()
     with pytest.raises(InvalidStateError):
         appender.send_offsets(topic, {(topic, 0): 1})
@@ -99,7 +99,7 @@ def test_a_member_that_is_none_is_refused(
     with pytest.raises(AppendRefusedError) as refused:
         appender.send_offsets(GroupMember(group_id=topic, generation=3, member_id="ghost"), {(topic, 0): 1})
     assert refused.value.kafka_error in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION")
-    assert appender.state is State.MUST_ABORT
+    assert appender.state is AppenderState.MUST_ABORT
     appender.abort()
     assert committed() == [-1001, -1001]
 

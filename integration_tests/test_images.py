@@ -29,8 +29,8 @@ from rollbridge.cli.main import main
 from rollbridge.errors import EnvironmentProblem
 from rollbridge_devcluster import engine as engines
 from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.engine import Engine, PullFailed, engine, host, publishing_address
-from rollbridge_devcluster.images import Origin, Provided, provide
+from rollbridge_devcluster.engine import ContainerEngine, PullFailed, engine, host, publishing_address
+from rollbridge_devcluster.images import ImageOrigin, Provided, provide
 from rollbridge_devcluster.recipes import Recipe, Tree
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
@@ -104,14 +104,14 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         return provided
 
     first = ensure()
-    assert first.origin is Origin.BUILT
+    assert first.origin is ImageOrigin.BUILT
     labels = engine().images.get(name).labels
     assert names.is_ours(name, labels)
     assert ensure() == ensure()
     assert ensure().id == first.id
     inputs[0] = "2"
     second = ensure()
-    assert (second.origin, second.id != first.id) == (Origin.BUILT, True)
+    assert (second.origin, second.id != first.id) == (ImageOrigin.BUILT, True)
     with pytest.raises(ImageNotFound):
         engine().images.get(first.id)
     # Somebody makes an image of the same name, out of ours.
@@ -122,7 +122,12 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         container.remove(v=True)
     inputs[0] = "3"
     assert ensure(rebuild=True) == Provided(
-        name=name, id=str(foreign.id), origin=Origin.PRESENT, stand_in=False, pinned=False, size_bytes=second.size_bytes
+        name=name,
+        id=str(foreign.id),
+        origin=ImageOrigin.PRESENT,
+        stand_in=False,
+        pinned=False,
+        size_bytes=second.size_bytes,
     )
 
 
@@ -187,7 +192,7 @@ def registry() -> Iterator[str]:
 
 
 def test_what_is_pulled_has_the_digest_or_is_not_taken(registry: str) -> None:
-    with Engine() as docker:
+    with ContainerEngine() as docker:
         with pytest.raises(PullFailed) as refused:
             docker.pull(registry, f"sha256:{'0' * 64}", 60.0)
         assert not refused.value.unreachable

@@ -20,7 +20,7 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import StreamWriter, WriterOptions
-from rollbridge.writer.engine import Engine
+from rollbridge.writer.engine import PlainSender
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.state import free_port
@@ -171,7 +171,7 @@ def test_plain_writes_go_over_secure_connections(
 ) -> None:
     catalog = OneStream(unique_name("scope") + "/orders")
     TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=catalog.topic)])
-    engine = Engine(
+    engine = PlainSender(
         broker[listener],
         security=security,
         client_id="secure",

@@ -29,7 +29,7 @@ from rollbridge.kafka.pipeline import OwnBatches
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.spark import source, transactions
 from rollbridge.spark.columns import schema_of
@@ -217,7 +217,7 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
         client.admin.create_stream(STREAM)
         with client.cas_writer(STREAM) as writer:
             first = writer.write(b"k", b"first", expected=EMPTY, scope="key")
-        course = Course(client.admin.history(STREAM), position_of_key(b"k"))
+        course = KeyLineage(client.admin.history(STREAM), position_of_key(b"k"))
     grow(site, [(b"other", b"lost")] * 10)
     outlook = Outlook(CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper))
     condition = Condition(first, Scope.KEY, b"k")

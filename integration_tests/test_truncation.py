@@ -30,7 +30,7 @@ from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import StreamName
 from rollbridge.model.pieces import FrameRef
 from rollbridge.model.position import ReadPosition
@@ -225,7 +225,7 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
     assert not old.removed, "that is not known yet"
-    logs, course = StreamLogs(StreamName.parse(ledger)), Course(old, 0.5)
+    logs, course = StreamLogs(StreamName.parse(ledger)), KeyLineage(old, 0.5)
     deadline = time.monotonic() + PATIENCE_S
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)

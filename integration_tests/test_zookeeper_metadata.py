@@ -20,7 +20,7 @@ from rollbridge.model.ids import Epoch, SegmentId, TransactionId, counter_of
 from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import (
-    Cluster,
+    ClusterIdentity,
     CreateNode,
     DeleteNode,
     Group,
@@ -29,7 +29,7 @@ from rollbridge.model.records import (
     TransactionRecord,
     Truncation,
 )
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.truncation import without_epochs
 from rollbridge.zookeeper.errors import UnknownWriteError
 from rollbridge.zookeeper.metadata import Metadata
@@ -37,7 +37,7 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
-CREATE = Request(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), created_ms=1)
+CREATE = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), created_ms=1)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_corrupt_node_is_said_to_be_corrupt(metadata: Metadata) -> None:
 def test_a_path_belongs_to_the_cluster_that_used_it_first(metadata: Metadata) -> None:
     assert metadata.cluster() is None
     first = metadata.claim_cluster("cluster-a", 5)
-    assert first == Cluster("cluster-a", 5)
+    assert first == ClusterIdentity("cluster-a", 5)
     assert metadata.claim_cluster("cluster-a", 6) == first
     with pytest.raises(WrongClusterError) as refused:
         metadata.claim_cluster("cluster-b")
@@ -183,7 +183,7 @@ def test_a_path_that_only_exists_is_claimed(metadata: Metadata) -> None:
 
 
 def test_a_newer_layout_is_refused(metadata: Metadata) -> None:
-    metadata.session.create("/", replace(Cluster("cluster-a", 1), format=99).to_json(), parents=True)
+    metadata.session.create("/", replace(ClusterIdentity("cluster-a", 1), format=99).to_json(), parents=True)
     with pytest.raises(WrongClusterError, match="99"):
         metadata.claim_cluster("cluster-a")
 
@@ -287,7 +287,7 @@ def test_a_part_is_numbered_in_the_moment_in_which_its_transaction_ends(
     assert metadata.claim_part(GROUP, identifier) == 1
 
 
-def answer_next(metadata: Metadata, answer: Answer) -> threading.Thread:
+def answer_next(metadata: Metadata, answer: AdminAnswer) -> threading.Thread:
     """Play the leader for one request."""
 
     def lead() -> None:
@@ -305,7 +305,7 @@ def answer_next(metadata: Metadata, answer: Answer) -> threading.Thread:
 
 def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> None:
     metadata.ensure_group(GROUP, 5)
-    answer = Answer(ok=True, answered_ms=9, epoch=3)
+    answer = AdminAnswer(ok=True, answered_ms=9, epoch=3)
     leader = answer_next(metadata, answer)
     assert metadata.ask(GROUP, CREATE, 20) == answer
     leader.join(PATIENCE_S)
@@ -347,7 +347,7 @@ def test_a_request_that_was_taken_but_not_answered_is_unknown(metadata: Metadata
 def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -> None:
     metadata.ensure_group(GROUP, 5)
     put_stream(metadata, ORDERS, EpochHistory.create(even_ranges(1), 1))
-    delete = Request(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=1)
+    delete = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=1)
     with pytest.raises(CoordinatorUnavailable):
         metadata.ask(GROUP, delete, 0.2)
     parent = paths.requests(GROUP)

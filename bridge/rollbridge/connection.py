@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from rollbridge.calls import Timeout, answers_within, as_seconds
-from rollbridge.cas.dispatch import Channels
-from rollbridge.cas.router import Shape
+from rollbridge.cas.dispatch import StreamAppenders
+from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.synchronizer import Synchronizer
 from rollbridge.cas.writer import CasWriter
 from rollbridge.client.admin import Admin
 from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
-from rollbridge.client.identity import ClientSessions, CommitLines, GroupCounters, find_cluster_id, own_name
+from rollbridge.client.identity import ClientSessions, CommitNumbers, GroupCounters, find_cluster_id, own_name
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.recovery import Resumer, Resuming
-from rollbridge.client.runtime import ClientOptions, Housekeeper, Plan, Planner, Runtime
+from rollbridge.client.runtime import BeginPlan, ClientOptions, Housekeeper, Planner, Runtime
 from rollbridge.client.sender import Sender
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
@@ -58,7 +58,7 @@ from rollbridge.model.records import TransactionRecord
 from rollbridge.model.synchronizer import Codec, Machine, S, U
 from rollbridge.model.transaction import State
 from rollbridge.writer.accumulator import WriterOptions
-from rollbridge.writer.engine import Engine
+from rollbridge.writer.engine import PlainSender
 from rollbridge.writer.writer import StreamWriter
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -180,7 +180,7 @@ class Bridge(Resuming):
             record_bytes=options.buffer_bytes // 2,
             compression=int(options.codec),
         )
-        self._commits = CommitLines(self._counters.next)
+        self._commits = CommitNumbers(self._counters.next)
         self._runtime = Runtime(
             self._sender,
             self._catalog,
@@ -191,7 +191,7 @@ class Bridge(Resuming):
             self._who_leads,
             self._events,
         )
-        self._cas_channels = Channels(settings, self._catalog, self._session)
+        self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
         self._sessions = ClientSessions(
             metadata,
@@ -205,7 +205,7 @@ class Bridge(Resuming):
         )
         self._shared: dict[tuple[str, str], SharedClient] = {}
         self._shared_lock = threading.Lock()
-        self._engines: dict[WriterOptions, Engine] = {}
+        self._engines: dict[WriterOptions, PlainSender] = {}
         self._engines_lock = threading.Lock()
         self.admin = Admin(
             metadata,
@@ -300,7 +300,7 @@ class Bridge(Resuming):
     def _join(self, identifier: TransactionId, deadline: Deadline) -> Part:
         record = self._find(identifier, deadline.left())
         self._outcomes.follow(record.group, min(self.options.connect_timeout_s, max(deadline.left(), _JOINED_S)))
-        plan = Plan(
+        plan = BeginPlan(
             group=record.group,
             begin=BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams),
             routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
@@ -479,7 +479,7 @@ class Bridge(Resuming):
         synchronizer = Synchronizer(
             self.settings,
             self._cas_channels,
-            Shape(self._catalog, self._session, StreamName.parse(stream)),
+            SegmentRouter(self._catalog, self._session, StreamName.parse(stream)),
             key,
             Machine(initial, apply, states, updates),
             partial(self.admin.truncate, stream),
@@ -512,7 +512,7 @@ class Bridge(Resuming):
         with self._engines_lock:
             engine = self._engines.get(wanted)
             if engine is None:
-                engine = self._engines[wanted] = Engine(
+                engine = self._engines[wanted] = PlainSender(
                     self.settings.bootstrap_servers,
                     security=self.settings.kafka,
                     client_id=self.client_name,

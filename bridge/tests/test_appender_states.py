@@ -8,44 +8,50 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.appender import AFTER, PERMISSIONS, Operation, Permission, Result, State
+from rollbridge.kafka.appender import AFTER, PERMISSIONS, AppenderState, Operation, Permission, Result
 from rollbridge.kafka.errors import Meaning, meaning
 
 
 def test_every_state_says_something_to_every_operation() -> None:
-    assert set(PERMISSIONS) == set(itertools.product(State, Operation))
+    assert set(PERMISSIONS) == set(itertools.product(AppenderState, Operation))
 
 
 def test_every_result_of_every_operation_leads_somewhere() -> None:
     assert set(AFTER) == set(itertools.product(Operation, Result))
 
 
-@pytest.mark.parametrize("state", State)
-def test_closing_never_fails(state: State) -> None:
+@pytest.mark.parametrize("state", AppenderState)
+def test_closing_never_fails(state: AppenderState) -> None:
     assert PERMISSIONS[state, Operation.CLOSE] in (Permission.RUN, Permission.NOTHING)
-    assert {AFTER[Operation.CLOSE, result] for result in Result} == {State.CLOSED}
+    assert {AFTER[Operation.CLOSE, result] for result in Result} == {AppenderState.CLOSED}
 
 
-@pytest.mark.parametrize("state", [item for item in State if item not in (State.CLOSED, State.FENCED)])
-def test_init_is_the_way_out_of_every_other_state(state: State) -> None:
+@pytest.mark.parametrize(
+    "state", [item for item in AppenderState if item not in (AppenderState.CLOSED, AppenderState.FENCED)]
+)
+def test_init_is_the_way_out_of_every_other_state(state: AppenderState) -> None:
     assert PERMISSIONS[state, Operation.INIT] is Permission.RUN
 
 
 @pytest.mark.parametrize("operation", [item for item in Operation if item is not Operation.CLOSE])
 def test_fenced_is_final(operation: Operation) -> None:
-    assert PERMISSIONS[State.FENCED, operation] is Permission.FENCED
-    assert AFTER[operation, Result.FENCED] is State.FENCED
+    assert PERMISSIONS[AppenderState.FENCED, operation] is Permission.FENCED
+    assert AFTER[operation, Result.FENCED] is AppenderState.FENCED
 
 
 def test_after_an_unknown_outcome_only_init_and_close_run() -> None:
-    allowed = {operation for operation in Operation if PERMISSIONS[State.UNKNOWN, operation] is Permission.RUN}
+    allowed = {operation for operation in Operation if PERMISSIONS[AppenderState.UNKNOWN, operation] is Permission.RUN}
     assert allowed == {Operation.INIT, Operation.CLOSE}
-    assert {AFTER[operation, Result.UNKNOWN] for operation in set(Operation) - {Operation.CLOSE}} == {State.UNKNOWN}
+    assert {AFTER[operation, Result.UNKNOWN] for operation in set(Operation) - {Operation.CLOSE}} == {
+        AppenderState.UNKNOWN
+    }
 
 
 def test_what_was_refused_cannot_be_committed() -> None:
-    assert AFTER[Operation.APPEND, Result.REFUSED] is State.MUST_ABORT
-    allowed = {operation for operation in Operation if PERMISSIONS[State.MUST_ABORT, operation] is Permission.RUN}
+    assert AFTER[Operation.APPEND, Result.REFUSED] is AppenderState.MUST_ABORT
+    allowed = {
+        operation for operation in Operation if PERMISSIONS[AppenderState.MUST_ABORT, operation] is Permission.RUN
+    }
     assert allowed == {Operation.ABORT, Operation.INIT, Operation.CLOSE}
 
 

@@ -16,10 +16,10 @@ from rollbridge.kafka import batches
 from rollbridge.kafka.batches import (
     HEADER_BYTES,
     SEQUENCE_MAX,
-    Batch,
     BatchBuilder,
     Compression,
-    Record,
+    LogRecord,
+    RawBatch,
     check_numbering,
     next_sequence,
     parse_header,
@@ -54,7 +54,7 @@ def build(records: list[Input], compression: Compression = Compression.NONE) -> 
     return builder.build()
 
 
-def contents(batch: Batch) -> list[Input]:
+def contents(batch: RawBatch) -> list[Input]:
     return [(r.timestamp, r.key, r.value, r.headers) for r in read_records(batch)]
 
 
@@ -86,7 +86,7 @@ def test_a_known_batch_parses_to_known_values() -> None:
     header = validate_frame(batch, 1, deep=True)
     assert (header.base_offset, header.partition_leader_epoch, header.magic, header.record_count) == (7, 3, 2, 1)
     assert (header.last_offset_delta, header.base_timestamp, header.max_timestamp) == (0, NOW, NOW)
-    assert list(read_records(batch)) == [Record(7, NOW, b"k", b"vv", [])]
+    assert list(read_records(batch)) == [LogRecord(7, NOW, b"k", b"vv", [])]
     assert build([(NOW, b"k", b"vv", [])])[HEADER_BYTES:] == record
 
 
@@ -378,7 +378,7 @@ def test_a_small_batch_that_decompresses_to_very_much_is_not_taken_apart(monkeyp
     made: list[int] = []
     read = batches.read_records
 
-    def counted(batch: batches.Batch, **options: int) -> Iterator[batches.Record]:
+    def counted(batch: batches.RawBatch, **options: int) -> Iterator[batches.LogRecord]:
         for record in read(batch, **options):
             made.append(record.offset)
             yield record

@@ -14,7 +14,7 @@ from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.cas import (
     Accepted,
     Condition,
-    Entry,
+    ConditionalWrite,
     Falling,
     Mates,
     Refused,
@@ -27,7 +27,7 @@ from rollbridge.model.cas import (
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 
 WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
@@ -35,7 +35,7 @@ HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(
     1, {SegmentId.of(0, 0): 10}
 )
 """Segment 0.#epoch.0 sealed at 10, continued by 1.#epoch.1 and 2.#epoch.1 whose sequence ids begin at 10."""
-LOW = Course(HALVES, 0.0)
+LOW = KeyLineage(HALVES, 0.0)
 KEY = b"k"
 
 
@@ -158,12 +158,12 @@ def test_places_grow_across_the_scale() -> None:
 def test_a_course_whose_base_is_not_known_yet_has_to_be_waited_for() -> None:
     unfinished = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 1.0)], 1))
     with pytest.raises(UnavailableError, match="not known yet"):
-        Course(unfinished, 0.0)
+        KeyLineage(unfinished, 0.0)
 
 
 @given(histories(), st.floats(0.0, 1.0, exclude_max=True))
 def test_a_course_is_the_lineage_of_one_position_newest_first(history: EpochHistory, position: float) -> None:
-    course = Course(history, position)
+    course = KeyLineage(history, position)
     along = list(dict.fromkeys(record.segment_at(position).id for record in history.records))
     assert [stage.segment for stage in course.stages] == along[::-1]
     assert course.stages[0].segment == course.active == history.active.segment_at(position).id
@@ -180,7 +180,7 @@ def test_a_course_is_the_lineage_of_one_position_newest_first(history: EpochHist
 
 # Rounds -------------------------------------------------------------------------------------------------------------
 
-FLAT = Course(WHOLE, 0.0)
+FLAT = KeyLineage(WHOLE, 0.0)
 KEYS = [b"a", b"b", b"c"]
 
 
@@ -204,12 +204,12 @@ class Write:
         return self.ids or (None,) * len(self.keys)
 
 
-def entry(write: Write) -> Entry:
+def entry(write: Write) -> ConditionalWrite:
     condition = Condition(write.expected, write.scope, write.keys[0])
-    return Entry(condition, FLAT, write.keys, write.all_ids, write.after, write.rising)
+    return ConditionalWrite(condition, FLAT, write.keys, write.all_ids, write.after, write.rising)
 
 
-def fits(mates: Sequence[Entry], item: Entry) -> bool:
+def fits(mates: Sequence[ConditionalWrite], item: ConditionalWrite) -> bool:
     round_ = Mates()
     for mate in mates:
         round_.add(mate)

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from rollbridge.client.futures import Completion, FrameLimits
-from rollbridge.client.identity import CommitLines
+from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.results import PartHandle, Piece
-from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.runtime import BeginPlan, Runtime
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
@@ -136,7 +136,7 @@ class Bench:
     sender: RecordingSender = field(default_factory=RecordingSender)
     catalog: Streams = field(default_factory=Streams)
     outcomes: Waiting = field(default_factory=Waiting)
-    plan: Plan = field(init=False)
+    plan: BeginPlan = field(init=False)
     runtime: Runtime = field(init=False)
     events: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ class Bench:
             self.outcomes,  # type: ignore[arg-type]
             FrameLimits(),
             0.01,
-            CommitLines(lambda _: 25_000),
+            CommitNumbers(lambda _: 25_000),
             lambda group: f"nobody leads {group}",
             lambda group, transaction: self.events,
         )
@@ -169,7 +169,7 @@ class Bench:
             for stream in streams
         )
         begin = BeginFrame("loader", 0, "a label", 1_000, dict.fromkeys(streams, 0))
-        self.plan = Plan(GROUP, begin, routes, 0)
+        self.plan = BeginPlan(GROUP, begin, routes, 0)
 
     def begin(self, counter: int = 6) -> Transaction:
         return Transaction(self.runtime, self.plan, counter)

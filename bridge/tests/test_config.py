@@ -9,7 +9,7 @@ import pytest
 
 from rollbridge.config import ConnectionSettings, load_settings
 from rollbridge.errors import ConfigError
-from rollbridge_devcluster.state import Home, Ports, State
+from rollbridge_devcluster.state import ClusterState, Home, Ports
 
 BOTH = {"bootstrap_servers": "flag:9092", "zookeeper": "flag:2181"}
 
@@ -28,7 +28,7 @@ def embedded(tmp_path: Path) -> Callable[[bool], Path]:
         ports = Ports(kafka=1111, kafka_controller=2222, zookeeper=3333)
         home = Home(tmp_path / f"embedded-{running}")
         home.path.mkdir()
-        home.save(State(kafka_cluster_id="x" * 22, ports=ports, coordinators=1, running=running))
+        home.save(ClusterState(kafka_cluster_id="x" * 22, ports=ports, coordinators=1, running=running))
         return home.path
 
     return make

@@ -17,7 +17,7 @@ from rollbridge.model.cas import place_of
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.reader_group import Reset, decide, wanted
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import Truncation
@@ -33,7 +33,7 @@ from rollbridge.model.truncation import (
     step_towards,
     without_epochs,
 )
-from rollbridge.writer.lanes import Course as LaneCourse
+from rollbridge.writer.lanes import StreamQueues as LaneCourse
 
 LONG_AGO = 1_000_000
 """Later than every epoch of a drawn history, so that none is kept for what clients may not have heard."""
@@ -60,7 +60,7 @@ def positions(history: EpochHistory) -> list[float]:
     return sorted({item.range.low for record in history.records for item in record.segments})
 
 
-def last_on(course: Course, since: int | None) -> SN:
+def last_on(course: KeyLineage, since: int | None) -> SN:
     """What a look for a key finds that was never written to what is left: EMPTY, or ANY if it may have been removed."""
     for stage in course.stages:
         end = stage.end or 0
@@ -96,7 +96,7 @@ def test_what_lives_has_the_numbers_that_it_had(pair: tuple[EpochHistory, EpochH
 def test_what_a_key_can_have_met_is_what_it_was(pair: tuple[EpochHistory, EpochHistory]) -> None:
     whole, kept = pair
     for position in positions(whole):
-        before, after = Course(whole, position), Course(kept, position)
+        before, after = KeyLineage(whole, position), KeyLineage(kept, position)
         assert after.stages == before.stages[: len(after.stages)]
         assert (after.active, after.active_base) == (before.active, before.active_base)
         assert [after.base(item) for item in kept.segments()] == [before.base(item) for item in kept.segments()]
@@ -110,7 +110,7 @@ def test_a_record_that_was_dropped_is_still_known_by_its_sequence_id(
 ) -> None:
     whole, kept = pair
     position = data.draw(st.sampled_from(positions(whole)))
-    before, after = Course(whole, position), Course(kept, position)
+    before, after = KeyLineage(whole, position), KeyLineage(kept, position)
     stage = data.draw(st.sampled_from(before.stages))
     sn = SN(DLSN.of(stage.segment, 1), None, stage.base + 1)
     assert place_of(sn, after) == place_of(sn, before)
@@ -306,8 +306,8 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
     assert kept.graph.predecessors(SegmentId.of(0, 0)) == {}
     assert kept.sealed_end(SegmentId.of(0, 0)) is None
     assert decide(kept, {}, Reset.ERROR)[SegmentId.of(0, 0)] == decide(history, {}, Reset.ERROR)[SegmentId.of(0, 0)]
-    assert Course(kept, 0.1).dropped_end == 0, "where nothing was ever written, a first record can be expected"
-    assert Course(kept, 0.9).dropped_end == 12
+    assert KeyLineage(kept, 0.1).dropped_end == 0, "where nothing was ever written, a first record can be expected"
+    assert KeyLineage(kept, 0.9).dropped_end == 12
 
 
 def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, Record, parse_header, read_records
+from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, LogRecord, parse_header, read_records
 from rollbridge.kafka.committed import _parse, batch_of_one, committed_records, is_plain, read_any_records
 
 contents = st.none() | st.binary(max_size=300)
@@ -51,7 +51,7 @@ def test_any_names_are_written_and_read_again(
 ) -> None:
     batch = batch_of_one(timestamp, key, value, headers)
     [record] = read_any_records(batch)
-    assert record == Record(0, timestamp, key, value, headers)
+    assert record == LogRecord(0, timestamp, key, value, headers)
     assert batch_of_one(*record[1:]) == batch
     assert committed_records(batch, 0, []).records == [record]
     if not is_plain(headers):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import FRAME_BYTES_MIN, Completion, FrameLimits
 from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from rollbridge.kafka.batches import Compression, Record, read_records, validate_frame
+from rollbridge.kafka.batches import Compression, LogRecord, read_records, validate_frame
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
 from rollbridge.model.ids import TransactionId, local_sequence
@@ -67,16 +67,16 @@ class Frames:
         assert header is not None
         self.taken.append((place, header, value))
 
-    def records(self, place: int) -> dict[int, list[Record]]:
+    def records(self, place: int) -> dict[int, list[LogRecord]]:
         """What a stream's frames hold, by segment number."""
-        found: dict[int, list[Record]] = defaultdict(list)
+        found: dict[int, list[LogRecord]] = defaultdict(list)
         for at, header, value in self.taken:
             if at == place:
                 found[header.segment].extend(read_records(value))
         return dict(found)
 
 
-def own_count(record: Record, part: int) -> int:
+def own_count(record: LogRecord, part: int) -> int:
     """The count that our header gives a record, which must carry it last."""
     name, raw = record.headers[-1]
     assert name == RECORD_HEADER

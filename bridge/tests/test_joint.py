@@ -18,8 +18,8 @@ from rollbridge.model.cooperative import (
     JointContent,
     JointState,
     JointWork,
+    SeriesStep,
     SharedSession,
-    Step,
     decide_again,
     decide_step,
 )
@@ -48,47 +48,47 @@ def test_every_case_is_in_the_table() -> None:
 
 
 def test_whoever_comes_first_begins() -> None:
-    assert decide_step(None, epoch=OURS, series="q", number=0) is Step.BEGIN
+    assert decide_step(None, epoch=OURS, series="q", number=0) is SeriesStep.BEGIN
 
 
 @pytest.mark.parametrize(
     ("known", "number", "step"),
     [
-        (work(), 17, Step.JOIN),
-        (work(state=JointState.COMMITTED), 17, Step.OVER),  # a task that is late
-        (work(state=JointState.ENDING), 17, Step.OVER),
-        (work(state=JointState.COMMITTED), 18, Step.BEGIN),
-        (work(), 18, Step.BEGIN),  # that it is committed could not be put on record
-        (work(), 16, Step.BEHIND),
-        (work(epoch=EARLIER), 17, Step.SETTLE),  # the driver has died
-        (work(epoch=EARLIER, state=JointState.ENDING), 17, Step.SETTLE),
-        (work(epoch=EARLIER, state=JointState.COMMITTED), 17, Step.SKIP),
-        (work(epoch=EARLIER, state=JointState.ABORTED), 17, Step.BEGIN),
-        (work(epoch=EARLIER), 18, Step.SETTLE),
-        (work(epoch=EARLIER, state=JointState.COMMITTED), 16, Step.BEHIND),  # a checkpoint was wound back
-        (work(epoch=EARLIER, series="other"), 0, Step.SETTLE),
-        (work(series="other"), 0, Step.SETTLE),  # it makes room, so what became of it must be known
-        (work(series="other", state=JointState.ENDING), 0, Step.SETTLE),
-        (work(epoch=EARLIER, series="other", state=JointState.COMMITTED), 0, Step.LOOK),
-        (work(series="other", state=JointState.ABORTED), 0, Step.LOOK),
+        (work(), 17, SeriesStep.JOIN),
+        (work(state=JointState.COMMITTED), 17, SeriesStep.OVER),  # a task that is late
+        (work(state=JointState.ENDING), 17, SeriesStep.OVER),
+        (work(state=JointState.COMMITTED), 18, SeriesStep.BEGIN),
+        (work(), 18, SeriesStep.BEGIN),  # that it is committed could not be put on record
+        (work(), 16, SeriesStep.BEHIND),
+        (work(epoch=EARLIER), 17, SeriesStep.SETTLE),  # the driver has died
+        (work(epoch=EARLIER, state=JointState.ENDING), 17, SeriesStep.SETTLE),
+        (work(epoch=EARLIER, state=JointState.COMMITTED), 17, SeriesStep.SKIP),
+        (work(epoch=EARLIER, state=JointState.ABORTED), 17, SeriesStep.BEGIN),
+        (work(epoch=EARLIER), 18, SeriesStep.SETTLE),
+        (work(epoch=EARLIER, state=JointState.COMMITTED), 16, SeriesStep.BEHIND),  # a checkpoint was wound back
+        (work(epoch=EARLIER, series="other"), 0, SeriesStep.SETTLE),
+        (work(series="other"), 0, SeriesStep.SETTLE),  # it makes room, so what became of it must be known
+        (work(series="other", state=JointState.ENDING), 0, SeriesStep.SETTLE),
+        (work(epoch=EARLIER, series="other", state=JointState.COMMITTED), 0, SeriesStep.LOOK),
+        (work(series="other", state=JointState.ABORTED), 0, SeriesStep.LOOK),
     ],
 )
-def test_what_a_process_does(known: JointWork, number: int, step: Step) -> None:
+def test_what_a_process_does(known: JointWork, number: int, step: SeriesStep) -> None:
     assert decide_step(known, epoch=OURS, series="q", number=number) is step
 
 
 def test_settling_leads_to_an_end() -> None:
     for distance, own, state in STEPS:
-        if STEPS[distance, own, state] is Step.SETTLE:
+        if STEPS[distance, own, state] is SeriesStep.SETTLE:
             assert not own or distance is Distance.OTHER, "nobody settles what its own session is writing"
             for ended in (JointState.COMMITTED, JointState.ABORTED):
-                assert STEPS[distance, own, ended] in (Step.SKIP, Step.BEGIN, Step.LOOK)
+                assert STEPS[distance, own, ended] in (SeriesStep.SKIP, SeriesStep.BEGIN, SeriesStep.LOOK)
 
 
 def test_nothing_that_may_be_committed_is_written_again() -> None:
-    again = {state for distance, own, state in STEPS if STEPS[distance, own, state] is Step.BEGIN and not own}
+    again = {state for distance, own, state in STEPS if STEPS[distance, own, state] is SeriesStep.BEGIN and not own}
     for state in again - {JointState.ABORTED}:
-        assert STEPS[Distance.SAME, False, state] is not Step.BEGIN
+        assert STEPS[Distance.SAME, False, state] is not SeriesStep.BEGIN
 
 
 def test_a_record_reads_back() -> None:
@@ -141,7 +141,7 @@ def test_what_was_committed_is_never_begun_again_whatever_was_written_since(
     for series, state, later_ms, is_next in story:
         now_ms += later_ms
         number = numbers.get(series, -1) + is_next if series in numbers else 0
-        if _step(session, series, number) is not Step.BEGIN:
+        if _step(session, series, number) is not SeriesStep.BEGIN:
             assert number <= committed.get(series, -1) or _forgotten(session, series), (series, number)
             continue
         assert committed.get(series, -1) < number
@@ -154,20 +154,20 @@ def test_what_was_committed_is_never_begun_again_whatever_was_written_since(
             committed[series] = number
         session = ClientSession.from_json(session.to_json())
     for series, number in committed.items():
-        assert _step(session, series, number) in (Step.SKIP, Step.BEHIND) or _forgotten(session, series)
+        assert _step(session, series, number) in (SeriesStep.SKIP, SeriesStep.BEHIND) or _forgotten(session, series)
 
 
-def _step(session: ClientSession, series: str, number: int) -> Step:
+def _step(session: ClientSession, series: str, number: int) -> SeriesStep:
     """As :class:`rollbridge.SharedClient` decides; LOOK: it refuses."""
     step = decide_step(session.work, epoch=OURS, series=series, number=number)
-    if step is not Step.LOOK:
+    if step is not SeriesStep.LOOK:
         return step
     assert session.shared is not None
     assert session.shared.complete
     former = session.shared.former_series(series)
     if former is not None:
         return decide_again(former, number)
-    return Step.LOOK if session.shared.has_forgotten(series) else Step.BEGIN
+    return SeriesStep.LOOK if session.shared.has_forgotten(series) else SeriesStep.BEGIN
 
 
 def _forgotten(session: ClientSession, series: str) -> bool:

@@ -6,25 +6,25 @@ import threading
 
 import pytest
 
-from rollbridge.cas.dispatch import Lane
-from rollbridge.cas.request import Answer, Request
+from rollbridge.cas.dispatch import AppendQueue
+from rollbridge.cas.request import AppendFuture, AppendRequest
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError
 from rollbridge.model.cas import Scope
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import ANY, EMPTY
 
-COURSE = Course(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
+COURSE = KeyLineage(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
 
 
-def request(owner: object, expected: Request | None = None) -> Request:
-    return Request(owner, (), expected or ANY, Scope.SEGMENT, b"", 0.0, COURSE, 0.0, 0)
+def request(owner: object, expected: AppendRequest | None = None) -> AppendRequest:
+    return AppendRequest(owner, (), expected or ANY, Scope.SEGMENT, b"", 0.0, COURSE, 0.0, 0)
 
 
 def test_contenders_win_in_turn_whoever_is_back_first() -> None:
-    lane = Lane()
+    lane = AppendQueue()
     owners: list[object] = [object.__new__(CasWriter) for _ in range(4)]
     winners = []
     for _ in range(12):
@@ -41,7 +41,7 @@ def test_contenders_win_in_turn_whoever_is_back_first() -> None:
 
 
 def test_a_write_stays_behind_the_one_that_it_expects() -> None:
-    lane = Lane()
+    lane = AppendQueue()
     one, other = (object.__new__(CasWriter) for _ in range(2))
     lane.put(request(other))
     lane.take_out(list(lane.queue))
@@ -54,8 +54,8 @@ def test_a_write_stays_behind_the_one_that_it_expects() -> None:
 
 
 def test_an_answer_reaches_whoever_waits_and_whoever_asks_later() -> None:
-    answer = Answer()
-    told: list[Answer] = []
+    answer = AppendFuture()
+    told: list[AppendFuture] = []
     answer.add_done_callback(told.append)
     with pytest.raises(TimeoutError):
         answer.result(0.001)
@@ -71,7 +71,7 @@ def test_an_answer_reaches_whoever_waits_and_whoever_asks_later() -> None:
 
 
 def test_an_answer_may_be_a_failure() -> None:
-    answer = Answer()
+    answer = AppendFuture()
     answer.set_exception(CasWriteError("525", expected=ANY, actual=EMPTY))
     assert isinstance(answer.exception(), CasWriteError)
     with pytest.raises(CasWriteError):

@@ -10,13 +10,13 @@ import pytest
 
 import rollbridge_schemas
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.changes import Committing, Scaling, StreamFault
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.late import LateNotes
 from rollbridge.model.mapper import REASON_CHARACTERS_MAX, NodeRecord
 from rollbridge.model.records import (
     ClientSession,
-    Cluster,
+    ClusterIdentity,
     ControllerEpoch,
     Coordinator,
     Group,
@@ -25,12 +25,22 @@ from rollbridge.model.records import (
     TransactionRecord,
     Truncation,
 )
-from rollbridge.model.requests import Answer, Request
+from rollbridge.model.requests import AdminAnswer, AdminRequest
 
 GOLDEN = Path(rollbridge_schemas.__file__).parents[1] / "tests" / "golden"
 CLASSES: tuple[type[NodeRecord], ...] = (
-    *(Answer, ClientSession, Cluster, Committing, ControllerEpoch, Coordinator, EpochRecord, Group, LateNotes),
-    *(Request, RetentionMarks, Scaling, StreamConfig, StreamFault, TransactionRecord, Truncation),
+    *(
+        AdminAnswer,
+        ClientSession,
+        ClusterIdentity,
+        CommittingTransactions,
+        ControllerEpoch,
+        Coordinator,
+        EpochRecord,
+        Group,
+        LateNotes,
+    ),
+    *(AdminRequest, RetentionMarks, EpochTransition, StreamConfig, StreamFault, TransactionRecord, Truncation),
 )
 
 

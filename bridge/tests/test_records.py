@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.changes import Committing, Roll, Scaling
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.records import (
-    Cluster,
+    ClusterIdentity,
     ControllerEpoch,
     Coordinator,
     Group,
@@ -23,12 +23,12 @@ from rollbridge.model.records import (
     StreamState,
     TransactionRecord,
 )
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 
 int32 = st.integers(0, (1 << 31) - 1)
 text = st.text(max_size=10)
 
-clusters = st.builds(Cluster, text, times_ms, int32)
+clusters = st.builds(ClusterIdentity, text, times_ms, int32)
 stream_configs = stream_names.flatmap(
     lambda name: st.builds(
         StreamConfig,
@@ -59,14 +59,14 @@ transactions = st.builds(
     controller_epoch=int32,
 )
 committings = st.builds(
-    Committing,
+    CommittingTransactions,
     st.lists(transaction_ids, max_size=4).map(tuple),
     st.lists(st.builds(Roll, stream_names.map(str), int32, int32, int32, int32), max_size=3).map(tuple),
     times_ms,
     int32,
 )
 scalings = st.builds(
-    Scaling,
+    EpochTransition,
     stream_names,
     text,
     int32,
@@ -76,7 +76,7 @@ scalings = st.builds(
     int32,
 )
 requests = st.builds(
-    Request,
+    AdminRequest,
     kind=st.sampled_from(RequestKind),
     stream=text,
     transaction=text,
@@ -91,20 +91,20 @@ requests = st.builds(
     client_name=text,
     created_ms=times_ms,
 )
-answers = st.builds(Answer, st.booleans(), times_ms, text, text, st.integers(-1, 9))
+answers = st.builds(AdminAnswer, st.booleans(), times_ms, text, text, st.integers(-1, 9))
 
 Read = Callable[[bytes], Any]
 KINDS: dict[str, tuple[st.SearchStrategy[Any], Read]] = {
-    "cluster": (clusters, Cluster.from_json),
+    "cluster": (clusters, ClusterIdentity.from_json),
     "stream": (stream_configs, StreamConfig.from_json),
     "controller_epoch": (controller_epochs, ControllerEpoch.from_json),
     "coordinator": (coordinators, Coordinator.from_json),
     "group": (groups, Group.from_json),
     "transaction": (transactions, TransactionRecord.from_json),
-    "committing": (committings, Committing.from_json),
-    "scaling": (scalings, Scaling.from_json),
-    "request": (requests, Request.from_json),
-    "answer": (answers, Answer.from_json),
+    "committing": (committings, CommittingTransactions.from_json),
+    "scaling": (scalings, EpochTransition.from_json),
+    "request": (requests, AdminRequest.from_json),
+    "answer": (answers, AdminAnswer.from_json),
 }
 
 
@@ -263,6 +263,6 @@ def test_missing_fields_take_their_defaults() -> None:
     assert Group.from_json(SAMPLES["group"]).commit_log_topic_id == ""
     transaction = TransactionRecord.from_json(SAMPLES["transaction"])
     assert (transaction.label, transaction.client_epoch) == (None, 0)
-    request = Request.from_json(SAMPLES["request"])
+    request = AdminRequest.from_json(SAMPLES["request"])
     assert (request.group, request.buffer_partitions, request.replication_factor) == ("default", 1, -1)
     assert (request.segments, request.ranges, request.seal, request.reason) == (0, (), (), "")

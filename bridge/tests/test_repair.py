@@ -9,10 +9,10 @@ import pytest
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
-from rollbridge.model.changes import Committing, Roll, Scaling
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
 from rollbridge.model.epochs import EpochCause, EpochRecord
 from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
-from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, Step, highest_number, plan
+from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, RepairStep, highest_number, plan
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.late import LateNotes, LateSegment
 from rollbridge.model.names import GroupName, StreamName
@@ -129,7 +129,7 @@ def repaired(nodes: Mapping[str, bytes], evidence: GroupEvidence = EVIDENCE) -> 
     return tree
 
 
-def batches(steps: Iterable[Step]) -> list[tuple[NodeOperation, ...]]:
+def batches(steps: Iterable[RepairStep]) -> list[tuple[NodeOperation, ...]]:
     return [batch for step in steps for batch in step.batches]
 
 
@@ -187,12 +187,12 @@ def test_nothing_of_a_former_life_is_left_in_a_stream_that_was_created_again() -
 def test_what_was_finished_since_is_not_finished_again_and_what_was_not_is() -> None:
     scaling, committing = paths.scaling(GROUP), paths.committing(GROUP)
     for new, is_done in ((2, True), (3, True), (4, False)):
-        scale = Scaling(STREAM, "request-1", new, (1,), (KeyRange(0.0, 1.0),), 0, 7)
-        roll = Committing((OPEN,), (Roll(str(STREAM), 0, 1, new - 1, new),), 0, 7)
+        scale = EpochTransition(STREAM, "request-1", new, (1,), (KeyRange(0.0, 1.0),), 0, 7)
+        roll = CommittingTransactions((OPEN,), (Roll(str(STREAM), 0, 1, new - 1, new),), 0, 7)
         assert (scaling not in repaired(BACKUP | {scaling: scale.to_json()}).values) is is_done
         assert (committing not in repaired(BACKUP | {committing: roll.to_json()}).values) is is_done
     unsealed = replace(EVIDENCE, journal={**JOURNAL, paths.epoch(STREAM, 3): epoch(3, sealed=False)})
-    roll = Committing((OPEN,), (Roll(str(STREAM), 0, 1, 2, 3),), 0, 7)
+    roll = CommittingTransactions((OPEN,), (Roll(str(STREAM), 0, 1, 2, 3),), 0, 7)
     assert committing in repaired(BACKUP | {committing: roll.to_json()}, unsealed).values, "its ends are not known"
 
 
@@ -207,7 +207,7 @@ def test_an_epoch_that_nobody_has_written_down_is_refused_unless_it_is_being_mad
     evidence = replace(EVIDENCE, topics=topics)
     with pytest.raises(CorruptDataError, match="key ranges nobody has written down"):
         plan(BACKUP, [evidence], NOW_MS)
-    scale = Scaling(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
+    scale = EpochTransition(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
     assert plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)
 
 

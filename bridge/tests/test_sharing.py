@@ -21,9 +21,9 @@ from rollbridge.errors import ConflictError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.reader_group import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+from rollbridge.model.reader_group import Reset, SegmentStanding, SegmentVerdict, check_streams, decide, mark_of, wanted
 
-DONE, WAITS, READ, READ_NEW, NO_OFFSET = Standing
+DONE, WAITS, READ, READ_NEW, NO_OFFSET = SegmentStanding
 
 TWO = EpochHistory.create(even_ranges(2), 0)
 SPLIT = TWO.with_records(TWO.plan_scale([0], [KeyRange(0.0, 0.25), KeyRange(0.25, 0.5)], 1))
@@ -33,7 +33,7 @@ S0, S1, S2, S3, S4 = (SegmentId.of(number, epoch) for number, epoch in ((0, 0), 
 MERGED = MERGED.with_sealed_ends(2, {S1: 3, S3: 0})
 
 
-def standings(history: EpochHistory, committed: dict[SegmentId, int], reset: Reset) -> dict[SegmentId, Standing]:
+def standings(history: EpochHistory, committed: dict[SegmentId, int], reset: Reset) -> dict[SegmentId, SegmentStanding]:
     return {segment: verdict.standing for segment, verdict in decide(history, committed, reset).items()}
 
 
@@ -63,14 +63,14 @@ def standings(history: EpochHistory, committed: dict[SegmentId, int], reset: Res
     ],
 )
 def test_standings(
-    history: EpochHistory, committed: dict[SegmentId, int], reset: Reset, expected: dict[SegmentId, Standing]
+    history: EpochHistory, committed: dict[SegmentId, int], reset: Reset, expected: dict[SegmentId, SegmentStanding]
 ) -> None:
     assert standings(history, committed, reset) == expected
 
 
 def test_a_verdict_says_where_to_go_on_and_what_is_waited_for() -> None:
     verdicts = decide(MERGED, {S0: 4, S1: 2}, Reset.EARLIEST)
-    assert verdicts[S0] == Verdict(READ, 4)
+    assert verdicts[S0] == SegmentVerdict(READ, 4)
     assert verdicts[S4].standing is WAITS
     assert set(verdicts[S4].after) == {S1, S3}
 
@@ -143,7 +143,7 @@ def test_verdicts_do_not_depend_on_epochs_that_are_not_known_yet_to_be_cautious(
         assert all(now[segment].standing is not WAITS for segment, verdict in seen.items() if verdict.standing is READ)
 
 
-Decide = Callable[[EpochHistory, Mapping[SegmentId, int], Reset], dict[SegmentId, Verdict]]
+Decide = Callable[[EpochHistory, Mapping[SegmentId, int], Reset], dict[SegmentId, SegmentVerdict]]
 
 
 # The simulation ------------------------------------------------------------------------------------------------
@@ -329,22 +329,30 @@ def test_per_key_order_and_no_loss_whatever_the_members_do(seed: int) -> None:
     run(World(seed))
 
 
-def hasty(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
+def hasty(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, SegmentVerdict]:
     """A mutant: waits for nothing."""
     found = decide(history, committed, reset)
-    return {segment: Verdict(READ) if verdict.standing is WAITS else verdict for segment, verdict in found.items()}
+    return {
+        segment: SegmentVerdict(READ) if verdict.standing is WAITS else verdict for segment, verdict in found.items()
+    }
 
 
-def careless(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
+def careless(
+    history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset
+) -> dict[SegmentId, SegmentVerdict]:
     """A mutant: takes a segment for read as soon as anything is committed in it and it was replaced."""
     ended = {segment for segment in history.segments() if history.graph.successors(segment)}
     return decide(history, {s: 10**9 if s in ended else offset for s, offset in committed.items()}, reset)
 
 
-def stubborn(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
+def stubborn(
+    history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset
+) -> dict[SegmentId, SegmentVerdict]:
     """A mutant: never takes a segment for read unless a commit says so, although it may be empty."""
     return {
-        segment: Verdict(WAITS) if history.graph.predecessors(segment) and committed.get(segment) is None else verdict
+        segment: SegmentVerdict(WAITS)
+        if history.graph.predecessors(segment) and committed.get(segment) is None
+        else verdict
         for segment, verdict in decide(history, committed, reset).items()
     }
 

@@ -26,7 +26,7 @@ from rollbridge.model.sn import (
     unpack_record_header,
 )
 from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, record_batch, schema_of
-from rollbridge.spark.planning import Place
+from rollbridge.spark.planning import SegmentPlace
 from rollbridge.spark.source_records import Runs, committed_end, parse
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
@@ -106,7 +106,7 @@ def test_columns_are_what_the_records_say(fetch: Fetch, cut: int) -> None:
     schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
     middle = fetch.start + 2
     runs = Runs(np.array([middle]), np.array([middle + 3]), np.array([77]))
-    place = Place("s/t", "s.t.segment-3.epoch-2", SegmentId.of(3, 2), 1000, runs)
+    place = SegmentPlace("s/t", "s.t.segment-3.epoch-2", SegmentId.of(3, 2), 1000, runs)
     batch = record_batch(records, place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
     batch.validate(full=True)
     found = batch.to_pylist()
@@ -165,7 +165,7 @@ def test_broken_records_are_an_error_or_other_records_but_nothing_else(place: in
         records, _ = committed_end(broken, 0, [])
         found = record_batch(
             records,
-            Place("s/t", "topic", SegmentId.of(0, 0), None),
+            SegmentPlace("s/t", "topic", SegmentId.of(0, 0), None),
             check_schema(schema),
             to_arrow_schema(schema, timezone="UTC"),
         )
@@ -191,7 +191,7 @@ def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[in
 
 def test_nothing_makes_no_rows() -> None:
     schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
-    place = Place("s/t", "topic", SegmentId.of(0, 0), None)
+    place = SegmentPlace("s/t", "topic", SegmentId.of(0, 0), None)
     found = record_batch(parse(b"", []), place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
     assert found.num_rows == 0
 

@@ -11,7 +11,7 @@ import pytest
 from xxhash import xxh64_intdigest
 
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion, FrameLimits, Lane
+from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
@@ -33,7 +33,7 @@ from rollbridge.spark.sink import (  # noqa: E402
     QUERY_ID,
     RUN_ID,
     PartitionWritten,
-    Work,
+    SinkJob,
     _commit,
     batch_writer,
     stream_writer,
@@ -123,7 +123,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
     class Denied:
         asked = 0
 
-        def client(self, _: Work) -> Denied:
+        def client(self, _: SinkJob) -> Denied:
             return self
 
         commit_timeout = None
@@ -138,7 +138,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
     target = Denied()
     ticket: Any = SimpleNamespace(transaction="t")
     handle: Any = SimpleNamespace()
-    _commit(cast("Any", target), [PartitionWritten(Work("c", "s", "q", 3), ticket, handle)])
+    _commit(cast("Any", target), [PartitionWritten(SinkJob("c", "s", "q", 3), ticket, handle)])
     assert target.asked == 1
     assert "is committed, what comes after that failed" in caplog.text
 
@@ -232,7 +232,7 @@ def test_columns_are_found_whatever_else_there_is() -> None:
 
 def test_a_query_is_known_by_its_id_its_run_and_its_batch() -> None:
     properties = {QUERY_ID: "q-1", BATCH_ID: "17", RUN_ID: "run-9"}
-    assert work_of_query(properties.get, None, "x") == Work("spark-q-1", "run-9", "q-1", 17)
+    assert work_of_query(properties.get, None, "x") == SinkJob("spark-q-1", "run-9", "q-1", 17)
     assert work_of_query(properties.get, "mine", "x").client_name == "mine"
     del properties[RUN_ID]
     assert work_of_query(properties.get, None, "stand-in").session == "stand-in"
@@ -278,7 +278,7 @@ class HeldPart:
         assert header is not None
         self.frames.append((place, header, value))
 
-    def lane(self, stream: str) -> Lane:
+    def lane(self, stream: str) -> PartStream:
         return self.writer.lanes[stream]
 
     def put_batch(self, *arguments: Any) -> None:

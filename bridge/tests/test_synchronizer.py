@@ -17,7 +17,7 @@ from rollbridge.model.sn import DLSN, EMPTY, SN
 from rollbridge.model.synchronizer import (
     MARK_HEADER,
     Codec,
-    Entry,
+    KeyRecord,
     Machine,
     Pointer,
     Replica,
@@ -43,12 +43,12 @@ def sn(at: DLSN) -> SN:
     return SN(at, None, at.epoch * 1000 + at.offset)
 
 
-def snapshot(at: DLSN, state: bytes) -> Entry:
-    return Entry(at, sn(at), None, state)
+def snapshot(at: DLSN, state: bytes) -> KeyRecord:
+    return KeyRecord(at, sn(at), None, state)
 
 
-def update(at: DLSN, since: DLSN, value: bytes) -> Entry:
-    return Entry(at, sn(at), since, value)
+def update(at: DLSN, since: DLSN, value: bytes) -> KeyRecord:
+    return KeyRecord(at, sn(at), since, value)
 
 
 @dataclass
@@ -58,15 +58,15 @@ class Log:
     ``reads`` counts entries that were handed out; after ``interrupt_at`` of them another process does ``meanwhile``.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[KeyRecord] = field(default_factory=list)
     tail: DLSN = field(default_factory=lambda: place(0))
     first: DLSN = field(default_factory=lambda: place(0))
     reads: int = 0
     interrupt_at: int | None = None
     meanwhile: Callable[[Log], None] = lambda log: None
 
-    def add(self, since: DLSN | None, value: bytes) -> Entry:
-        entry = Entry(self.tail, sn(self.tail), since, value)
+    def add(self, since: DLSN | None, value: bytes) -> KeyRecord:
+        entry = KeyRecord(self.tail, sn(self.tail), since, value)
         self.entries.append(entry)
         self.skip(2)
         return entry
@@ -84,7 +84,7 @@ class Log:
     def end(self) -> DLSN:
         return self.tail
 
-    def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
+    def between(self, start: DLSN, end: DLSN) -> Iterator[KeyRecord]:
         for entry in list(self.entries):
             if start <= entry.place < end:
                 self._check(start)
@@ -279,8 +279,8 @@ def test_marks_name_what_they_were_made_of(
     segment: SegmentId, offset: int, other: SegmentId, since: int, value: bytes
 ) -> None:
     at, base = DLSN.of(segment, offset), DLSN.of(other, since)
-    assert entry_of(sn(at), value, [("x", b"y"), mark_of_update(base)]) == Entry(at, sn(at), base, value)
-    assert entry_of(sn(at), value, [mark_of_snapshot()]) == Entry(at, sn(at), None, value)
+    assert entry_of(sn(at), value, [("x", b"y"), mark_of_update(base)]) == KeyRecord(at, sn(at), base, value)
+    assert entry_of(sn(at), value, [mark_of_snapshot()]) == KeyRecord(at, sn(at), None, value)
 
 
 @pytest.mark.parametrize(

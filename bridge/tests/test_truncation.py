@@ -13,8 +13,8 @@ from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.lineage import Course
-from rollbridge.model.reader_group import Reset, Standing, decide, wanted
+from rollbridge.model.lineage import KeyLineage
+from rollbridge.model.reader_group import Reset, SegmentStanding, decide, wanted
 from rollbridge.model.truncation import (
     consistent,
     floors_of,
@@ -128,7 +128,7 @@ def test_a_group_loses_nothing_that_it_has_not_read_and_goes_on_where_it_was(sha
     committed: dict[SegmentId, int] = {}
     for _ in range(rng.randint(0, 12)):
         verdicts = decide(history, committed, Reset.EARLIEST)
-        readable = [item for item, verdict in verdicts.items() if verdict.standing is Standing.READ]
+        readable = [item for item, verdict in verdicts.items() if verdict.standing is SegmentStanding.READ]
         if not readable:
             break
         segment = rng.choice(readable)
@@ -137,7 +137,7 @@ def test_a_group_loses_nothing_that_it_has_not_read_and_goes_on_where_it_was(sha
     floors = consistent(history, read_by_group(history, committed))
     before = decide(history, committed, Reset.EARLIEST)
     for segment, floor in floors.items():
-        assert before[segment].standing is Standing.DONE or before[segment].offset >= floor
+        assert before[segment].standing is SegmentStanding.DONE or before[segment].offset >= floor
     doomed = removable(history, floors)
     truncated = history.with_removed(doomed)
     left = {item: offset for item, offset in committed.items() if item not in doomed}  # Kafka drops these commits
@@ -157,10 +157,10 @@ def test_a_group_that_has_committed_nothing_keeps_everything() -> None:
 def test_a_removed_segment_is_done_for_every_group_and_a_stage_without_records() -> None:
     history = HISTORY.with_removed([A])
     verdicts = decide(history, {}, Reset.EARLIEST)
-    assert verdicts[A].standing is Standing.DONE
-    assert [verdicts[item].standing for item in (C, D)] == [Standing.READ, Standing.READ]
+    assert verdicts[A].standing is SegmentStanding.DONE
+    assert [verdicts[item].standing for item in (C, D)] == [SegmentStanding.READ, SegmentStanding.READ]
     assert history.stored() == [B, C, D, E]
-    stages = Course(history, 0.1).stages
+    stages = KeyLineage(history, 0.1).stages
     assert [(stage.segment, stage.base, stage.end, stage.removed) for stage in stages] == [
         (C, END, None, False),
         (A, 0, END, True),

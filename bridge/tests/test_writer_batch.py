@@ -16,21 +16,21 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, position_of_key
 from rollbridge.model.sn import DLSN, SN
-from rollbridge.writer.accumulator import Batch, PlainFuture, WriterOptions
-from rollbridge.writer.lanes import Course, Lane
+from rollbridge.writer.accumulator import PlainFuture, ProducerBatch, WriterOptions
+from rollbridge.writer.lanes import PartitionQueue, StreamQueues
 
 
 class Home:
     """What a batch needs of its channel."""
 
-    def new_batch(self, opened_s: float, limit_bytes: int) -> Batch:
-        return Batch(cast("Any", self), DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, limit_bytes), opened_s)
+    def new_batch(self, opened_s: float, limit_bytes: int) -> ProducerBatch:
+        return ProducerBatch(cast("Any", self), DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, limit_bytes), opened_s)
 
     def sequence_base(self, segment: SegmentId) -> int | None:
         return 1_000 * segment.epoch
 
 
-def batch_of(rows: list[tuple[bytes | None, bytes]]) -> Batch:
+def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
     batch = Home().new_batch(0.0, 1 << 20)
     for key, value in rows:
         batch.append(batch.count, 1_700_000_000_000 + batch.count, key, value, [("h", b"x")])
@@ -39,13 +39,15 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> Batch:
     return batch
 
 
-def lanes(count: int) -> list[Lane[Batch]]:
+def lanes(count: int) -> list[PartitionQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
-    course: Course[Batch] = Course(history, str, lambda batch, heirs: batch.take_apart(heirs, 1 << 20))
+    course: StreamQueues[ProducerBatch] = StreamQueues(
+        history, str, lambda batch, heirs: batch.take_apart(heirs, 1 << 20)
+    )
     return course.active
 
 
-def future_of(batch: Batch, index: int) -> PlainFuture:
+def future_of(batch: ProducerBatch, index: int) -> PlainFuture:
     future = PlainFuture()
     future.batch, future.index = batch, index
     return future

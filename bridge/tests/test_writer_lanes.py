@@ -13,7 +13,16 @@ import pytest
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.writer.lanes import SEQUENCE_MAX, TRANSITIONS, Course, Event, Lane, Parcel, Phase, following
+from rollbridge.writer.lanes import (
+    SEQUENCE_MAX,
+    TRANSITIONS,
+    Parcel,
+    PartitionQueue,
+    SegmentEvent,
+    SegmentPhase,
+    StreamQueues,
+    following,
+)
 
 Row = tuple[float, int]
 """Position of a key, and a number that grows with each record of it."""
@@ -28,8 +37,8 @@ class Box(Parcel):
         self.count = len(self.rows)
 
 
-def split(box: Box, heirs: Sequence[Lane[Box]]) -> Iterable[tuple[Box, Lane[Box]]]:
-    rows: dict[Lane[Box], list[Row]] = {heir: [] for heir in heirs}
+def split(box: Box, heirs: Sequence[PartitionQueue[Box]]) -> Iterable[tuple[Box, PartitionQueue[Box]]]:
+    rows: dict[PartitionQueue[Box], list[Row]] = {heir: [] for heir in heirs}
     for row in box.rows:
         rows[next(heir for heir in heirs if row[0] in heir.segment.range)].append(row)
     return [(Box(mine), heir) for heir, mine in rows.items() if mine]
@@ -39,8 +48,8 @@ def topic_of(segment: SegmentId) -> str:
     return str(segment)
 
 
-def course_of(history: EpochHistory) -> Course[Box]:
-    return Course(history, topic_of, split)
+def course_of(history: EpochHistory) -> StreamQueues[Box]:
+    return StreamQueues(history, topic_of, split)
 
 
 def scaled(history: EpochHistory, seal: Sequence[int], ranges: Sequence[tuple[float, float]], end: int) -> EpochHistory:
@@ -53,12 +62,12 @@ def start(count: int = 1) -> EpochHistory:
     return EpochHistory.create(even_ranges(count), 0)
 
 
-def put(course: Course[Box], *boxes: Box, lane: int = 0) -> Lane[Box]:
+def put(course: StreamQueues[Box], *boxes: Box, lane: int = 0) -> PartitionQueue[Box]:
     course.active[lane].queue.extend(boxes)
     return course.active[lane]
 
 
-def drain_all(lane: Lane[Box]) -> list[list[Row]]:
+def drain_all(lane: PartitionQueue[Box]) -> list[list[Row]]:
     """Write everything, and give it in the order in which it was sent."""
     sent = []
     while lane.may_send():
@@ -68,22 +77,22 @@ def drain_all(lane: Lane[Box]) -> list[list[Row]]:
     return sent
 
 
-@pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
-def test_every_pair_of_phase_and_event_is_in_the_table(phase: Phase, event: Event) -> None:
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(SegmentPhase, SegmentEvent)))
+def test_every_pair_of_phase_and_event_is_in_the_table(phase: SegmentPhase, event: SegmentEvent) -> None:
     after = TRANSITIONS[phase, event]
-    if event is Event.END or phase is Phase.ENDED:
-        assert after is Phase.ENDED, "what has ended stays so"
-    elif event is Event.REFUSAL:
-        assert after is Phase.REFUSED
+    if event is SegmentEvent.END or phase is SegmentPhase.ENDED:
+        assert after is SegmentPhase.ENDED, "what has ended stays so"
+    elif event is SegmentEvent.REFUSAL:
+        assert after is SegmentPhase.REFUSED
     else:
-        assert after is Phase.OPEN
+        assert after is SegmentPhase.OPEN
 
 
 def test_only_an_open_lane_sends() -> None:
     course = course_of(start())
     lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
     lane.refuse(lane.take())
-    assert lane.phase is Phase.REFUSED
+    assert lane.phase is SegmentPhase.REFUSED
     assert not lane.may_send()
     lane.retry()
     assert drain_all(lane) == [[(0.1, 1)], [(0.1, 2)]]
@@ -359,8 +368,8 @@ class World:
         self.pending: EpochHistory | None = None
         self.logs: dict[str, Log] = {topic_of(item): Log() for item in self.history.segments()}
         self.course = course_of(self.history)
-        self.pipe: deque[tuple[Lane[Box], Box, int]] = deque()
-        self.answers: deque[tuple[Lane[Box], Box, str, int]] = deque()
+        self.pipe: deque[tuple[PartitionQueue[Box], Box, int]] = deque()
+        self.answers: deque[tuple[PartitionQueue[Box], Box, str, int]] = deque()
         self.keys = [self.rng.random() for _ in range(8)]
         self.counts = dict.fromkeys(self.keys, 0)
         self.acked: list[Row] = []
@@ -492,7 +501,7 @@ class World:
             for box, base in self.course.resolve(lane, found)[0]:
                 self.note(lane, box, base)
 
-    def note(self, lane: Lane[Box], box: Box, base: int) -> None:
+    def note(self, lane: PartitionQueue[Box], box: Box, base: int) -> None:
         """A future resolves: its offset must be where the record stands."""
         assert self.logs[lane.topic].rows[base : base + box.count] == box.rows
         self.acked += box.rows
@@ -543,7 +552,7 @@ def test_the_checks_notice_a_writer_that_guesses() -> None:
 
 
 def test_the_checks_notice_a_successor_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Course, "is_blocked", lambda *_: False)
+    monkeypatch.setattr(StreamQueues, "is_blocked", lambda *_: False)
 
     def goes_wrong(seed: int) -> bool:
         try:

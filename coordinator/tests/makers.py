@@ -16,7 +16,7 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.streams import LedStream
 
 GROUP = GroupName("sales")
 
@@ -32,7 +32,7 @@ class Bench:
         for name, segments in streams.items():
             config = StreamConfig(name=StreamName.parse(name), group=GROUP, created_ms=0, buffer_topic_id="x")
             history = EpochHistory.create(even_ranges(segments), 0)
-            self.group.add_stream(StreamState(config, history))
+            self.group.add_stream(LedStream(config, history))
 
     def scale(self, name: str, seal: Sequence[int], ranges: Sequence[tuple[float, float]]) -> None:
         """Add the epoch that a scale makes."""

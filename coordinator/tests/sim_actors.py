@@ -37,7 +37,7 @@ from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.procedures.journal import check_again
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
@@ -419,7 +419,7 @@ class Leader:
         self.fences = Fences()
         self.result: Any = None
         self.effect: fx.AnyEffect | None = None
-        self.refused: fx.Refused | None = None
+        self.refused: fx.EffectRefused | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.AnyEffect, Any, Any] | None = take_over(
             name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail
@@ -463,7 +463,7 @@ class Leader:
                 self.effect = None
             except Blocked:
                 return
-            except fx.Refused as refused:
+            except fx.EffectRefused as refused:
                 self.effect, self.refused = None, self.world.hear(refused)
             self.look_ahead()
 
@@ -505,7 +505,7 @@ class Leader:
             if self.effect is not None:
                 self.world.acting = self.place()
                 self.world.execute_partly(self.effect, self.epoch, share)
-        except (Blocked, Fenced, fx.Refused):
+        except (Blocked, Fenced, fx.EffectRefused):
             return
 
     def place(self) -> str:
@@ -535,7 +535,7 @@ class Leader:
                 self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
 
 
-def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request | None:
+def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> AdminRequest | None:
     """Split one active segment, or join two neighbours."""
     active: EpochRecord = history_of(world, stream).active
     place = rng.randrange(len(active.segments))
@@ -548,7 +548,9 @@ def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms
         seal, ranges = (chosen.id.number,), ((chosen.range.low, middle), (middle, chosen.range.high))  # type: ignore[assignment]
     else:
         return None
-    return Request(kind=RequestKind.SCALE_STREAM, stream=str(stream), seal=seal, ranges=ranges, created_ms=clock_ms)
+    return AdminRequest(
+        kind=RequestKind.SCALE_STREAM, stream=str(stream), seal=seal, ranges=ranges, created_ms=clock_ms
+    )
 
 
 def stream_config(world: World, stream: StreamName) -> StreamConfig:

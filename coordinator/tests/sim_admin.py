@@ -17,7 +17,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import NodeOperation, SetNode, StreamConfig
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
 OLD_EPOCHS = 60
@@ -54,7 +54,7 @@ class Administrator:
         self.is_patient = False
         """Whether it waits for each answer; in the end it does, so one that is never given is noticed."""
         self.asked: tuple[RequestKind, StreamName, str] | None = None
-        self.answered: list[tuple[RequestKind, Answer]] = []
+        self.answered: list[tuple[RequestKind, AdminAnswer]] = []
         self.ended: dict[StreamName, int] = {}
         """By name, the last epoch of the stream that was deleted last."""
         self.free: list[StreamName] = []
@@ -84,7 +84,7 @@ class Administrator:
         factor = -1 if self.is_possible else BROKERS + 2
         if kind is RequestKind.DELETE_STREAM:
             self.ended[name] = history_of(self.world, name).active.epoch
-        body = Request(kind=kind, stream=str(name), segments=2, created_ms=clock_ms, replication_factor=factor)
+        body = AdminRequest(kind=kind, stream=str(name), segments=2, created_ms=clock_ms, replication_factor=factor)
         self.asked = kind, name, self.world.request(self.group, body.to_json())
 
     def _look(self, kind: RequestKind, name: StreamName, path: str) -> None:
@@ -95,7 +95,7 @@ class Administrator:
                 del self.world.nodes[request]  # its process has died, and its session ended; nobody looks any more
                 self.asked = None
             return
-        answer = Answer.from_json(raw)
+        answer = AdminAnswer.from_json(raw)
         self.answered.append((kind, answer))
         self.asked = None
         exists = paths.stream(name) in self.world.nodes

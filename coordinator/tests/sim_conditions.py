@@ -11,14 +11,14 @@ from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import position_of
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import DLSN, EMPTY, SN
 
 
 def rows_of(world: World, stream: StreamName, history: EpochHistory, position: float) -> Iterator[tuple[SN, Record]]:
     """The visible records in the course of a key, oldest first, with their SNs."""
-    for stage in reversed(Course(history, position).stages):
+    for stage in reversed(KeyLineage(history, position).stages):
         for offset, record in world.log(stream.segment_topic(stage.segment)).visible():
             if stage.end is not None and offset >= stage.end:
                 break  # nobody reads further

@@ -12,7 +12,7 @@ from rollbridge.model import paths
 from rollbridge.model.changes import work_from_json
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation
 from rollbridge.model.truncation import without_epochs
@@ -54,9 +54,9 @@ def check_drop(
     same = {item: base for item, base in bases.items() if item in kept.segments()}  # not of what is not sealed yet
     assert kept.graph.sequence_bases == same, f"sequence ids of {stream} change"
     for position in {item.range.low for record in whole.records for item in record.segments}:
-        lost = [item for item in Course(whole, position).stages if kept.is_dropped(item.segment) and item.end]
+        lost = [item for item in KeyLineage(whole, position).stages if kept.is_dropped(item.segment) and item.end]
         end = lost[0].base + (lost[0].end or 0) if lost else 0
-        assert Course(kept, position).dropped_end == end, f"{stream} forgets where at {position} records have been"
+        assert KeyLineage(kept, position).dropped_end == end, f"{stream} forgets where at {position} records have been"
 
 
 def spoiled(world: World, operations: Sequence[NodeOperation]) -> list[NodeOperation]:

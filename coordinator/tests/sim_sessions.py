@@ -13,10 +13,10 @@ from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import ClientSession
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.transaction import State
 
-Answered = Callable[[Answer], None]
+Answered = Callable[[AdminAnswer], None]
 
 
 class RestartingClient(Client):
@@ -37,7 +37,7 @@ class RestartingClient(Client):
     ) -> None:
         super().__init__(name, world, streams, rng)
         self.group = group
-        self.answers: list[tuple[TransactionId, Answer]] = []
+        self.answers: list[tuple[TransactionId, AdminAnswer]] = []
         self.restarts = 0
         self._asked: tuple[str, Answered] | None = None
         self._register()
@@ -54,7 +54,7 @@ class RestartingClient(Client):
             raw = self.world.nodes.pop(path, None)
             if raw is not None:
                 self._asked = None
-                answered(Answer.from_json(raw))
+                answered(AdminAnswer.from_json(raw))
         elif self.pending is None and not self.stopping and self.rng.random() < 0.12:
             if self.current is not None and self.current.ended in ("", "commit") and self.rng.random() < 0.6:
                 self._restart(self.current)
@@ -71,7 +71,7 @@ class RestartingClient(Client):
         self.world.nodes[path] = ClientSession(self.name, self.epoch, self.world.clock_ms).to_json()
 
     def _ask(self, answered: Answered, kind: RequestKind, **what: object) -> None:
-        request = Request(kind=kind, owner=self.name, created_ms=0, **what)  # type: ignore[arg-type]
+        request = AdminRequest(kind=kind, owner=self.name, created_ms=0, **what)  # type: ignore[arg-type]
         self._asked = self.world.request(self.group, request.to_json()), answered
 
     def _look_up(self, transaction: TransactionId, answered: Answered) -> None:
@@ -95,7 +95,7 @@ class RestartingClient(Client):
             zombie.ended = "fenced"
             self._send(zombie, begin.home, *commit_frame(zombie))
 
-    def _resume(self, attempt: Attempt, answer: Answer) -> None:
+    def _resume(self, attempt: Attempt, answer: AdminAnswer) -> None:
         self.answers.append((attempt.id, answer))
         known = answer.transactions[0] if answer.transactions else None
         if known is None or known.state is not State.OPEN:

@@ -15,7 +15,7 @@ from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.snapshots import choose, index_keys
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
@@ -81,7 +81,9 @@ class Standby:
                 if choice.snapshot is not None:
                     rows = indexes[choice.place // 2]
                     ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
-                places[partition] = Place(config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end)
+                places[partition] = BufferPlace(
+                    config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end
+                )
         start = log_start(places, log_end, AGAIN)
         if self.tail is None or not self.tail.trim(places, start):
             terminated: dict[bytes, int] = {}

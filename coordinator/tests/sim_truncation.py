@@ -12,9 +12,9 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import unpack_header
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
-from rollbridge.model.reader_group import Reset, Standing, decide
+from rollbridge.model.reader_group import Reset, SegmentStanding, decide
 from rollbridge.model.records import Retention, Truncation
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 
 GROUP = "auditor"
 
@@ -29,20 +29,20 @@ def history_of(world: World, stream: StreamName) -> EpochHistory:
     return history
 
 
-def retention_request(stream: StreamName, ms: int, size: int) -> Request:
+def retention_request(stream: StreamName, ms: int, size: int) -> AdminRequest:
     """Keep records so long, or so many bytes; and wait for the auditor."""
-    return Request(
+    return AdminRequest(
         kind=RequestKind.UPDATE_STREAM, stream=str(stream), retention=Retention(ms, size, (GROUP,)), created_ms=0
     )
 
 
-def truncate_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> Request:
+def truncate_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> AdminRequest:
     """Truncate somewhere, perhaps where that is not possible."""
     history = whole_history_of(world, stream)
     segment = rng.choice(list(history.segments()))
     end = len(world.log(stream.segment_topic(segment)).entries) + rng.choice((0, 0, 0, 1))
     cut = {segment: rng.randint(0, end)}
-    return Request(kind=RequestKind.TRUNCATE_STREAM, stream=str(stream), cut=cut, created_ms=clock_ms)
+    return AdminRequest(kind=RequestKind.TRUNCATE_STREAM, stream=str(stream), cut=cut, created_ms=clock_ms)
 
 
 def audit(world: World, stream: StreamName, rng: random.Random) -> None:
@@ -51,7 +51,7 @@ def audit(world: World, stream: StreamName, rng: random.Random) -> None:
     history = history_of(world, stream)
     for segment, verdict in decide(history, _committed(world, stream), Reset.EARLIEST).items():
         topic = stream.segment_topic(segment)
-        if verdict.standing is Standing.READ and topic in world.topics and rng.random() < 0.7:
+        if verdict.standing is SegmentStanding.READ and topic in world.topics and rng.random() < 0.7:
             end, stable = history.sealed_end(segment), world.topics[topic].stable_end()
             most = stable if end is None else min(end, stable)
             commits[topic] = max(verdict.offset, rng.randint(verdict.offset, most), commits.get(topic, 0))
@@ -65,7 +65,9 @@ def check_deletion(world: World, topic: str, before: int) -> None:
         assert item in history.removed, f"{topic} is truncated although {item} before it is not gone"
     unmarked = replace(history, removed=frozenset())
     verdict = decide(unmarked, _committed(world, stream), Reset.EARLIEST)[segment]
-    assert verdict.standing is Standing.DONE or verdict.offset >= before, f"{GROUP} has not read {topic} to {before}"
+    assert verdict.standing is SegmentStanding.DONE or verdict.offset >= before, (
+        f"{GROUP} has not read {topic} to {before}"
+    )
 
 
 def check_buffer(world: World, group: GroupName, topic: str, before: int) -> None:

@@ -223,7 +223,7 @@ class World:
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
         """All that ever stood in each list of removed segments."""
-        self.refuses: Callable[[fx.AnyEffect, int], fx.Refused | None] = lambda *_: None
+        self.refuses: Callable[[fx.AnyEffect, int], fx.EffectRefused | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.poison: set[bytes] = set()
         """What frames hold that no broker takes."""
@@ -319,7 +319,7 @@ class World:
             case fx.CreateTopics(topics) if any(spec.replication_factor > BROKERS for spec in topics):
                 if "stubborn-request" in self.faults:
                     raise Gone
-                raise fx.Refused(effect, f"there are {BROKERS} brokers", code="invalid-request")
+                raise fx.EffectRefused(effect, f"there are {BROKERS} brokers", code="invalid-request")
             case fx.CreateTopics(topics):
                 return {spec.name: self.create(spec.name, spec.partitions) for spec in topics}
             case fx.DeleteTopics(names):
@@ -412,7 +412,7 @@ class World:
                 return self.clock_ms
             case fx.DiskBytes(names):
                 return {name: 100 * len(self.topics[name].entries) for name in names}
-            case fx.GroupCommits(groups):
+            case fx.ReadGroupCommits(groups):
                 if "deaf-retention" in self.faults:
                     return {name: {topic: len(log.entries) for topic, log in self.topics.items()} for name in groups}
                 return {name: dict(self.commits.get(name, {})) for name in groups}
@@ -433,7 +433,7 @@ class World:
                 raise NotImplementedError(f"this world does not know {type(effect).__name__}")
         return None
 
-    def hear(self, refused: fx.Refused) -> fx.Refused:
+    def hear(self, refused: fx.EffectRefused) -> fx.EffectRefused:
         """What a leader makes of a refusal; one with a defect makes something else of it.
 
         Raises:
@@ -442,9 +442,9 @@ class World:
         if "deaf-refusal" in self.faults and isinstance(refused.effect, fx.ROUND):
             raise Gone
         if "blames-all" in self.faults and isinstance(refused.effect, fx.CreateTopics | fx.Seal):
-            return fx.Refused(refused.effect, refused.reason, code=refused.code)
+            return fx.EffectRefused(refused.effect, refused.reason, code=refused.code)
         if "broad-refusal" in self.faults and refused.places:
-            return fx.Refused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
+            return fx.EffectRefused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
         return refused
 
     def execute_partly(self, effect: fx.AnyEffect, leader: int, share: float) -> None:
@@ -483,7 +483,7 @@ class World:
                 self.topics[shard(name, number)] = Topic(f"id-{self.made}")
         return self.topics[name].id
 
-    def mend(self, specs: Sequence[fx.TopicSpec]) -> dict[str, str]:
+    def mend(self, specs: Sequence[fx.TopicCreation]) -> dict[str, str]:
         """What of topics is not as specified."""
         closed = {spec.name: "it is closed" for spec in specs if self._is_closed(spec.name)}
         return closed | {spec.name: self.wrong[spec.name] for spec in specs if spec.name in self.wrong}
@@ -528,7 +528,9 @@ class World:
         if "forgotten-late" in self.faults:
             operations = [item for item in operations if not item.path.endswith("/late")]
         if sum(len(item.path) + 64 + len(getattr(item, "value", b"")) for item in operations) > self.write_bytes_max:
-            raise fx.Refused(fx.Write(tuple(operations)), "ZooKeeper takes less at once", code="zookeeper-refused")
+            raise fx.EffectRefused(
+                fx.Write(tuple(operations)), "ZooKeeper takes less at once", code="zookeeper-refused"
+            )
         draft = self._draft(operations)
         if draft is None:
             return False

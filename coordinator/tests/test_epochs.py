@@ -23,13 +23,13 @@ from rollbridge.model.records import (
     Truncation,
 )
 from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import retention
 from rollbridge_coordinator.procedures.streams import drop_epochs
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.planning import Refusal, RollingRound, plan_round
-from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.streams import LedStream
 
 ORDERS = "sales/orders"
 NAME = StreamName.parse(ORDERS)
@@ -66,7 +66,7 @@ def housekeep(bench: Bench, now_ms: int, answers: Mapping[str, bytes] | None = N
                 answer = True
 
 
-def state(bench: Bench) -> StreamState:
+def state(bench: Bench) -> LedStream:
     return bench.group.streams[ORDERS]
 
 
@@ -151,7 +151,7 @@ def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_nex
     bench = grown(9)
     state(bench).history = replace(state(bench).history, removed=frozenset())
     usual = bench.group.settings
-    request = Request(kind=RequestKind.TRUNCATE_STREAM, stream=ORDERS, cut={SegmentId.of(9, 9): 0}, created_ms=0)
+    request = AdminRequest(kind=RequestKind.TRUNCATE_STREAM, stream=ORDERS, cut={SegmentId.of(9, 9): 0}, created_ms=0)
 
     def truncate() -> set[str]:
         """Truncate and drop what goes with it; gives the topics whose records were deleted."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import Scaling, StreamFault
+from rollbridge.model.changes import EpochTransition, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort, pack_bundle
 from rollbridge.model.group_offsets import GroupOffsets
@@ -129,7 +129,7 @@ def test_what_is_forged_is_refused_or_waits_and_stops_no_leader(sent: list[list[
         group.faults.note(PAYMENTS, fault, 1)
     elif state == "suspended":
         group.faults.suspend(PAYMENTS, fault)
-        work = Scaling(StreamName.parse(PAYMENTS), "request-1", 2, (1,), (), 1, 1)
+        work = EpochTransition(StreamName.parse(PAYMENTS), "request-1", 2, (1,), (), 1, 1)
         group.suspended["/x"] = Suspended(work, Wait(1, 1, frozenset()))
     asked = [item for item in group.fold.decided.values() if item.state is State.COMMITTING]
     still_fitting(group, asked, {ORDERS: 0, PAYMENTS: 0})

@@ -23,7 +23,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import CreateNode, Group, NodeOperation, StreamConfig, StreamState
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
 
@@ -124,13 +124,13 @@ class Run:
             return
         config = self._config()
         if config is None:
-            body = Request(
+            body = AdminRequest(
                 kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=2, created_ms=0, buffer_partitions=1
             )
         elif config.state is StreamState.DELETING:
             return
         elif self.rng.random() < 0.5:
-            body = Request(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0)
+            body = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0)
         else:
             found = scale_request(self.world, ORDERS, self.rng, self.clock_ms)
             if found is None:
@@ -162,7 +162,7 @@ class Run:
             self.late += is_late and not isinstance(leader.effect, ADMIN)
             if not needed <= self.world.topics.keys():
                 self.broken.append("a deposed leader has deleted topics of a stream that is in use")
-        except (Fenced, Gone, StaleStateError, fx.Refused, Blocked):
+        except (Fenced, Gone, StaleStateError, fx.EffectRefused, Blocked):
             self._replace(leader)
         except (KeyError, RollbridgeError):
             if leader.epoch == self.world.controller_epoch:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.tests.makers import Bench
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model import paths
-from rollbridge.model.changes import Committing, Roll, Scaling, ids_beside
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll, ids_beside
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.frames import STREAMS_MAX
 from rollbridge.model.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
@@ -30,7 +30,7 @@ from rollbridge.model.records import (
     bytes_of_epoch,
     check_segments,
 )
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.segment_graph import Segment
 from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
 from rollbridge_coordinator.state.group import LeaderSettings
@@ -66,10 +66,12 @@ def test_no_stream_that_can_be_made_has_more_segments_than_a_rolling_commit_can_
     assert bytes_of_epoch(SEGMENTS_MAX, SEGMENTS_MAX) + bytes_of_epoch(SEGMENTS_MAX, 0) <= ROLL_BYTES_MAX
     ranges = tuple(KeyRange(place / SEGMENTS_MAX, (place + 1) / SEGMENTS_MAX) for place in range(SEGMENTS_MAX))
     numbers = tuple(SEGMENT_NUMBER_MAX - place for place in range(SEGMENTS_MAX))
-    scaling = Scaling(NAME, "request-1234567890", EPOCH_MAX, numbers, ranges, LONG_MAX, EPOCH_MAX)
+    scaling = EpochTransition(NAME, "request-1234567890", EPOCH_MAX, numbers, ranges, LONG_MAX, EPOCH_MAX)
     assert len(scaling.to_json()) < ZOOKEEPER_BYTES / 2
     pairs = tuple((item.low, item.high) for item in ranges)
-    request = Request(kind=RequestKind.SCALE_STREAM, stream=str(NAME), ranges=pairs, seal=numbers, created_ms=LONG_MAX)
+    request = AdminRequest(
+        kind=RequestKind.SCALE_STREAM, stream=str(NAME), ranges=pairs, seal=numbers, created_ms=LONG_MAX
+    )
     assert len(request.to_json()) < ZOOKEEPER_BYTES / 2
 
 
@@ -89,7 +91,7 @@ def test_a_rolling_commit_names_as_many_transactions_as_a_node_takes(names: list
     count = ids_beside(names, bytes_max)
     rolls = tuple(Roll(name, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX) for name in names)
     identifier = TransactionId.parse(str(uuid.UUID(int=(1 << 128) - 1)).replace("ffff-ffff-ffff", "0000-ffff-ffff", 1))
-    node = Committing((identifier,) * count, rolls, LONG_MAX, EPOCH_MAX, (PART_MAX,) * count)
+    node = CommittingTransactions((identifier,) * count, rolls, LONG_MAX, EPOCH_MAX, (PART_MAX,) * count)
     size = bytes_of(CreateNode(paths.committing(GroupName("s" * 100, "g" * 100)), node.to_json()))
     assert size <= bytes_max or count == 1
     assert ids_beside(["s" * 249] * STREAMS_MAX, LeaderSettings().write_bytes_max) > 5_000

@@ -18,7 +18,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import GONE
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, Group
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
@@ -90,18 +90,18 @@ class House:
         for item in transactions:
             self.group.fold.settle(item.id)
 
-    def ask(self, **what: Any) -> Answer | None:
+    def ask(self, **what: Any) -> AdminAnswer | None:
         """Ask a question; None while there is no answer."""
-        request = Request(created_ms=0, **{"kind": RequestKind.LOOK_UP, **what})
+        request = AdminRequest(created_ms=0, **{"kind": RequestKind.LOOK_UP, **what})
         path = self.world.request(GROUP, request.to_json())
         self.do(put_question(self.group, path.rpartition("/")[2], request))
         return self.answer(path)
 
-    def answer(self, path: str = "") -> Answer | None:
+    def answer(self, path: str = "") -> AdminAnswer | None:
         self.do(answer_questions(self.group, 0))
         names = self.world.children(paths.answers(GROUP))
         raw = self.world.nodes.pop(path or f"{paths.answers(GROUP)}/{names[-1]}", None) if path or names else None
-        return None if raw is None else Answer.from_json(raw)
+        return None if raw is None else AdminAnswer.from_json(raw)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_an_answer_waits_for_the_outcome_of_what_is_decided(house: House) -> Non
     house.end(item)
     house.do(answer_questions(house.group, 0))
     answers = [
-        Answer.from_json(house.world.nodes[f"{paths.answers(GROUP)}/{name}"])
+        AdminAnswer.from_json(house.world.nodes[f"{paths.answers(GROUP)}/{name}"])
         for name in house.world.children(paths.answers(GROUP))
     ]
     assert [answer.ok for answer in answers] == [True] * 3
@@ -339,13 +339,13 @@ def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: Ho
     merged = house.bench.commit(committed, {})
     house.end(*(house.group.fold.open[item.bytes] for item in (aborted, other)), merged)
 
-    def abort(identifier: TransactionId) -> Answer:
-        body = Request(
+    def abort(identifier: TransactionId) -> AdminAnswer:
+        body = AdminRequest(
             kind=RequestKind.ABORT_TRANSACTION, transaction=str(identifier), reason="in the way", created_ms=0
         )
         path = house.world.request(GROUP, body.to_json())
         house.do(handle_requests(house.group, 0))
-        return Answer.from_json(house.world.nodes[path])
+        return AdminAnswer.from_json(house.world.nodes[path])
 
     assert abort(aborted).ok
     for identifier, words in (

@@ -24,7 +24,7 @@ from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import Group, Retention
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import ANY
 from rollbridge_coordinator.procedures import rolling
 from rollbridge_coordinator.state import effects as fx
@@ -49,11 +49,11 @@ class Scene:
         self.counter, self.terms_ended = 0, 0
         self.leader = Leader(self.world, GROUP)
         for name in (ORDERS, OTHER):
-            self.ask(Request(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=1, created_ms=0))
+            self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=1, created_ms=0))
         self.until(lambda: len(self.world.children(paths.streams("sales"))) == 2)
         self.old = self.begin(ORDERS)
         self.ask(
-            Request(
+            AdminRequest(
                 kind=RequestKind.SCALE_STREAM,
                 stream=str(ORDERS),
                 seal=(0,),
@@ -63,7 +63,7 @@ class Scene:
         )
         self.until(lambda: history_of(self.world, ORDERS).active.epoch == 1)
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: AdminRequest) -> None:
         self.world.request(GROUP, request.to_json())
 
     def step(self) -> None:
@@ -72,7 +72,7 @@ class Scene:
         self.world.clock_ms = self.clock_ms
         try:
             self.leader.step(self.clock_ms, self.rng)
-        except (fx.Refused, StaleStateError):
+        except (fx.EffectRefused, StaleStateError):
             self.terms_ended += 1
             self.take_over()
 
@@ -150,37 +150,39 @@ class Scene:
         return self.world.nodes.get(paths.stream_fault(ORDERS))
 
 
-Guilty = Callable[[fx.AnyEffect], fx.Refused | None]
+Guilty = Callable[[fx.AnyEffect], fx.EffectRefused | None]
 
 
-def refused(effect: fx.AnyEffect, topic: str | None = None, code: str = "TOPIC_AUTHORIZATION_FAILED") -> fx.Refused:
-    return fx.Refused(effect, "no", code=code, topic=topic)
+def refused(
+    effect: fx.AnyEffect, topic: str | None = None, code: str = "TOPIC_AUTHORIZATION_FAILED"
+) -> fx.EffectRefused:
+    return fx.EffectRefused(effect, "no", code=code, topic=topic)
 
 
-def create(effect: fx.AnyEffect) -> fx.Refused | None:
+def create(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     if isinstance(effect, fx.CreateTopics) and any(DUPLICATE in item.name for item in effect.topics):
         return refused(effect)
     return None
 
 
-def merge(effect: fx.AnyEffect) -> fx.Refused | None:
+def merge(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
         return next((refused(effect, topic) for topic, _ in effect.items if DUPLICATE in topic), None)
     return None
 
 
-def content(effect: fx.AnyEffect) -> fx.Refused | None:
+def content(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     found = merge(effect)
     if found is None:
         return None
-    return fx.Refused(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
+    return fx.EffectRefused(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
 
 
-def seal_active(effect: fx.AnyEffect) -> fx.Refused | None:
+def seal_active(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     return refused(effect) if isinstance(effect, fx.Seal) and any(ACTIVE in item for item in effect.topics) else None
 
 
-def seal_duplicate(effect: fx.AnyEffect) -> fx.Refused | None:
+def seal_duplicate(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     return refused(effect) if isinstance(effect, fx.Seal) and any(DUPLICATE in item for item in effect.topics) else None
 
 
@@ -190,7 +192,7 @@ class RollOnly:
     def __init__(self, kind: type[fx.AnyEffect]) -> None:
         self.kind, self.rolls = kind, False
 
-    def __call__(self, effect: fx.AnyEffect) -> fx.Refused | None:
+    def __call__(self, effect: fx.AnyEffect) -> fx.EffectRefused | None:
         if isinstance(effect, fx.MergeFrames):
             self.rolls = any(DUPLICATE in topic for topic, _ in effect.items)
         if not self.rolls or not isinstance(effect, self.kind):
@@ -199,11 +201,11 @@ class RollOnly:
         return refused(effect, code="INVALID_TXN_STATE")
 
 
-def offsets(effect: fx.AnyEffect) -> fx.Refused | None:
+def offsets(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     return refused(effect, code="INVALID_TXN_STATE") if isinstance(effect, fx.SendOffsets) else None
 
 
-def look(effect: fx.AnyEffect) -> fx.Refused | None:
+def look(effect: fx.AnyEffect) -> fx.EffectRefused | None:
     return refused(effect) if isinstance(effect, fx.Look) else None
 
 
@@ -263,7 +265,7 @@ def test_what_cannot_be_sealed_after_the_commit_is_sealed_later(takes_over: bool
     """
     scene = Scene()
     policy = Retention(ms=1)
-    scene.ask(Request(kind=RequestKind.UPDATE_STREAM, stream=str(ORDERS), retention=policy, created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.UPDATE_STREAM, stream=str(ORDERS), retention=policy, created_ms=0))
     scene.world.refuses = lambda effect, _: seal_duplicate(effect)
     scene.commit(ORDERS, scene.old)
     scene.until(lambda: scene.fault is not None)
@@ -315,7 +317,7 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     scene.until(lambda: history_of(scene.world, ORDERS).active.epoch == 3)
     scene.take_over()
 
-    def slow(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def slow(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         if isinstance(effect, fx.MergeFrames) and len(effect.items) > 1:
             return refused(effect, code="INVALID_TXN_STATE")
         return None
@@ -350,7 +352,7 @@ def write_both(scene: Scene) -> TransactionId:
 
 def scale_other(scene: Scene) -> None:
     split = ((0.0, 0.5), (0.5, 1.0))
-    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
     scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
 
 
@@ -371,7 +373,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     assert history_of(scene.world, second).active.epoch == 1, "one after the other"
     scene.take_over()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         wanted = isinstance(effect, fx.Seal) and any(f".{second.stream}." in item for item in effect.topics)
         return refused(effect) if wanted else None
 
@@ -387,7 +389,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     scene.world.refuses = lambda *_: None
     # Its segments were sealed before; a scale gives it others.
     joined = ((0.0, 1.0),)
-    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(second), seal=(1, 2), ranges=joined, created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(second), seal=(1, 2), ranges=joined, created_ms=0))
     scene.until(lambda: history_of(scene.world, second).active.epoch == 2)
     scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
 
@@ -395,7 +397,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
 def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
     """The rolling commit has closed the active segments, and meets a native transaction of somebody else there."""
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         if (
             isinstance(effect, fx.Seal)
             and not scene.world.children(paths.suspended(GROUP))
@@ -448,7 +450,7 @@ def test_a_transaction_that_was_taken_out_of_a_suspended_roll_is_so_after_zookee
     [title] = scene.world.children(paths.suspended(GROUP))
     node = f"{paths.suspended(GROUP)}/{title}"
     before = scene.world.nodes[node]
-    scene.ask(Request(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
     scene.until(lambda: scene.outcome(scene.old) is not None)
     assert scene.world.nodes[node] != before
     scene.world.nodes[node] = before
@@ -493,14 +495,14 @@ def test_a_transaction_that_no_longer_fits_into_what_zookeeper_was_set_back_to_i
 def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: type[fx.AnyEffect]) -> None:
     scene = Scene()
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         if isinstance(effect, fx.Seal) and not scene.world.children(paths.suspended(GROUP)):
             scene.world.begin_foreign(effect.topics[0], -1)
         return None
 
     scene.world.refuses = foreign
     scene.ask(
-        Request(
+        AdminRequest(
             kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)), created_ms=0
         )
     )
@@ -524,7 +526,7 @@ def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
 ) -> None:
     scene = Scene()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         names: list[str] = []
         match effect:
             case fx.CreateTopics(topics) if kind is fx.CreateTopics:
@@ -562,10 +564,12 @@ def all_open(scene: Scene, stream: StreamName) -> bool:
     return not any(scene.world.topics[stream.segment_topic(item.id)].sealed for item in active)
 
 
-def closing(scene: Scene, code: str = "TOPIC_AUTHORIZATION_FAILED") -> Callable[[fx.AnyEffect, int], fx.Refused | None]:
+def closing(
+    scene: Scene, code: str = "TOPIC_AUTHORIZATION_FAILED"
+) -> Callable[[fx.AnyEffect, int], fx.EffectRefused | None]:
     """Every seal closes its topics and comes to nothing after that."""
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.Refused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
         if not isinstance(effect, fx.Seal):
             return None
         scene.world.close(effect.topics)
@@ -583,7 +587,7 @@ def test_what_a_refused_roll_has_closed_gets_successors_though_its_transaction_i
     assert not all_open(scene, ORDERS)
     if dies:
         scene.take_over()
-    scene.ask(Request(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
     scene.until(lambda: scene.outcome(scene.old) is not None)
     scene.world.refuses = lambda *_: None
     scene.until(lambda: all_open(scene, ORDERS), 60_000)
@@ -603,7 +607,7 @@ def test_a_scale_that_has_closed_segments_and_is_refused_then_is_finished_though
     scene = Scene()
     scene.world.refuses = closing(scene)
     split = ((0.0, 0.5), (0.5, 1.0))
-    scene.ask(Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
     scene.until(lambda: any(b"the scale is finished once that is possible" in item for item in answers(scene)))
     scene.world.refuses = lambda *_: None
     scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1, 60_000)
@@ -616,14 +620,14 @@ def test_a_scale_whose_seal_takes_too_long_is_answered_when_it_is_done_or_after_
     scene = Scene()
     scene.world.refuses = closing(scene, SEAL_TIMEOUT)
     split = ((0.0, 0.5), (0.5, 1.0))
-    request = Request(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0)
+    request = AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0)
     answer = scene.world.request(GROUP, request.to_json())
     scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
     assert answer not in scene.world.nodes
     if not lasts:
         scene.world.refuses = lambda *_: None
     scene.until(lambda: answer in scene.world.nodes, 60_000)
-    assert Answer.from_json(scene.world.nodes[answer]).ok is not lasts
+    assert AdminAnswer.from_json(scene.world.nodes[answer]).ok is not lasts
     scene.world.refuses = lambda *_: None
     scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1, 60_000)
     scene.others_go_on()

@@ -23,7 +23,7 @@ from rollbridge.model.control import ControlKind
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.ids import counter_of, parse_number, shared_count
-from rollbridge.model.journal import GroupEvidence, Step, epochs_of, plan, split
+from rollbridge.model.journal import GroupEvidence, RepairStep, epochs_of, plan, split
 from rollbridge.model.names import parse_segment_topic
 from rollbridge.model.records import ControllerEpoch, Group
 from rollbridge_coordinator.procedures import counters, takeover
@@ -75,7 +75,7 @@ class CountingClient(Client):
 class RestoredRun(Run):
     """One simulated history; ``repairing`` gives what is done of a plan."""
 
-    def __init__(self, seed: int, repairing: Callable[[Step], bool] = lambda _: True) -> None:
+    def __init__(self, seed: int, repairing: Callable[[RepairStep], bool] = lambda _: True) -> None:
         super().__init__(seed)
         self.repairing = repairing
         self.administrators = []
@@ -192,7 +192,7 @@ class RestoredRun(Run):
                 return
         raise AssertionError("nobody takes over")
 
-    def _carry_out(self, steps: list[Step]) -> None:
+    def _carry_out(self, steps: list[RepairStep]) -> None:
         for step in steps:
             for batch in step.batches:
                 assert self.world.multi(batch), step.what
@@ -285,12 +285,12 @@ def go_on_regardless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim_actors, "check_again", nothing)
 
 
-def without(*words: str) -> Callable[[Step], bool]:
+def without(*words: str) -> Callable[[RepairStep], bool]:
     """What a repair does, but for what these words are in."""
     return lambda step: not any(word in step.what for word in words)
 
 
-DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[Step], bool]]] = {
+DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[RepairStep], bool]]] = {
     "believes-backup": (believe_the_backup, without()),
     "goes-on-regardless": (go_on_regardless, without()),
     "overlooks-late": (overlook_late_records, without()),

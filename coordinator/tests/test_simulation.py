@@ -36,9 +36,9 @@ from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.effects import Refused
+from rollbridge_coordinator.state.effects import EffectRefused
 from rollbridge_coordinator.state.faults import StaleStateError
 
 GROUP = GroupName("sales")
@@ -93,7 +93,7 @@ class Run:
         self.world.ensure(paths.answers(GROUP))
         self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
         for stream in STREAMS:
-            body = Request(
+            body = AdminRequest(
                 kind=RequestKind.CREATE_STREAM,
                 stream=str(stream),
                 segments=2,
@@ -225,7 +225,7 @@ class Run:
             attempt = client.current
             if attempt is not None and attempt.ended == "commit" and self.clock_ms - attempt.asked_ms > HELD_MS:
                 attempt.aborted_by_admin = True
-                body = Request(
+                body = AdminRequest(
                     kind=RequestKind.ABORT_TRANSACTION, transaction=str(attempt.id), created_ms=self.clock_ms
                 )
                 self.world.request(GROUP, body.to_json())
@@ -368,7 +368,7 @@ class Run:
             self._note_wait(leader)
             while isinstance(leader.effect, GLANCES) and self.rng.random() < 0.9:
                 leader.step(self.clock_ms, self.rng)
-        except (Fenced, Gone, Refused, StaleStateError):
+        except (Fenced, Gone, EffectRefused, StaleStateError):
             self._replace(leader)
 
 

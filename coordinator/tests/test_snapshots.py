@@ -29,7 +29,7 @@ from rollbridge.model.names import (
 )
 from rollbridge.model.ongoing import is_ongoing
 from rollbridge.model.records import Group
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.snapshots import decode_snapshot
 from rollbridge_coordinator.procedures import takeover as restore
 from rollbridge_coordinator.procedures import upkeep
@@ -73,7 +73,7 @@ class Bench:
             world.ensure(path)
         world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
         for stream in STREAMS:
-            request = Request(kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=1, created_ms=0)
+            request = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=1, created_ms=0)
             world.request(GROUP, request.to_json())
         bench = cls(world)
         bench.rest()
@@ -299,7 +299,7 @@ def test_a_deleted_stream_leaves_no_snapshots() -> None:
     for number in range(6):
         bench.do("aborted", number, STREAMS[0])
         bench.rest()
-    request = Request(kind=RequestKind.DELETE_STREAM, stream=str(STREAMS[0]), created_ms=0)
+    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(STREAMS[0]), created_ms=0)
     bench.world.request(GROUP, request.to_json())
     bench.rest()
     assert StreamName("sales", "orders").buffer_topic() not in bench.world.topics

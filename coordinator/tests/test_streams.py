@@ -16,12 +16,12 @@ from rollbridge.model.cas import Condition, Scope, holds
 from rollbridge.model.epochs import EpochHistory, check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import StreamConfig, StreamState
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.sn import DLSN, EMPTY, SN
 from rollbridge.model.truncation import floors_of, without_epochs
 from rollbridge_coordinator.procedures.streams import create_stream, delete_further, delete_stream
@@ -31,7 +31,9 @@ from rollbridge_coordinator.state.effects import Steps
 
 ORDERS = StreamName.parse("sales/orders")
 TOPICS = [ORDERS.buffer_topic(), *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]
-REQUEST = Request(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=2, created_ms=0, buffer_partitions=1)
+REQUEST = AdminRequest(
+    kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=2, created_ms=0, buffer_partitions=1
+)
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ class Lives:
         """The topics of streams."""
         return self.world.topics.keys() - {GROUP.terminated_topic}
 
-    def create(self) -> streams.StreamState:
+    def create(self) -> streams.LedStream:
         """Create it, to the end."""
         self._run(create_stream(self.bench.group, self._request(), REQUEST, 0))
         return self.bench.group.streams[str(ORDERS)]
@@ -218,7 +220,7 @@ def test_nothing_of_a_former_life_is_accepted() -> None:
     ):
         with pytest.raises(StreamRecreated):
             refused()
-    course = Course(history, 0.1)
+    course = KeyLineage(history, 0.1)
     for expected in (SN(sequence_id=17), SN(DLSN(1, 0, 4)), SN(DLSN(1, 0, 4), None, 4)):
         for scope in Scope:
             with pytest.raises(InvalidRequestError, match="deleted"):

@@ -17,7 +17,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.snapshots import Snapshot
 from rollbridge_coordinator.state.effects import LogSummary
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 STREAM = "sales/orders"
@@ -37,18 +37,18 @@ SNAPSHOT: dict[str, Any] = {
 }
 
 
-def place(max_read: int = 10, log: int = 100, *, start: int = 0, end: int = 50, topic_id: str = "t") -> Place:
+def place(max_read: int = 10, log: int = 100, *, start: int = 0, end: int = 50, topic_id: str = "t") -> BufferPlace:
     snapshot = Snapshot(
         **SNAPSHOT, position=end, max_read_position=max_read, commit_log_position=log, commit_log_end=log
     )
-    return Place(topic_id, STREAM, snapshot, None, start, end)
+    return BufferPlace(topic_id, STREAM, snapshot, None, start, end)
 
 
 def new_fold(terminated: Mapping[bytes, int] | None = None, **limits: int) -> BufferFold:
     return BufferFold(BufferLimits(**limits), lambda *_: None, {} if terminated is None else terminated)
 
 
-def tail_of(found: Place | None = None, start: int = 100) -> WarmTail:
+def tail_of(found: BufferPlace | None = None, start: int = 100) -> WarmTail:
     terminated: dict[bytes, int] = {}
     return WarmTail(new_fold(terminated, open_transactions_max=3), terminated, {PARTITION: found or place()}, start)
 
@@ -183,8 +183,8 @@ def test_new_snapshots_let_it_forget() -> None:
 def test_where_the_commit_log_has_to_be_read_from() -> None:
     assert log_start({PARTITION: place(10, 100), OTHER: place(10, 70)}, 500, 20) == 50
     assert log_start({PARTITION: place(10, 100), OTHER: place(50, 70)}, 500, 0) == 100, "nothing is left to read"
-    assert log_start({PARTITION: Place("t", STREAM, None, None, 0, 5)}, 500, 20) == 0, "there is no snapshot"
-    assert log_start({PARTITION: Place("t", STREAM, None, None, 5, 5)}, 500, 20) == 480
+    assert log_start({PARTITION: BufferPlace("t", STREAM, None, None, 0, 5)}, 500, 20) == 0, "there is no snapshot"
+    assert log_start({PARTITION: BufferPlace("t", STREAM, None, None, 5, 5)}, 500, 20) == 480
     assert log_start({}, 500, 20) == 480
     assert place(10, start=30).floor == 30
 

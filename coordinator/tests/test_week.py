@@ -11,7 +11,7 @@ from coordinator.tests.test_simulation import GROUP, STREAMS, Run
 from rollbridge.model import paths
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import Retention, Truncation
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 
 HOUR_MS = 3_600_000
 SHIFT_MS = 4 * HOUR_MS
@@ -75,7 +75,7 @@ class Week(Run):
 def test_a_week_leaves_bounded_state() -> None:
     run = Week(7)
     for stream in STREAMS:
-        policy = Request(
+        policy = AdminRequest(
             kind=RequestKind.UPDATE_STREAM,
             stream=str(stream),
             retention=Retention(12 * HOUR_MS, -1, ("auditor",)),

@@ -27,9 +27,9 @@ from rollbridge_devcluster.state import (
     COORDINATOR_PREFIX,
     KAFKA,
     ZOOKEEPER,
+    ClusterState,
     Home,
     Ports,
-    State,
     Wishes,
     decide,
     refuse_foreign_directory,
@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 _UNDO_S: Final = 5.0
 _PORT_ATTEMPTS: Final = 3
-_NOTHING: Final = State(kafka_cluster_id="", ports=Ports(kafka=0, kafka_controller=0, zookeeper=0), coordinators=0)
+_NOTHING: Final = ClusterState(
+    kafka_cluster_id="", ports=Ports(kafka=0, kafka_controller=0, zookeeper=0), coordinators=0
+)
 
 Report = Callable[[str], object]
 """Is told, in a line each, what happens."""
@@ -49,12 +51,12 @@ Report = Callable[[str], object]
 class Started:
     """What ``up`` found and did."""
 
-    state: State
+    state: ClusterState
     parts: tuple[str, ...]
     """What this call started, in this order; nothing when all was running."""
 
 
-class Cluster:
+class DevCluster:
     """The cluster in one directory."""
 
     def __init__(self, home: Home, cache: JarCache | None = None, report: Report = lambda line: None) -> None:
@@ -117,7 +119,9 @@ class Cluster:
             raise
         return Started(state=state, parts=tuple(started))
 
-    def _start(self, parts: Sequence[str], state: State, coordinator: Mapping[str, Any], started: list[str]) -> None:
+    def _start(
+        self, parts: Sequence[str], state: ClusterState, coordinator: Mapping[str, Any], started: list[str]
+    ) -> None:
         """Start the named parts, those together that need none of each other, and return when all of them answer."""
         for directory in (self.home.logs, self.home.scratch):
             directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +187,7 @@ class Cluster:
         for part in [*others, *(part for part in (KAFKA, ZOOKEEPER) if part in named)]:
             self._report(f"{part} stopped")
 
-    def _load_if_readable(self) -> State | None:
+    def _load_if_readable(self) -> ClusterState | None:
         try:
             return self.home.load()
         except EnvironmentProblem as exc:
@@ -227,7 +231,7 @@ class Cluster:
             ephemeral=state.ephemeral,
         )
 
-    def _state_of(self, part: str, found: Sequence[psutil.Process] | None, state: State) -> str:
+    def _state_of(self, part: str, found: Sequence[psutil.Process] | None, state: ClusterState) -> str:
         if not found:
             return "died" if state.running else "stopped"
         try:
@@ -238,7 +242,7 @@ class Cluster:
         return RUNNING if process_node(self.home, state, part, self._cache).answers() else "not answering"
 
 
-def coordinator_parts(state: State) -> list[str]:
+def coordinator_parts(state: ClusterState) -> list[str]:
     """The coordinators that belong to a cluster."""
     return [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
 
@@ -248,5 +252,5 @@ def coordinators_of(running: Iterable[str]) -> list[str]:
     return sorted(part for part in running if part.startswith(COORDINATOR_PREFIX))
 
 
-def _addresses(state: State) -> tuple[str, str]:
+def _addresses(state: ClusterState) -> tuple[str, str]:
     return state.bootstrap_servers, state.zookeeper

@@ -12,7 +12,7 @@ from rollbridge.cli.common import CliContext
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.doctor.probes import ClusterStatus
 from rollbridge.errors import NotFoundError
-from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER, Home, Wishes
 
 _PORT = click.IntRange(1, 65535)
@@ -53,7 +53,7 @@ def up(
         coordinators=0 if no_coordinator else coordinators,
         ephemeral=True if ephemeral else None,
     )
-    started = Cluster(home, report=context.tell).up(wishes)
+    started = DevCluster(home, report=context.tell).up(wishes)
     document = {
         "home": str(home.path),
         "bootstrap_servers": started.state.bootstrap_servers,
@@ -73,7 +73,7 @@ def up(
 
 def look(home: Path) -> ClusterStatus:
     """What of the cluster in a directory runs and answers, for ``rollbridge status``."""
-    return Cluster(Home(home)).status()
+    return DevCluster(Home(home)).status()
 
 
 @click.command()
@@ -83,7 +83,7 @@ def down(context: CliContext) -> None:
 
     Data is kept for the next `rollbridge up`, unless it was started with --ephemeral.
     """
-    stopped = Cluster(Home(context.home), report=context.tell).down()
+    stopped = DevCluster(Home(context.home), report=context.tell).down()
     context.answer(
         {"home": str(context.home), "stopped": list(stopped)},
         "Everything is stopped." if stopped else f"Nothing was running in {context.home}.",
@@ -95,7 +95,7 @@ def down(context: CliContext) -> None:
 @click.pass_obj
 def restart(context: CliContext, part: str) -> None:
     """Stop one part of the embedded cluster and start it again, on the same data and address."""
-    cluster = Cluster(Home(context.home), report=context.tell)
+    cluster = DevCluster(Home(context.home), report=context.tell)
     if part not in (known := [each.part for each in cluster.status().parts]):
         raise NotFoundError(
             f"there is no {part} in {context.home}"

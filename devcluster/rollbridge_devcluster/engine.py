@@ -206,7 +206,7 @@ class PullFailed(Exception):
         """Whether other images of the same registry need not be tried."""
 
 
-class Engine:
+class ContainerEngine:
     """A connection to the Docker engine for its images; to be closed."""
 
     def __init__(self) -> None:

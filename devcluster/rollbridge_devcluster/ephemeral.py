@@ -22,11 +22,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollbridge.errors import EnvironmentProblem, RollbridgeError
-from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.nodes import COORDINATOR_PROGRAM, Node, ProcessNode
 from rollbridge_devcluster.reaper import Reaper
-from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, LOOPBACK, ZOOKEEPER, Home, State, Wishes, free_port
+from rollbridge_devcluster.state import (
+    COORDINATOR_PREFIX,
+    KAFKA,
+    LOOPBACK,
+    ZOOKEEPER,
+    ClusterState,
+    Home,
+    Wishes,
+    free_port,
+)
 
 
 class EphemeralCluster(ABC):
@@ -193,8 +202,8 @@ class ProcessCluster(EphemeralCluster):
             **wishes,
         )
         self._home = home
-        self._cluster: Cluster | None = None
-        self._state: State | None = None
+        self._cluster: DevCluster | None = None
+        self._state: ClusterState | None = None
         self._reaper: Reaper | None = None
 
     def start(self) -> Self:
@@ -202,7 +211,7 @@ class ProcessCluster(EphemeralCluster):
             return self
         home = Home(self._home or Path(tempfile.mkdtemp(prefix="rollbridge-")))
         self._reaper = Reaper("home", str(home.path))
-        self._cluster = Cluster(home, JarCache.default())
+        self._cluster = DevCluster(home, JarCache.default())
         try:
             self._state = self._start_servers(self._cluster, self._wishes)
         except BaseException as exc:
@@ -214,7 +223,7 @@ class ProcessCluster(EphemeralCluster):
             raise
         return self
 
-    def _start_servers(self, cluster: Cluster, wishes: Wishes) -> State:
+    def _start_servers(self, cluster: DevCluster, wishes: Wishes) -> ClusterState:
         """Start both servers; returns when they answer."""
         return cluster.up(wishes).state
 
@@ -278,7 +287,7 @@ class ProcessCluster(EphemeralCluster):
         cluster.up(only=[part], environment=env, program=program)
         return cluster.node(part)
 
-    def _running(self) -> tuple[Cluster, State]:
+    def _running(self) -> tuple[DevCluster, ClusterState]:
         if self._cluster is None or self._state is None:
             raise EnvironmentProblem("the cluster of processes is not started")
         return self._cluster, self._state

@@ -26,7 +26,7 @@ from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.cli.tables import table
 from rollbridge.errors import EnvironmentProblem
 from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.engine import Engine, Image, PullFailed
+from rollbridge_devcluster.engine import ContainerEngine, Image, PullFailed
 from rollbridge_devcluster.jars import default_cache
 from rollbridge_devcluster.recipes import RECIPES, Tree, digest
 
@@ -34,7 +34,7 @@ PULL_S: Final = 15.0
 """How long a registry may be silent before it counts as unreachable."""
 
 
-class Origin(StrEnum):
+class ImageOrigin(StrEnum):
     """How an image came to be there."""
 
     PRESENT = "present"
@@ -48,7 +48,7 @@ class Provided:
 
     name: str
     id: str
-    origin: Origin
+    origin: ImageOrigin
     stand_in: bool
     """It has an official image's name and contract, but was built by rollbridge."""
     pinned: bool
@@ -75,7 +75,7 @@ def provide(
         EnvironmentProblem: no engine answers, or an image can neither be pulled nor built; no image was replaced.
         ChecksumMismatch: a jar is not the pinned one.
     """
-    with Engine() as engine, _one_at_a_time(report):
+    with ContainerEngine() as engine, _one_at_a_time(report):
         provider = Provider(engine, pull=pull, rebuild=rebuild, report=report)
         return [provider.ensure(name) for name in wanted]
 
@@ -86,13 +86,15 @@ def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
     Raises:
         EnvironmentProblem: no engine answers.
     """
-    with Engine() as engine:
+    with ContainerEngine() as engine:
         found = {name: engine.find(name) for name in wanted}
-    return {name: None if image is None else _provided(name, image, Origin.PRESENT) for name, image in found.items()}
+    return {
+        name: None if image is None else _provided(name, image, ImageOrigin.PRESENT) for name, image in found.items()
+    }
 
 
 class Store(Protocol):
-    """Where images are: what is used of :class:`rollbridge_devcluster.engine.Engine`, which says what each promises."""
+    """Part of :class:`~rollbridge_devcluster.engine.ContainerEngine` that is used here; promises are documented there."""
 
     def find(self, name: str) -> Image | None: ...
     def pull(self, name: str, digest: str, patience_s: float) -> None: ...
@@ -121,11 +123,11 @@ class Provider:
     def _ensure(self, name: str) -> Provided:
         present = self._engine.find(name)
         if present is not None and not names.is_ours(name, present.labels):
-            return _provided(name, present, Origin.PRESENT)
+            return _provided(name, present, ImageOrigin.PRESENT)
         if present is None and name in names.DIGESTS and self._pulled(name):
-            return _provided(name, self._known(name), Origin.PULLED)
+            return _provided(name, self._known(name), ImageOrigin.PULLED)
         if not self._rebuild and present is not None and present.labels.get(names.LABEL_INPUTS) == self._digest(name):
-            return _provided(name, present, Origin.PRESENT)
+            return _provided(name, present, ImageOrigin.PRESENT)
         return self._build(name, present)
 
     def _digest(self, name: str) -> str:
@@ -169,11 +171,11 @@ class Provider:
         meanwhile = self._engine.find(name)
         if meanwhile is not None and not names.is_ours(name, meanwhile.labels):
             self._engine.forget(made)
-            return _provided(name, meanwhile, Origin.PRESENT)
+            return _provided(name, meanwhile, ImageOrigin.PRESENT)
         self._engine.name(made, name)
         if replaced is not None and replaced.id != made:
             self._engine.forget(replaced.id)
-        built = _provided(name, self._known(name), Origin.BUILT)
+        built = _provided(name, self._known(name), ImageOrigin.BUILT)
         self._report(f"{name}: built in {time.monotonic() - began:.1f} s, {built.size_bytes / 1e6:.0f} MB")
         return built
 
@@ -184,7 +186,7 @@ class Provider:
         return image
 
 
-def _provided(name: str, image: Image, origin: Origin) -> Provided:
+def _provided(name: str, image: Image, origin: ImageOrigin) -> Provided:
     stand_in = names.is_stand_in(name, image.labels)
     pinned = names.DIGESTS.get(name) in image.digests
     return Provided(

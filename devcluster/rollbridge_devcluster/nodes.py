@@ -26,7 +26,7 @@ from rollbridge.errors import EnvironmentProblem, NotFoundError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import ClassArchive, Jvm, find_java, forget_recordings, keep_recordings, records_classes
-from rollbridge_devcluster.state import KAFKA, LOOPBACK, ZOOKEEPER, Home, State, write_privately
+from rollbridge_devcluster.state import KAFKA, LOOPBACK, ZOOKEEPER, ClusterState, Home, write_privately
 
 STOP_S: Final = 30.0
 """How long a server may take to stop in good order before it is killed."""
@@ -252,7 +252,7 @@ class PortLost(EnvironmentProblem):
 class ProcessNode(Node):
     """A daemon of this machine; it is found by its mark, whichever process has started it."""
 
-    def __init__(self, home: Home, state: State, part: str) -> None:
+    def __init__(self, home: Home, state: ClusterState, part: str) -> None:
         super().__init__(part)
         self.home: Final = home
         self.state: Final = state
@@ -356,7 +356,7 @@ class JavaProcess(ProcessNode):
 
     heap: str
 
-    def __init__(self, home: Home, state: State, part: str, cache: JarCache) -> None:
+    def __init__(self, home: Home, state: ClusterState, part: str, cache: JarCache) -> None:
         super().__init__(home, state, part)
         self._cache = cache
 
@@ -381,7 +381,7 @@ class JavaProcess(ProcessNode):
 class KafkaProcess(JavaProcess):
     """The only broker of a cluster of processes."""
 
-    def __init__(self, home: Home, state: State, cache: JarCache) -> None:
+    def __init__(self, home: Home, state: ClusterState, cache: JarCache) -> None:
         super().__init__(home, state, KAFKA, cache)
         self.heap = state.kafka_heap
         self._data = home.of(KAFKA) / "data"
@@ -464,7 +464,7 @@ class ZooKeeperProcess(JavaProcess):
 
     heap = "256m"
 
-    def __init__(self, home: Home, state: State, cache: JarCache) -> None:
+    def __init__(self, home: Home, state: ClusterState, cache: JarCache) -> None:
         super().__init__(home, state, ZOOKEEPER, cache)
         self._properties_file = home.of(ZOOKEEPER) / "zoo.cfg"
 
@@ -501,7 +501,7 @@ class CoordinatorProcess(ProcessNode):
     def __init__(
         self,
         home: Home,
-        state: State,
+        state: ClusterState,
         part: str,
         *,
         environment: Mapping[str, str] | None = None,
@@ -528,7 +528,7 @@ class CoordinatorProcess(ProcessNode):
         )
 
 
-def process_node(home: Home, state: State, part: str, cache: JarCache, **coordinator: Any) -> ProcessNode:
+def process_node(home: Home, state: ClusterState, part: str, cache: JarCache, **coordinator: Any) -> ProcessNode:
     """Return the node of a part, which may run or not."""
     match part:
         case "kafka":

@@ -91,7 +91,7 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ClusterState:
     """What is decided about a development cluster."""
 
     kafka_cluster_id: str
@@ -185,14 +185,14 @@ class Home:
         """Configuration and data of one server."""
         return self.path / server
 
-    def load(self) -> State | None:
+    def load(self) -> ClusterState | None:
         """Read the state file; ``None`` when there never was a cluster here.
 
         Raises:
             EnvironmentProblem: the file cannot be read or is no state file.
         """
         try:
-            return State.from_json(self.state_file.read_text(encoding="utf-8"))
+            return ClusterState.from_json(self.state_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as exc:
@@ -201,7 +201,7 @@ class Home:
                 f"move {self.path} away to start afresh"
             ) from exc
 
-    def save(self, state: State) -> State:
+    def save(self, state: ClusterState) -> ClusterState:
         """Replace the state file atomically."""
         part = self.state_file.with_suffix(f".{os.getpid()}")
         write_privately(part, state.to_json())
@@ -275,7 +275,7 @@ def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
         )
 
 
-def decide(home: Home, before: State | None, wishes: Wishes, running: Collection[str]) -> State:
+def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Collection[str]) -> ClusterState:
     """The state that the cluster should have from now on.
 
     Raises:
@@ -285,7 +285,7 @@ def decide(home: Home, before: State | None, wishes: Wishes, running: Collection
         raise EnvironmentProblem(
             f"{wishes.kafka_heap!r} is no heap size: a number with k, m or g is expected, such as 512m"
         )
-    state = before or State(
+    state = before or ClusterState(
         kafka_cluster_id=_stored_cluster_id(home) or new_cluster_id(),
         ports=Ports(kafka=0, kafka_controller=0, zookeeper=0),
         coordinators=1,

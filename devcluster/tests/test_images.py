@@ -20,7 +20,7 @@ from rollbridge.errors import EnvironmentProblem
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster import recipes
 from rollbridge_devcluster.engine import Image, PullFailed
-from rollbridge_devcluster.images import Origin, Provider
+from rollbridge_devcluster.images import ImageOrigin, Provider
 from rollbridge_devcluster.recipes import Tree
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ class Shelf:
     def forget_stages(self) -> None:
         """There are none."""
 
-    def ensure(self, name: str, *, pull: bool = True, rebuild: bool = False) -> tuple[str, Origin, bool]:
+    def ensure(self, name: str, *, pull: bool = True, rebuild: bool = False) -> tuple[str, ImageOrigin, bool]:
         provided = Provider(self, pull=pull, rebuild=rebuild, report=str).ensure(name)
         return provided.id, provided.origin, provided.stand_in
 
@@ -219,8 +219,8 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.usefixtures("inputs")
 def test_an_image_that_is_missing_is_pulled_if_it_can_be() -> None:
     shelf = Shelf({names.KAFKA: "official"})
-    assert shelf.ensure(names.KAFKA) == ("official", Origin.PULLED, False)
-    assert shelf.ensure(names.KAFKA) == ("official", Origin.PRESENT, False)
+    assert shelf.ensure(names.KAFKA) == ("official", ImageOrigin.PULLED, False)
+    assert shelf.ensure(names.KAFKA) == ("official", ImageOrigin.PRESENT, False)
     assert shelf.asked == [names.KAFKA]
     assert not shelf.built
 
@@ -238,17 +238,17 @@ def test_only_an_image_of_the_pinned_digest_counts_as_official() -> None:
 def test_what_has_no_digest_is_not_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "DIGESTS", {})
     shelf = Shelf({names.KAFKA: "official"})
-    assert shelf.ensure(names.KAFKA) == ("built-2", Origin.BUILT, True)
+    assert shelf.ensure(names.KAFKA) == ("built-2", ImageOrigin.BUILT, True)
     assert shelf.asked == []
 
 
 @pytest.mark.usefixtures("inputs")
 def test_an_image_that_can_not_be_pulled_is_built_with_what_it_stands_on() -> None:
     shelf = Shelf()
-    assert shelf.ensure(names.ZOOKEEPER) == ("built-2", Origin.BUILT, True)
+    assert shelf.ensure(names.ZOOKEEPER) == ("built-2", ImageOrigin.BUILT, True)
     assert shelf.built_names == [names.TOOLBOX, names.JAVA, names.ZOOKEEPER]
-    assert shelf.ensure(names.KAFKA) == ("built-3", Origin.BUILT, True)
-    assert shelf.ensure(names.ZOOKEEPER) == ("built-2", Origin.PRESENT, True)
+    assert shelf.ensure(names.KAFKA) == ("built-3", ImageOrigin.BUILT, True)
+    assert shelf.ensure(names.ZOOKEEPER) == ("built-2", ImageOrigin.PRESENT, True)
     assert shelf.asked == [names.ZOOKEEPER, names.KAFKA], "never for what only we have"
 
 
@@ -265,7 +265,7 @@ def test_a_registry_that_is_silent_is_asked_once(reachable: bool) -> None:
 @pytest.mark.usefixtures("inputs")
 def test_no_registry_is_asked_if_that_is_not_wanted() -> None:
     shelf = Shelf({names.KAFKA: "official"})
-    assert shelf.ensure(names.KAFKA, pull=False) == ("built-2", Origin.BUILT, True)
+    assert shelf.ensure(names.KAFKA, pull=False) == ("built-2", ImageOrigin.BUILT, True)
     assert shelf.asked == []
 
 
@@ -276,7 +276,7 @@ def test_no_registry_is_asked_if_that_is_not_wanted() -> None:
 def test_an_image_of_somebody_else_is_used_as_it_is(name: str, labels: dict[str, str], rebuild: bool) -> None:
     shelf = Shelf()
     shelf.images[name] = Image("foreign", labels, 1)
-    assert shelf.ensure(name, rebuild=rebuild) == ("foreign", Origin.PRESENT, False)
+    assert shelf.ensure(name, rebuild=rebuild) == ("foreign", ImageOrigin.PRESENT, False)
     assert shelf.images[name].id == "foreign"
     assert not shelf.built
 
@@ -285,7 +285,7 @@ def test_an_image_of_somebody_else_is_used_as_it_is(name: str, labels: dict[str,
 def test_an_image_that_somebody_else_makes_meanwhile_is_kept() -> None:
     shelf = Shelf()
     shelf.appears = (names.TOOLBOX, Image("foreign", {}, 1))
-    assert shelf.ensure(names.TOOLBOX) == ("foreign", Origin.PRESENT, False)
+    assert shelf.ensure(names.TOOLBOX) == ("foreign", ImageOrigin.PRESENT, False)
     assert shelf.images[names.TOOLBOX].id == "foreign"
     assert shelf.forgotten == ["built-0"]
 
@@ -294,9 +294,9 @@ def test_an_image_is_built_again_when_anything_below_it_has_changed(inputs: dict
     shelf = Shelf()
     shelf.ensure(names.KAFKA)
     inputs[names.PYTHON] = "2"
-    assert shelf.ensure(names.KAFKA) == ("built-2", Origin.PRESENT, True)
+    assert shelf.ensure(names.KAFKA) == ("built-2", ImageOrigin.PRESENT, True)
     inputs[names.TOOLBOX] = "2"
-    assert shelf.ensure(names.KAFKA) == ("built-5", Origin.BUILT, True)
+    assert shelf.ensure(names.KAFKA) == ("built-5", ImageOrigin.BUILT, True)
     assert shelf.built_names[3:] == [names.TOOLBOX, names.JAVA, names.KAFKA]
     assert shelf.forgotten == ["built-0", "built-1", "built-2"]
 
@@ -306,23 +306,23 @@ def test_an_image_stays_when_only_what_it_stands_on_was_removed() -> None:
     shelf = Shelf()
     shelf.ensure(names.KAFKA)
     del shelf.images[names.JAVA]
-    assert shelf.ensure(names.KAFKA) == ("built-2", Origin.PRESENT, True)
+    assert shelf.ensure(names.KAFKA) == ("built-2", ImageOrigin.PRESENT, True)
 
 
 @pytest.mark.usefixtures("inputs")
 def test_the_coordinator_is_built_again_on_another_python() -> None:
     shelf = Shelf()
-    assert shelf.ensure(names.COORDINATOR) == ("built-2", Origin.BUILT, False)
+    assert shelf.ensure(names.COORDINATOR) == ("built-2", ImageOrigin.BUILT, False)
     shelf.images[names.PYTHON] = Image("official-1", {}, 1)
-    assert shelf.ensure(names.COORDINATOR) == ("built-3", Origin.BUILT, False)
-    assert shelf.ensure(names.COORDINATOR) == ("built-3", Origin.PRESENT, False)
+    assert shelf.ensure(names.COORDINATOR) == ("built-3", ImageOrigin.BUILT, False)
+    assert shelf.ensure(names.COORDINATOR) == ("built-3", ImageOrigin.PRESENT, False)
 
 
 @pytest.mark.usefixtures("inputs")
 def test_images_of_ours_are_built_again_if_that_is_wanted() -> None:
     shelf = Shelf()
     shelf.ensure(names.TOOLBOX)
-    assert shelf.ensure(names.TOOLBOX, rebuild=True) == ("built-1", Origin.BUILT, False)
+    assert shelf.ensure(names.TOOLBOX, rebuild=True) == ("built-1", ImageOrigin.BUILT, False)
 
 
 def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:

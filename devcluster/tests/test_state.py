@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from rollbridge.errors import EnvironmentProblem
-from rollbridge_devcluster.state import Home, Ports, State, Wishes, decide, free_port, is_free, refuse_foreign_directory
+from rollbridge_devcluster.state import (
+    ClusterState,
+    Home,
+    Ports,
+    Wishes,
+    decide,
+    free_port,
+    is_free,
+    refuse_foreign_directory,
+)
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def ports_of(state: State) -> list[int]:
+def ports_of(state: ClusterState) -> list[int]:
     return [state.ports.kafka, state.ports.kafka_controller, state.ports.zookeeper]
 
 
@@ -126,7 +135,7 @@ def test_a_file_that_is_no_state_file_is_named(text: str, home: Home) -> None:
 
 def test_a_new_cluster_has_an_id_as_kafka_writes_them() -> None:
     ids = {
-        State(
+        ClusterState(
             kafka_cluster_id=decide(Home(Path("/none")), None, Wishes(), ()).kafka_cluster_id,
             ports=Ports(kafka=1, kafka_controller=2, zookeeper=3),
             coordinators=0,

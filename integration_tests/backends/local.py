@@ -17,10 +17,10 @@ from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import CRASH_AT, program
 from rollbridge.kafka.batches import complete_batches, parse_header
-from rollbridge_devcluster.cluster import Cluster
+from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.nodes import ProcessNode
-from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, State, Wishes
+from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, ClusterState, Wishes
 
 
 class LocalCluster(ProcessCluster, AnyCluster):
@@ -53,7 +53,7 @@ class LocalCluster(ProcessCluster, AnyCluster):
             self._disk.remove()
             self._disk = None
 
-    def _start_servers(self, cluster: Cluster, wishes: Wishes) -> State:
+    def _start_servers(self, cluster: DevCluster, wishes: Wishes) -> ClusterState:
         if self._stalling:
             with suppress(Unsupported):
                 self._disk = Disk.mounted()

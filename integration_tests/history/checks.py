@@ -31,7 +31,7 @@ from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import DLSN
 
 OVERRUN_S: Final = 6.0
@@ -75,7 +75,7 @@ class Facts:
     def lineage(self, stream: str, key: str) -> Iterator[tuple[int, SegmentId, Row]]:
         """All records along the course of a key, oldest first, with their sequence ids."""
         state = self.history.streams[stream]
-        for stage in reversed(Course(state.history, position_of_key(key.encode())).stages):
+        for stage in reversed(KeyLineage(state.history, position_of_key(key.encode())).stages):
             for row in state.rows.get(stage.segment, ()):
                 yield stage.base + row.offset, stage.segment, row
 
@@ -115,7 +115,7 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                 if (stream, row.key) != (write.stream, write.key):
                     yield Fault("misplaced", f"{write} stands in {stream} under {row.key}")
                     continue
-                course = Course(facts.history.streams[stream].history, position_of_key(row.key.encode()))
+                course = KeyLineage(facts.history.streams[stream].history, position_of_key(row.key.encode()))
                 if course.base(segment) is None:
                     yield Fault("misplaced", f"{write.value} stands in {segment}, where its key can not be")
                 if write.place is not None:

@@ -53,7 +53,7 @@ class SchemaError(ValueError):
     """Bytes that are not a record of the schema, or a record that does not fit it."""
 
 
-class Codec:
+class SchemaCodec:
     """Encode and decode the records of one schema."""
 
     def __init__(self, name: str) -> None:
@@ -197,6 +197,6 @@ def _record_filler(fields: Any, where: str) -> _Fill:
 
 
 @cache
-def codec(name: str) -> Codec:
+def codec(name: str) -> SchemaCodec:
     """The codec of a schema by its name (one of :data:`NAMES`)."""
-    return Codec(name)
+    return SchemaCodec(name)

@@ -23,16 +23,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.cas.request import Request
-from rollbridge.cas.session import Engine
+from rollbridge.cas.request import AppendRequest
+from rollbridge.cas.session import TransactionalSession
 from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLong, sn_of
 from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.model.cas import Accepted, Entry, Refused, Scope, Verdict, is_refuted, judge, place_of
-from rollbridge.model.lineage import Course
+from rollbridge.model.cas import Accepted, ConditionalWrite, Refused, Scope, Verdict, is_refuted, judge, place_of
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, Token
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ ROUND_BYTES_MAX: Final = 900_000
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class AppendCommitted:
     """Committed round, visible to readers; SNs per write."""
 
     sns: Sequence[tuple[SN, ...]]
@@ -70,11 +70,11 @@ class Unclear:
     why: str
 
 
-RoundResult = Committed | Judged | NotWritten | Unclear
+RoundResult = AppendCommitted | Judged | NotWritten | Unclear
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class AppendDeadlines:
     """Deadlines of a round, by ``time.monotonic()``."""
 
     earlier: float
@@ -83,16 +83,16 @@ class Patience:
     """Deadline for finding out the outcome of a commit."""
 
 
-class Round:
+class ConditionalAppend:
     """One round of writes to one segment; used once, by one thread."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TransactionalSession,
         logs: StreamLogs,
-        requests: Sequence[Request],
-        entries: Sequence[Entry],
-        waiting: Callable[[], Sequence[Request]] = tuple,
+        requests: Sequence[AppendRequest],
+        entries: Sequence[ConditionalWrite],
+        waiting: Callable[[], Sequence[AppendRequest]] = tuple,
         *,
         alone: bool = True,
     ) -> None:
@@ -117,7 +117,7 @@ class Round:
         self._waiting = waiting
         self._alone = alone
         self._appended = self._aborted = False
-        self.refuted: dict[Request, Refused] = {}
+        self.refuted: dict[AppendRequest, Refused] = {}
         """Writes queued behind the round that are refused whatever its own outcome."""
 
     @property
@@ -152,7 +152,7 @@ class Round:
         except InvalidRequestError:
             return False
 
-    def run(self, patience: Patience) -> RoundResult:
+    def run(self, patience: AppendDeadlines) -> RoundResult:
         """Append, decide, then commit or abort.
 
         Raises:
@@ -190,7 +190,7 @@ class Round:
             self._reader.unask()
         result = self._commit(offset, sns, patience.answer)
         end = offset + sum(len(written) for written in sns)
-        if isinstance(result, Committed) and self._log.high_watermark == self._log.end == end:
+        if isinstance(result, AppendCommitted) and self._log.high_watermark == self._log.end == end:
             self._refute(behind)
         return result
 
@@ -247,7 +247,7 @@ class Round:
             self._aborted = True
             self._engine.rollback()
 
-    def _refute(self, behind: Sequence[Request]) -> None:
+    def _refute(self, behind: Sequence[AppendRequest]) -> None:
         """Record which of the writes behind this round are refused by what is known, whatever stands beyond that.
 
         Nothing depends on where the log seemed to end: right after a leader election that may be less than what
@@ -264,7 +264,7 @@ class Round:
             except InvalidRequestError:
                 continue  # its own round reports this
 
-    def _key_last(self, key: bytes, expected: SN, course: Course, offset: int, deadline: float) -> SN:
+    def _key_last(self, key: bytes, expected: SN, course: KeyLineage, offset: int, deadline: float) -> SN:
         # With a transaction id the record itself is needed, not only whether a later one exists.
         place = None if expected.transaction_id is not None else place_of(expected, course)
         return self._logs.last_of(course, self._reader, key, place, offset, deadline)
@@ -280,7 +280,7 @@ class Round:
         with self._log.lock:
             keys = (record.key for request in self._requests for record in request.records)
             self._log.wrote([sn for written in sns for sn in written], keys)
-        return Committed(sns)
+        return AppendCommitted(sns)
 
     def _look_up(
         self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
@@ -296,7 +296,7 @@ class Round:
             found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
         except (RollbridgeError, WaitedTooLong) as exc:
             return Unclear(offset, str(exc))  # the place could not be read, which says nothing about the commit
-        return Committed(sns) if found else NotWritten("the commit did not take effect")
+        return AppendCommitted(sns) if found else NotWritten("the commit did not take effect")
 
 
 def find_operation(
@@ -324,7 +324,7 @@ def find_operation(
     return found
 
 
-def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token, deadline: float) -> list[SN]:
+def find_write(logs: StreamLogs, course: KeyLineage, reader: LogReader, token: Token, deadline: float) -> list[SN]:
     """Return the SNs of a write's committed records, searching everything appended until now.
 
     Raises:
@@ -352,7 +352,7 @@ def find_write(logs: StreamLogs, course: Course, reader: LogReader, token: Token
     return []
 
 
-def patience(transaction_timeout_s: float, answer_s: float) -> Patience:
+def patience(transaction_timeout_s: float, answer_s: float) -> AppendDeadlines:
     """Return a round's deadlines: half of the transaction's time-out for earlier ones, the rest for ending it."""
     now = time.monotonic()
-    return Patience(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)
+    return AppendDeadlines(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)

@@ -6,12 +6,14 @@ Whoever finds a lane free carries out rounds until its own write has its answer,
 first. Writes keep the order in which each writer began them; where several writers of the connection contend, they win
 in turn.
 
-All writers of one connection and stream with the same time-outs share a :class:`Channel`: one lease of transactional
-ids and one dispatcher. They therefore wait for each other here, and not for native transactions that come to nothing.
+All writers of one connection and stream with the same time-outs share a :class:`StreamAppender`: one lease of
+transactional ids and one dispatcher. They therefore wait for each other here, and not for native transactions that come
+to nothing.
 
-Locks: ``Lane.lock`` is held by the thread that carries out rounds, across network round trips;
-``Dispatcher._lanes_lock`` guards the creation of lanes; ``Channels._lock`` guards the table of channels and is held
-while a channel is made. A writer's callbacks run on the thread that settles its write, with ``Lane.lock`` held.
+Locks: ``AppendQueue.lock`` is held by the thread that carries out rounds, across network round trips;
+``AppendDispatcher._lanes_lock`` guards the creation of lanes; ``StreamAppenders._lock`` guards the table of channels
+and is held while a channel is made. A writer's callbacks run on the thread that settles its write, with
+``AppendQueue.lock`` held.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from weakref import WeakKeyDictionary
 
 from rollbridge.cas.append import (
     ROUND_BYTES_MAX,
-    Committed,
+    AppendCommitted,
+    ConditionalAppend,
     Judged,
     NotWritten,
-    Round,
     RoundResult,
     Unclear,
     find_write,
 )
 from rollbridge.cas.append import patience as round_patience
-from rollbridge.cas.request import Contention, Request
-from rollbridge.cas.router import Shape
+from rollbridge.cas.request import AppendRequest, Contention
+from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, EnginePool, take_slot
 from rollbridge.cas.tail import StreamLogs, WaitedTooLong
 from rollbridge.config import ConnectionSettings
@@ -56,7 +58,7 @@ from rollbridge.errors import (
 from rollbridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.model.cas import Accepted, Entry, Falling, Mates, Refused, Scope
+from rollbridge.model.cas import Accepted, ConditionalWrite, Falling, Mates, Refused, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import DLSN
@@ -71,11 +73,11 @@ WAITING_MAX: Final = 64
 _ROOM_S: Final = 0.001
 
 
-class Lane:
+class AppendQueue:
     """Queue of conditional writes to one segment. Any thread may call :meth:`put`; all else needs ``lock``."""
 
     def __init__(self) -> None:
-        self.queue: deque[Request] = deque()
+        self.queue: deque[AppendRequest] = deque()
         self.lock = threading.Lock()
         self.contention = Contention()
         self.scheduled = False
@@ -89,18 +91,18 @@ class Lane:
         """True if writers of this lane have just been refused because of each other."""
         return self._due is not None
 
-    def put(self, request: Request) -> None:
+    def put(self, request: AppendRequest) -> None:
         """Append a write to the queue."""
         self.queue.append(request)
         if request.owner is self._due:
             self._came.set()
 
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[AppendRequest]:
         """Return the waiting writes, oldest first, at most ``WAITING_MAX``."""
         # By index, since other threads may append meanwhile; only the holder of the lock removes.
         return [self.queue[place] for place in range(min(len(self.queue), WAITING_MAX))]
 
-    def take_out(self, refused: Iterable[Request]) -> list[Request]:
+    def take_out(self, refused: Iterable[AppendRequest]) -> list[AppendRequest]:
         """Remove writes that are refused without a round of their own; the writer whose last win is oldest comes first.
 
         The next round also waits for that writer for a moment, since the winner, who has its answer at the same time,
@@ -128,10 +130,10 @@ class Lane:
             self.queue.remove(turn)
             self.queue.appendleft(turn)
 
-    def _longest_ago(self, request: Request) -> int:
+    def _longest_ago(self, request: AppendRequest) -> int:
         return self._last_win.get(request.owner, 0)
 
-    def _of_due(self) -> Request | None:
+    def _of_due(self) -> AppendRequest | None:
         for request in self.waiting():
             # A write that expects another one waiting here has to stay behind it.
             if request.owner is self._due and not request.awaited({}):
@@ -155,22 +157,28 @@ class Moved:
     """Result of a round whose segment was sealed; its successors take the writes."""
 
 
-class Dispatcher:
+class AppendDispatcher:
     """Executor of one connection's conditional writes to a stream. Safe to use from several threads."""
 
     def __init__(
-        self, pool: EnginePool, shape: Shape, *, transaction_timeout_s: float, answer_timeout_s: float, name: str
+        self,
+        pool: EnginePool,
+        shape: SegmentRouter,
+        *,
+        transaction_timeout_s: float,
+        answer_timeout_s: float,
+        name: str,
     ) -> None:
         self._pool = pool
         self._shape = shape
         self._logs = StreamLogs(shape.stream)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._lanes: dict[SegmentId, Lane] = {}
+        self._lanes: dict[SegmentId, AppendQueue] = {}
         self._lanes_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{name}")
 
-    def carry_out(self, request: Request) -> None:
+    def carry_out(self, request: AppendRequest) -> None:
         """Carry out a write on the calling thread; return when it is settled."""
         request.attended = True
         self._lane(request.course.active).put(request)
@@ -186,7 +194,7 @@ class Dispatcher:
                 lane.lock.release()
                 self._hand_over(lane)
 
-    def enqueue(self, request: Request) -> None:
+    def enqueue(self, request: AppendRequest) -> None:
         """Queue a write for a worker."""
         lane = self._lane(request.course.active)
         lane.put(request)
@@ -196,14 +204,14 @@ class Dispatcher:
         """Carry out what waits, then stop the workers."""
         self._workers.shutdown(wait=True)
 
-    def _lane(self, segment: SegmentId) -> Lane:
+    def _lane(self, segment: SegmentId) -> AppendQueue:
         lane = self._lanes.get(segment)
         if lane is None:
             with self._lanes_lock:
-                lane = self._lanes.setdefault(segment, Lane())
+                lane = self._lanes.setdefault(segment, AppendQueue())
         return lane
 
-    def _hand_over(self, lane: Lane) -> None:
+    def _hand_over(self, lane: AppendQueue) -> None:
         """Wake whoever carries out what waits in a lane that no thread holds any more."""
         try:
             first = lane.queue[0]
@@ -214,12 +222,12 @@ class Dispatcher:
         else:
             self._schedule(lane)
 
-    def _schedule(self, lane: Lane) -> None:
+    def _schedule(self, lane: AppendQueue) -> None:
         if not lane.scheduled:
             lane.scheduled = True
             self._workers.submit(self._work, lane)
 
-    def _work(self, lane: Lane) -> None:
+    def _work(self, lane: AppendQueue) -> None:
         lane.scheduled = False
         try:
             with lane.lock:
@@ -229,7 +237,7 @@ class Dispatcher:
             logger.exception("a worker of conditional writes to %s failed", self._shape.stream)
         self._hand_over(lane)
 
-    def _step(self, lane: Lane) -> None:
+    def _step(self, lane: AppendQueue) -> None:
         """Carry out one round of what waits in a lane, whose lock is held."""
         lane.take_turns()
         entries = self._collect(lane)
@@ -240,7 +248,7 @@ class Dispatcher:
             time.sleep(pause_s)
         try:
             with self._pool.engine() as engine:
-                round_ = Round(
+                round_ = ConditionalAppend(
                     engine, self._logs, batch, list(entries.values()), lane.waiting, alone=not lane.contended
                 )
                 result = self._run(lane.contention, round_, batch[0])
@@ -272,13 +280,13 @@ class Dispatcher:
         if isinstance(result, Moved):
             self._reroute([*batch, *_drain(lane)], batch[0].course.active)
             return
-        if isinstance(result, Committed):
+        if isinstance(result, AppendCommitted):
             lane.won(batch[-1].owner)
         for request in lane.take_out(refuted):
             self._refuse(request, refuted[request])
         lane.queue.extendleft(reversed(self._settle(batch, result)))
 
-    def _run(self, contention: Contention, round_: Round, first: Request) -> RoundResult | Moved:
+    def _run(self, contention: Contention, round_: ConditionalAppend, first: AppendRequest) -> RoundResult | Moved:
         """Carry out a round, reading before appending where other writers contend."""
         patience = round_patience(self._transaction_timeout_s, self._answer_timeout_s)
         hopeless = round_.is_refuted()
@@ -294,15 +302,15 @@ class Dispatcher:
                 return Moved() if self._shape.has_moved(first.position, first.course.active) else Judged(verdicts)
         started = time.monotonic()
         result = round_.run(patience)
-        if isinstance(result, Committed):
+        if isinstance(result, AppendCommitted):
             contention.won(time.monotonic() - started, round_.met_others)
         elif isinstance(result, Judged):
             contention.lost()
         return result
 
-    def _collect(self, lane: Lane) -> dict[Request, Entry]:
+    def _collect(self, lane: AppendQueue) -> dict[AppendRequest, ConditionalWrite]:
         """Take from a lane the writes that go together, oldest first."""
-        places: dict[Request, int] = {}
+        places: dict[AppendRequest, int] = {}
         mates = Mates()
         entries = mates.entries
         size = 0
@@ -328,7 +336,7 @@ class Dispatcher:
             size += request.size
         return dict(zip(places, entries, strict=True))
 
-    def _overdue(self, request: Request) -> RollbridgeError | None:
+    def _overdue(self, request: AppendRequest) -> RollbridgeError | None:
         if time.monotonic() < request.deadline:
             return None
         why = f": {request.last_try}" if request.last_try else ""
@@ -336,10 +344,10 @@ class Dispatcher:
             f"the conditional write to {self._shape.stream} took too long{why}; nothing was written"
         )
 
-    def _settle(self, batch: Sequence[Request], result: RoundResult) -> list[Request]:
+    def _settle(self, batch: Sequence[AppendRequest], result: RoundResult) -> list[AppendRequest]:
         """Answer the writes that are decided; return those to be tried again."""
         match result:
-            case Committed():
+            case AppendCommitted():
                 for request, sns in zip(batch, result.sns, strict=True):
                     request.done.set_result(list(sns))
                 return []
@@ -366,7 +374,7 @@ class Dispatcher:
             case never:
                 assert_never(never)
 
-    def _tell_unclear(self, batch: Sequence[Request], result: Unclear) -> None:
+    def _tell_unclear(self, batch: Sequence[AppendRequest], result: Unclear) -> None:
         offset = result.offset
         for request in batch:
             token = replace(request.token, place=DLSN.of(request.course.active, offset))
@@ -379,7 +387,7 @@ class Dispatcher:
                 )
             )
 
-    def _refuse(self, request: Request, verdict: Refused) -> None:
+    def _refuse(self, request: AppendRequest, verdict: Refused) -> None:
         if request.repeatable:
             # The record that refuses this write may be the same write, from an earlier attempt.
             try:
@@ -414,7 +422,7 @@ class Dispatcher:
             last=verdict.last,
         )
 
-    def _reroute(self, requests: Sequence[Request], sealed: SegmentId) -> None:
+    def _reroute(self, requests: Sequence[AppendRequest], sealed: SegmentId) -> None:
         """Move the writes that wait for a sealed segment to its successors."""
         logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._shape.stream)
         for request in requests:
@@ -429,7 +437,7 @@ class Dispatcher:
             lane.put(request)
             self._schedule(lane)
 
-    def _follow(self, requests: Sequence[Request], fault: RollbridgeError) -> None:
+    def _follow(self, requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
         """Handle a missing topic: the stream was deleted, or the segment sealed and truncated unnoticed."""
         first = requests[0]
         try:
@@ -448,13 +456,13 @@ class Dispatcher:
         return fault
 
 
-def _drain(lane: Lane) -> list[Request]:
+def _drain(lane: AppendQueue) -> list[AppendRequest]:
     waiting = list(lane.queue)
     lane.queue.clear()
     return waiting
 
 
-def _fail(batch: Sequence[Request], fault: RollbridgeError) -> None:
+def _fail(batch: Sequence[AppendRequest], fault: RollbridgeError) -> None:
     for request in batch:
         request.done.set_exception(fault)
 
@@ -465,10 +473,10 @@ def _fail(batch: Sequence[Request], fault: RollbridgeError) -> None:
 _ANSWER_TIMEOUT_S: Final = 20.0
 
 
-class Channel:
+class StreamAppender:
     """Shared state of one stream's conditional writers: lease of transactional ids, dispatcher and a reader of its own.
 
-    Made by :class:`Channels`.
+    Made by :class:`StreamAppenders`.
     """
 
     def __init__(
@@ -482,7 +490,7 @@ class Channel:
         transaction_timeout_s: float,
     ) -> None:
         answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
-        self.shape: Final = Shape(catalog, session, stream)
+        self.shape: Final = SegmentRouter(catalog, session, stream)
         self._pool = EnginePool(
             settings,
             stream,
@@ -490,7 +498,7 @@ class Channel:
             transaction_timeout_ms=int(transaction_timeout_s * 1000),
             retry_timeout_ms=int(answer_timeout_s * 1000),
         )
-        self.dispatcher: Final = Dispatcher(
+        self.dispatcher: Final = AppendDispatcher(
             self._pool,
             self.shape,
             transaction_timeout_s=transaction_timeout_s,
@@ -523,7 +531,7 @@ class Channel:
 _Key = tuple[StreamName, float, float]
 
 
-class Channels:
+class StreamAppenders:
     """Channels of one connection, by stream and time-outs. Safe to use from several threads."""
 
     def __init__(self, settings: ConnectionSettings, catalog: Catalog, session: ZooKeeperSession) -> None:
@@ -531,16 +539,18 @@ class Channels:
         self._catalog = catalog
         self._session = session
         self._lock = threading.Lock()
-        self._open: dict[_Key, tuple[Channel, int]] = {}
+        self._open: dict[_Key, tuple[StreamAppender, int]] = {}
 
     @contextmanager
-    def channel(self, stream: StreamName, *, timeout_s: float, transaction_timeout_s: float) -> Iterator[Channel]:
+    def channel(
+        self, stream: StreamName, *, timeout_s: float, transaction_timeout_s: float
+    ) -> Iterator[StreamAppender]:
         """Return the channel of a stream; it is closed when its last user leaves the context."""
         key = (stream, timeout_s, transaction_timeout_s)
         with self._lock:
             found, users = self._open.get(key, (None, 0))
             if found is None:
-                found = Channel(
+                found = StreamAppender(
                     self._settings,
                     self._catalog,
                     self._session,

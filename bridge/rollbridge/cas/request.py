@@ -1,7 +1,7 @@
 """Conditional write in flight: its records, its condition, and the future that gets its answer.
 
-:class:`Answer` is lighter than ``concurrent.futures.Future``, since thousands are made a second: nearly all are settled
-before anybody waits, so the event and the callback list are made only on demand, under one module lock.
+:class:`AppendFuture` is lighter than ``concurrent.futures.Future``, since thousands are made a second: nearly all are
+settled before anybody waits, so the event and the callback list are made only on demand, under one module lock.
 
 :class:`Contention` governs how a writer behaves on a segment on which others write, too. Whoever appends and loses has
 made everybody after it wait for its abort. So after a loss a writer backs off for a random time and looks before it
@@ -24,8 +24,8 @@ from typing import Final
 from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
 from rollbridge.forks import module_lock
-from rollbridge.model.cas import Condition, Entry, Scope
-from rollbridge.model.lineage import Course
+from rollbridge.model.cas import Condition, ConditionalWrite, Scope
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import SN, Token
 
 # Answers
@@ -33,13 +33,13 @@ from rollbridge.model.sn import SN, Token
 
 logger = logging.getLogger(__name__)
 
-Callback = Callable[["Answer"], object]
+Callback = Callable[["AppendFuture"], object]
 
 _lock: Final = module_lock()
 """Lock of all answers, held for a few instructions when one is settled or waited for; one for all is enough."""
 
 
-class Answer:
+class AppendFuture:
     """Future of a write: the SNs of its records or its error, set once. Safe to use from several threads."""
 
     __slots__ = ("_callbacks", "_event", "_fault", "_is_done", "_sns")
@@ -147,7 +147,7 @@ class NewRecord:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class AppendRequest:
     """One write of one or more records, all or none.
 
     Attributes:
@@ -168,11 +168,11 @@ class Request:
 
     owner: object
     records: Sequence[NewRecord]
-    expected: SN | Request
+    expected: SN | AppendRequest
     scope: Scope
     operation: bytes
     position: float
-    course: Course
+    course: KeyLineage
     deadline: float
     timestamp_ms: int
     rising_ids: bool = False
@@ -180,7 +180,7 @@ class Request:
     attended: bool = False
     last_try: str = ""
     size: int = 0
-    done: Answer = field(default_factory=Answer)
+    done: AppendFuture = field(default_factory=AppendFuture)
 
     def __post_init__(self) -> None:
         self.size = sum([record.size for record in self.records])
@@ -189,19 +189,19 @@ class Request:
     def token(self) -> Token:
         """Token by which the outcome of this write can be asked for."""
         expected = self.expected
-        return Token(self.operation, self.records[0].key, SN() if isinstance(expected, Request) else expected)
+        return Token(self.operation, self.records[0].key, SN() if isinstance(expected, AppendRequest) else expected)
 
     def condition(self) -> Condition:
         """Return the condition on what is committed; of no use while this write still waits for another."""
         expected = self.expected
-        if isinstance(expected, Request):
+        if isinstance(expected, AppendRequest):
             expected = expected.done.result()[-1] if _succeeded(expected) else SN()
         return Condition(expected, self.scope, self.records[0].key)
 
-    def entry(self, places: Mapping[Request, int]) -> Entry:
+    def entry(self, places: Mapping[AppendRequest, int]) -> ConditionalWrite:
         """Return this write as one entry of a round in which the writes of ``places`` stand before it."""
-        after = places.get(self.expected) if isinstance(self.expected, Request) else None
-        return Entry(
+        after = places.get(self.expected) if isinstance(self.expected, AppendRequest) else None
+        return ConditionalWrite(
             self.condition(),
             self.course,
             tuple([record.key for record in self.records]),
@@ -213,7 +213,7 @@ class Request:
     def broken_chain(self) -> BaseException | None:
         """Return why this write cannot be tried because the write it expects has failed; None otherwise."""
         before = self.expected
-        if not isinstance(before, Request) or not before.done.done():
+        if not isinstance(before, AppendRequest) or not before.done.done():
             return None
         fault = before.done.exception()
         if isinstance(fault, CasWriteError):
@@ -228,13 +228,13 @@ class Request:
             )
         return fault
 
-    def awaited(self, places: Mapping[Request, int]) -> Request | None:
+    def awaited(self, places: Mapping[AppendRequest, int]) -> AppendRequest | None:
         """Return the write that this one expects, unless that is settled or in the same round; None then."""
         before = self.expected
-        return None if not isinstance(before, Request) or before.done.done() or before in places else before
+        return None if not isinstance(before, AppendRequest) or before.done.done() or before in places else before
 
 
-def _succeeded(request: Request) -> bool:
+def _succeeded(request: AppendRequest) -> bool:
     return request.done.done() and request.done.exception() is None
 
 
@@ -246,7 +246,7 @@ class CasFuture(LightFuture[SN]):
 
     __slots__ = ("request",)
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: AppendRequest) -> None:
         self.request = request
 
     @property

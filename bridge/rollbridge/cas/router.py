@@ -11,7 +11,7 @@ from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of
-from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.paths import epochs
 from rollbridge.zookeeper.catalog import Catalog
@@ -28,17 +28,17 @@ class _Known:
         self.history: Final = history
         bounds = {segment.range.low for record in history.records for segment in record.segments}
         self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
-        self._courses: dict[int, Course] = {}
+        self._courses: dict[int, KeyLineage] = {}
 
-    def course(self, position: float) -> Course:
+    def course(self, position: float) -> KeyLineage:
         place = bisect_right(self._bounds, position)
         found = self._courses.get(place)
         if found is None:
-            self._courses[place] = found = Course(self.history, position)
+            self._courses[place] = found = KeyLineage(self.history, position)
         return found
 
 
-class Shape:
+class SegmentRouter:
     """Router of keys to the active segments of one stream. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, session: ZooKeeperSession, stream: StreamName) -> None:
@@ -57,7 +57,7 @@ class Shape:
         """Return the number of active segments."""
         return len(self._catalog.view(self._name).history.active.segments)
 
-    def course(self, position: float) -> Course:
+    def course(self, position: float) -> KeyLineage:
         """Return the course of a position as of the cached history.
 
         Raises:
@@ -84,7 +84,7 @@ class Shape:
             found.append(Stage(item, base, end, item in history.removed))
         return found
 
-    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> Course:
+    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> KeyLineage:
         """Wait until a position can be written to in a segment other than ``sealed``; return its course.
 
         Raises:

@@ -23,7 +23,7 @@ from typing import Final
 from rollbridge.calls import answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.appender import State, TransactionalAppender
+from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
@@ -46,7 +46,7 @@ def transactional_ids(stream: StreamName, slot: int) -> list[str]:
     return [f"{stream.scope}.{stream.stream}.cas.{slot}.{index}" for index in range(IDS_PER_SLOT)]
 
 
-class Slot:
+class TransactionalIdLease:
     """Lease of a slot, held as long as the ZooKeeper session in which it was taken lives."""
 
     def __init__(self, session: ZooKeeperSession, path: str, number: int, session_id: int | None) -> None:
@@ -70,7 +70,7 @@ class Slot:
             logger.info("slot %s is given back with the end of the session: %s", self._path, fault)
 
 
-def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot:
+def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> TransactionalIdLease:
     """Take the lowest slot of a stream that nobody holds.
 
     Args:
@@ -105,14 +105,14 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot
             session.delete(path)
             continue
         logger.info("%s writes conditionally to %s with slot %d", owner, stream, number)
-        return Slot(session, path, number, session_id)
+        return TransactionalIdLease(session, path, number, session_id)
 
 
 _REQUEST_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(slots=True)
-class Engine:
+class TransactionalSession:
     """Transactional producer and reader under one transactional id; used by one thread at a time."""
 
     appender: TransactionalAppender
@@ -126,12 +126,12 @@ class Engine:
             KafkaUnavailable: no answer in time.
         """
         self.rollback()
-        if self.appender.state in (State.NEW, State.UNKNOWN):
+        if self.appender.state in (AppenderState.NEW, AppenderState.UNKNOWN):
             self.appender.init()
 
     def rollback(self) -> None:
         """Abort what is open, at the latest when this engine is next used; it is never committed in any case."""
-        if self.appender.state not in (State.IN_TRANSACTION, State.MUST_ABORT):
+        if self.appender.state not in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
             return
         try:
             self.appender.abort()
@@ -159,7 +159,7 @@ class EnginePool:
         self,
         settings: ConnectionSettings,
         stream: StreamName,
-        take: Callable[[], Slot],
+        take: Callable[[], TransactionalIdLease],
         *,
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
@@ -171,12 +171,12 @@ class EnginePool:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._changed = threading.Condition()
-        self._slot: Slot | None = None
+        self._slot: TransactionalIdLease | None = None
         self._generation = 0
-        self._idle: deque[tuple[int, Engine]] = deque()
+        self._idle: deque[tuple[int, TransactionalSession]] = deque()
 
     @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self) -> Iterator[TransactionalSession]:
         """Yield an engine that is ready; under a fresh slot if the one before was lost.
 
         Raises:
@@ -201,7 +201,7 @@ class EnginePool:
             finally:
                 # What this engine may have left open holds up everybody, its own writer included, until it is prepared
                 # again.
-                self._give_back(generation, engine, first=prepared and engine.appender.state is State.UNKNOWN)
+                self._give_back(generation, engine, first=prepared and engine.appender.state is AppenderState.UNKNOWN)
 
     def lose(self, generation: int) -> None:
         """Drop the slot of ``generation``, which another writer has taken; the next use takes a fresh one."""
@@ -225,7 +225,7 @@ class EnginePool:
         if slot is not None:
             slot.release()
 
-    def _acquire(self) -> tuple[int, Engine]:
+    def _acquire(self) -> tuple[int, TransactionalSession]:
         with self._changed:
             while True:
                 if self._slot is None or not self._slot.is_held:
@@ -238,7 +238,7 @@ class EnginePool:
                     return self._idle.popleft()
                 self._changed.wait()
 
-    def _give_back(self, generation: int, engine: Engine, *, first: bool) -> None:
+    def _give_back(self, generation: int, engine: TransactionalSession, *, first: bool) -> None:
         with self._changed:
             if generation == self._generation and self._slot is not None:
                 if first:
@@ -267,9 +267,9 @@ class EnginePool:
             # Prepare all of them now: what a dead writer left open under any of these ids would hold up everybody.
             engine.prepare()
 
-    def _make(self, transactional_id: str) -> Engine:
+    def _make(self, transactional_id: str) -> TransactionalSession:
         settings = self._settings
-        return Engine(
+        return TransactionalSession(
             TransactionalAppender(
                 settings.bootstrap_servers,
                 transactional_id,

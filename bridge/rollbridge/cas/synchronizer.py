@@ -1,8 +1,8 @@
 """State shared by several processes: a replicated state machine on conditional writes under one key of a stream.
 
-:class:`KeyLog` reads the records of the key forwards and backwards along its segments; :class:`Synchronizer` holds the
-state. Its lock guards the replica and is held across reads and writes; it is not held while the application's generator
-or compactor runs, which is why each write checks that the replica is still the one that it was made for.
+:class:`TopicKeyLog` reads the records of the key forwards and backwards along its segments; :class:`Synchronizer` holds
+the state. Its lock guards the replica and is held across reads and writes; it is not held while the application's
+generator or compactor runs, which is why each write checks that the replica is still the one that it was made for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
 from rollbridge.calls import positive_seconds
-from rollbridge.cas.dispatch import Channels
-from rollbridge.cas.router import Shape
+from rollbridge.cas.dispatch import StreamAppenders
+from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.tail import FIRST_STEP, StreamLogs, WaitedTooLong, sn_of
 from rollbridge.cas.writer import CasWriter
 from rollbridge.config import ConnectionSettings
@@ -40,11 +40,11 @@ from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.model.cas import Scope
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.sn import ANY, DLSN, SN, Token
 from rollbridge.model.synchronizer import (
-    Entry,
+    KeyRecord,
     Machine,
     Pointer,
     Replica,
@@ -73,7 +73,7 @@ class _Stretch:
     end: int
 
 
-class KeyLog:
+class TopicKeyLog:
     """Log of one key on real topics: a :class:`rollbridge.model.synchronizer.KeyLog`. Not thread-safe.
 
     Raises, from each method and iterator:
@@ -81,7 +81,7 @@ class KeyLog:
         StreamNotFound, UnavailableError: the stream is gone; a scale of it does not end.
     """
 
-    def __init__(self, cluster: Cluster, shape: Shape, key: bytes, timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, shape: SegmentRouter, key: bytes, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds each reading from one place to another."""
         self._cluster = cluster
         self._reader = LogReader(cluster)
@@ -103,7 +103,7 @@ class KeyLog:
         course = self._course()
         return DLSN.of(course.active, self._end_of(course.stages[0]))
 
-    def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
+    def between(self, start: DLSN, end: DLSN) -> Iterator[KeyRecord]:
         """Yield the entries from ``start`` to ``end``, exclusive.
 
         Raises:
@@ -185,7 +185,7 @@ class KeyLog:
         is_next = place is not None and place.segment == stretch.stage.segment and place.offset <= stretch.start
         return epoch if is_next else NO_EPOCH
 
-    def _entries(self, stretch: _Stretch, epoch: int = NO_EPOCH) -> Iterator[Entry]:
+    def _entries(self, stretch: _Stretch, epoch: int = NO_EPOCH) -> Iterator[KeyRecord]:
         log = self._logs.of(stretch.stage)
         with self._looking_at(stretch.stage):
             for record in log.records(self._reader, stretch.start, stretch.end, self._deadline(), epoch):
@@ -215,7 +215,7 @@ class KeyLog:
             segment = stretch.stage.segment
             raise TruncatedError(f"segment {segment} of {self._shape.stream} begins at offset {first} by now")
 
-    def _stretches(self, course: Course, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
+    def _stretches(self, course: KeyLineage, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
         """Return the course from ``start``, or its beginning, to ``end``; newest segment first."""
         found: list[_Stretch] = []
         for stage in course.stages:
@@ -239,7 +239,7 @@ class KeyLog:
             )
         return found
 
-    def _course(self) -> Course:
+    def _course(self) -> KeyLineage:
         return self._shape.await_course(self._position, self._deadline())
 
     def _end_of(self, stage: Stage) -> int:
@@ -282,8 +282,8 @@ class Synchronizer(Generic[S, U]):
     def __init__(
         self,
         settings: ConnectionSettings,
-        channels: Channels,
-        shape: Shape,
+        channels: StreamAppenders,
+        shape: SegmentRouter,
         key: bytes,
         machine: Machine[S, U],
         cut: Callable[[ReadPosition], object],
@@ -304,7 +304,7 @@ class Synchronizer(Generic[S, U]):
         self._closed = False
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        self._log = KeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
+        self._log = TopicKeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
         hold(self, "_lock", "_writer", "_log")
         try:
             self._replica = self._read(machine.bootstrap)
@@ -504,7 +504,7 @@ class Synchronizer(Generic[S, U]):
     def _catch_up(self) -> None:
         self._replica = self._read(lambda log: self._machine.catch_up(self._replica, log))
 
-    def _read(self, how: Callable[[KeyLog], Replica[S]]) -> Replica[S]:
+    def _read(self, how: Callable[[TopicKeyLog], Replica[S]]) -> Replica[S]:
         try:
             return how(self._log)
         except WaitedTooLong as fault:

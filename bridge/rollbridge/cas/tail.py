@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.batches import Record
+from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.errors import TopicNotFound
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
 from rollbridge.model.conditions import Examined, Seen
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import (
     ANY,
@@ -62,7 +62,7 @@ class WaitedTooLong(Exception):
         self.offset = offset
 
 
-def sn_of(record: Record, segment: SegmentId, base: int) -> SN:
+def sn_of(record: LogRecord, segment: SegmentId, base: int) -> SN:
     """Return the SN of a committed record.
 
     Headers under rollbridge's names that do not parse count as absent, since anybody may write.
@@ -193,7 +193,7 @@ class SegmentLog:
 
     def records(
         self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
-    ) -> Iterator[Record]:
+    ) -> Iterator[LogRecord]:
         """Yield the committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
 
         Raises:
@@ -317,12 +317,12 @@ class StreamLogs:
                 self._logs[int(stage.segment)] = found
             return found
 
-    def active(self, course: Course) -> SegmentLog:
+    def active(self, course: KeyLineage) -> SegmentLog:
         """Return the log of the active segment of a course."""
         return self.of(Stage(course.active, course.active_base, None))
 
     def last(
-        self, course: Course, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
+        self, course: KeyLineage, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
     ) -> SN:
         """Return the SN of the last committed record of a course before offset ``to`` of its active segment.
 
@@ -342,7 +342,7 @@ class StreamLogs:
                 return found
         return ANY if course.dropped_end else EMPTY
 
-    def last_id(self, course: Course, reader: LogReader, to: int, deadline: float) -> int | None:
+    def last_id(self, course: KeyLineage, reader: LogReader, to: int, deadline: float) -> int | None:
         """Return the last transaction id that a user gave a committed record of a course before offset ``to``.
 
         None if there is none, or if all were truncated.
@@ -364,7 +364,9 @@ class StreamLogs:
                 return found
         return None
 
-    def last_of(self, course: Course, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float) -> SN:
+    def last_of(
+        self, course: KeyLineage, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float
+    ) -> SN:
         """Return the SN of the last committed record with ``key`` before offset ``to`` of the active segment.
 
         EMPTY if there is none, ANY if it may have been truncated.
@@ -392,7 +394,7 @@ class StreamLogs:
                 return EMPTY
         return ANY if course.dropped_end > (0 if place is None else place + 1) else EMPTY
 
-    def _last_before(self, stage: Stage, course: Course, reader: LogReader, deadline: float) -> SN:
+    def _last_before(self, stage: Stage, course: KeyLineage, reader: LogReader, deadline: float) -> SN:
         """Return the last record of a sealed segment; ANY if it may have been truncated."""
         if not self._is_removed(stage):
             log = self.of(stage)
@@ -404,7 +406,7 @@ class StreamLogs:
         return ANY if stage.end else EMPTY
 
     def _key_last(
-        self, stage: Stage, course: Course, reader: LogReader, key: bytes, since: int, end: int, deadline: float
+        self, stage: Stage, course: KeyLineage, reader: LogReader, key: bytes, since: int, end: int, deadline: float
     ) -> tuple[SN | None, bool]:
         """Return a key's last record in a segment from an offset on, and True if records there were truncated."""
         if not self._is_removed(stage):
@@ -420,7 +422,7 @@ class StreamLogs:
         """Return True if a segment is known to be gone: by the history, or because its topic was missing before."""
         return stage.removed or int(stage.segment) in self._removed
 
-    def _note_removed(self, stage: Stage, course: Course, fault: TopicNotFound) -> None:
+    def _note_removed(self, stage: Stage, course: KeyLineage, fault: TopicNotFound) -> None:
         """Remember that a segment was removed after the epochs were read; raise the fault if it is the active one."""
         if stage.segment == course.active:
             raise fault

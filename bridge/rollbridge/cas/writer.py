@@ -14,8 +14,8 @@ from typing import Final, Self
 
 from rollbridge.calls import positive_seconds
 from rollbridge.cas.append import ROUND_BYTES_MAX, find_operation, find_write
-from rollbridge.cas.dispatch import Channels
-from rollbridge.cas.request import Answer, CasFuture, NewRecord, RecordHeaders, Request
+from rollbridge.cas.dispatch import StreamAppenders
+from rollbridge.cas.request import AppendFuture, AppendRequest, CasFuture, NewRecord, RecordHeaders
 from rollbridge.cas.tail import StreamLogs, WaitedTooLong
 from rollbridge.errors import (
     BackpressureError,
@@ -30,7 +30,7 @@ from rollbridge.kafka.batches import record_size_max
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.keyspace import position_of, position_of_key
-from rollbridge.model.lineage import Course, Stage
+from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
 
@@ -49,7 +49,7 @@ class CasWriter:
 
     def __init__(
         self,
-        channels: Channels,
+        channels: StreamAppenders,
         stream: StreamName,
         *,
         timeout: float | timedelta = 30.0,
@@ -262,7 +262,7 @@ class CasWriter:
     def __repr__(self) -> str:
         return f"<CasWriter of {self.stream}>"
 
-    def _find(self, token: Token, course: Course, logs: StreamLogs, reader: LogReader, deadline: float) -> list[SN]:
+    def _find(self, token: Token, course: KeyLineage, logs: StreamLogs, reader: LogReader, deadline: float) -> list[SN]:
         if token.place is None:
             return find_write(logs, course, reader, token, deadline)
         base = course.base(token.place.segment)
@@ -286,7 +286,7 @@ class CasWriter:
         headers: Sequence[RecordHeaders] | None,
         transaction_ids: Sequence[int | None] | None,
         token: Token | str | None,
-    ) -> Request:
+    ) -> AppendRequest:
         self._check_open()
         if not run:
             raise InvalidRequestError("a run needs at least one record; nothing was written")
@@ -309,7 +309,7 @@ class CasWriter:
         course = self._shape.await_course(position, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
-        condition = Condition(ANY if isinstance(waited_for, Request) else waited_for, checked_scope, first)
+        condition = Condition(ANY if isinstance(waited_for, AppendRequest) else waited_for, checked_scope, first)
         self._check_place(condition.expected, course, position, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
             raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
@@ -320,7 +320,7 @@ class CasWriter:
         records = [
             self._record(key, value, extra[place], numbers[place], mark) for place, (key, value) in enumerate(run)
         ]
-        request = Request(
+        request = AppendRequest(
             owner=self,
             records=records,
             expected=waited_for,
@@ -340,7 +340,7 @@ class CasWriter:
             )
         return request
 
-    def _check_place(self, expected: SN, course: Course, position: float, deadline: float) -> None:
+    def _check_place(self, expected: SN, course: KeyLineage, position: float, deadline: float) -> None:
         """Refuse an SN that cannot be one of this key's, before anything is appended."""
         try:
             place_of(expected, course)
@@ -376,7 +376,7 @@ class CasWriter:
     def _operation(self) -> bytes:
         return self._random + next(self._count).to_bytes(8, "big")
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: AppendRequest) -> None:
         with self._settled:
             if self._pending >= PENDING_MAX and not self._settled.wait_for(self._has_room, self._timeout_s):
                 raise BackpressureError(
@@ -389,7 +389,7 @@ class CasWriter:
     def _has_room(self) -> bool:
         return self._pending < PENDING_MAX
 
-    def _settle(self, _: Answer) -> None:
+    def _settle(self, _: AppendFuture) -> None:
         with self._settled:
             self._pending -= 1
             if self._pending in (0, PENDING_MAX - 1):

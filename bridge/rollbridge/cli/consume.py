@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 
 from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.records import FIELDS, Line, json_line, line_of, record_document
+from rollbridge.cli.records import FIELDS, LineFormat, json_line, line_of, record_document
 from rollbridge.cli.tables import counted
 from rollbridge.connection import Bridge
 from rollbridge.consumer.consumer import Consumer
@@ -133,7 +133,7 @@ def consume(
         name, wanted = str(stream), _part_of(segment, transaction)
     elif owner is None:
         StreamName.parse(name)
-    line: Line = json_line if context.json else line_of(template, null)
+    line: LineFormat = json_line if context.json else line_of(template, null)
     show = _Printer(max_records)
     with connected(context) as b:
         if owner is not None:
@@ -185,7 +185,7 @@ def _records(
     follow: bool,
     isolation: IsolationLevel,
     wait: timedelta,
-    line: Line,
+    line: LineFormat,
     show: _Printer,
     wanted: Callable[[Record], bool] | None,
 ) -> None:
@@ -208,7 +208,7 @@ def _transactions(
     start: str,
     follow: bool,
     wait: timedelta,
-    line: Line,
+    line: LineFormat,
     show: _Printer,
 ) -> None:
     with b.transactions(
@@ -227,7 +227,7 @@ def _transactions(
                 context.tell(f"{counted(show.printed, 'transaction')} of {owner}; position {position}")
 
 
-def _lines(transaction: CommittedTransaction, line: Line) -> Iterator[bytes]:
+def _lines(transaction: CommittedTransaction, line: LineFormat) -> Iterator[bytes]:
     control = transaction.control
     label = "" if control.label is None else f" {json.dumps(control.label, ensure_ascii=False)}"
     yield f"# {transaction.order} {control.transaction} of {control.client_name}{label}, ".encode()
@@ -260,7 +260,9 @@ def _documents(transaction: CommittedTransaction) -> Iterator[bytes]:
         yield encoded({"type": "record", "stream": record.stream, "total_order": number, **record_document(record)})
 
 
-def _member(context: CliContext, b: Bridge, stream: str, start: str, group: str, line: Line, show: _Printer) -> None:
+def _member(
+    context: CliContext, b: Bridge, stream: str, start: str, group: str, line: LineFormat, show: _Printer
+) -> None:
     settings = b.settings
     config = {
         "bootstrap.servers": settings.bootstrap_servers,

@@ -30,7 +30,7 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 ABORT_TIMEOUT_S: Final = 10.0
 
-Header = tuple[str, bytes]
+HeaderPair = tuple[str, bytes]
 
 
 @click.command()
@@ -56,7 +56,7 @@ def produce(
     stream_name: str,
     file: BinaryIO,
     key_separator: str | None,
-    headers: tuple[Header, ...],
+    headers: tuple[HeaderPair, ...],
     label: str | None,
     timeout: timedelta | None,
     compression: str,
@@ -140,7 +140,9 @@ def split(source: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | N
         yield key, value
 
 
-def _write(txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, bytes]], headers: list[Header]) -> None:
+def _write(
+    txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, bytes]], headers: list[HeaderPair]
+) -> None:
     if not headers:
         txn.write_all(stream, records)
         return

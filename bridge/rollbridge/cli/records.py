@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import click
 
-from rollbridge.consumer.records import Headers, Record
+from rollbridge.consumer.records import HeaderList, Record
 from rollbridge.errors import CorruptDataError
 
-Line = Callable[[Record], bytes]
+LineFormat = Callable[[Record], bytes]
 
 _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "key": lambda record: record.key,
@@ -39,7 +39,7 @@ FIELDS: Final = tuple(_FIELDS)
 """Fields that a format may name."""
 
 
-def line_of(template: str, null: str) -> Line:
+def line_of(template: str, null: str) -> LineFormat:
     """Return a function that formats records, as in ``{key}\\t{value}``; bytes are passed through unchanged.
 
     Raises:
@@ -93,7 +93,7 @@ def record_document(record: Record) -> dict[str, Any]:
     }
 
 
-def _headers(record: Record) -> Headers | None:
+def _headers(record: Record) -> HeaderList | None:
     """Return the headers; None if another client gave them names that cannot be printed."""
     try:
         return record.headers

@@ -33,7 +33,7 @@ from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ra
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
 from rollbridge.model.position import ReadPosition, StartLike, parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.zookeeper.metadata import Metadata
 
 RangeLike = KeyRange | tuple[float, float]
@@ -162,7 +162,7 @@ class Admin:
         if exist_ok and (found := self._in_use(name)) is not None:
             return found
         self._metadata.ensure_group(owner)
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.CREATE_STREAM,
             stream=str(name),
             ranges=tuple((item.low, item.high) for item in wanted),
@@ -215,7 +215,7 @@ class Admin:
         name = StreamName.parse(stream)
         answer = self._ask(
             self._config(name).group,
-            Request(
+            AdminRequest(
                 kind=RequestKind.SCALE_STREAM,
                 stream=str(name),
                 seal=tuple(seal),
@@ -265,7 +265,7 @@ class Admin:
             known.groups if isinstance(retention_groups, Keep) else tuple(retention_groups),
         )
         retention.check()
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.UPDATE_STREAM,
             stream=str(name),
             retention=retention,
@@ -299,7 +299,7 @@ class Admin:
         config = self._config(name)
         wanted = parse_start(name, before)
         cut = cut_before(self._offsets(), name, self.history(stream), wanted)
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.TRUNCATE_STREAM,
             stream=str(name),
             cut=cut,
@@ -329,7 +329,7 @@ class Admin:
             UnknownWriteError: being carried out, but not answered yet.
         """
         name = StreamName.parse(stream)
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
         )
         config = self._metadata.stream(name)
@@ -424,7 +424,7 @@ class Admin:
             UnknownWriteError: being carried out, but not answered yet.
         """
         owner = self.find_transaction(transaction).group if group is None else group
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.ABORT_TRANSACTION,
             transaction=str(transaction),
             reason=reason,
@@ -457,10 +457,10 @@ class Admin:
 
     def _ask_about_snapshots(self, kind: RequestKind, stream: str, timeout_s: float | None) -> None:
         name = StreamName.parse(stream)
-        request = Request(kind=kind, stream=str(name), client_name=self._client_name, created_ms=_now_ms())
+        request = AdminRequest(kind=kind, stream=str(name), client_name=self._client_name, created_ms=_now_ms())
         self._ask(self._config(name).group, request, timeout_s)
 
-    def _ask(self, group: GroupName, request: Request, timeout_s: float | None) -> Answer:
+    def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float | None) -> AdminAnswer:
         try:
             answer = self._metadata.ask(group, request, self._timeout_s if timeout_s is None else timeout_s)
         finally:
@@ -487,7 +487,7 @@ class Admin:
         return StreamNotFound(f"stream {name} does not exist")
 
 
-def refusal(answer: Answer, transaction: str = "") -> RollbridgeError:
+def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
     """Return the error that an answer stands for; its class is found by its code."""
     found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
     if found is None:

@@ -21,7 +21,7 @@ from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions, GroupCounters
 from rollbridge.client.recovery import Resumer
 from rollbridge.client.results import CommitResult, PartHandle
-from rollbridge.client.runtime import Plan, Planner, Runtime
+from rollbridge.client.runtime import BeginPlan, Planner, Runtime
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
@@ -44,7 +44,7 @@ from rollbridge.model.cooperative import (
     JointContent,
     JointState,
     JointWork,
-    Step,
+    SeriesStep,
     decide_again,
     decide_step,
     label_of,
@@ -113,7 +113,7 @@ class JointPart(Part):
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, part)
         header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
         with self._lock:
@@ -126,7 +126,7 @@ class JointEnding(Transaction):
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, plan: Plan, transaction: TransactionId) -> None:
+    def __init__(self, runtime: Runtime, plan: BeginPlan, transaction: TransactionId) -> None:
         completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
         self._sent = self._acked = 1
@@ -225,7 +225,7 @@ class SharedClient:
             return self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=False, once=False)
 
     def _agreed(
-        self, plan: Plan, series: str, number: int, deadline: float, *, begin: bool, once: bool
+        self, plan: BeginPlan, series: str, number: int, deadline: float, *, begin: bool, once: bool
     ) -> JointTransaction | None:
         """Return the transaction of a number; None if nobody has committed it, and none is to be begun."""
         epoch = plan.begin.client_epoch
@@ -233,29 +233,29 @@ class SharedClient:
             session, version = self._session(plan.group)
             work = session.work
             step = decide_step(work, epoch=epoch, series=series, number=number)
-            if step is Step.LOOK and work is not None:
+            if step is SeriesStep.LOOK and work is not None:
                 step, work = self._look_back(plan, session, work, series, number, deadline, once=once)
             match step:
-                case Step.BEGIN:
+                case SeriesStep.BEGIN:
                     if not begin:
                         return None
                     fresh = self._new_work(plan, series, number, once=once)
                     self._check_room(session, fresh)
                     if self._record(plan.group, session, version, fresh):
                         return self._joint(plan, fresh)
-                case Step.JOIN if work is not None:
+                case SeriesStep.JOIN if work is not None:
                     return self._joint(self._plan_of(plan.group, work), work) if begin else None
-                case Step.SKIP if work is not None:
+                case SeriesStep.SKIP if work is not None:
                     return self._joint(plan, work, committed=True)
-                case Step.SETTLE if work is not None:
+                case SeriesStep.SETTLE if work is not None:
                     state = self._settle(plan.group, epoch, work, deadline)
                     self._record(plan.group, session, version, work.ended(state))
-                case Step.OVER:
+                case SeriesStep.OVER:
                     raise TransactionClosed(
                         f"{label_of(series, number)} is over in this session; nothing was written",
                         transaction="" if work is None else str(work.transaction),
                     )
-                case Step.BEHIND:
+                case SeriesStep.BEHIND:
                     raise ConflictError(
                         f"{label_of(series, number)} can not be written: number {work and work.number} of the series "
                         "has been begun already; nothing was written. A late task may be ignored; a Spark query whose "
@@ -264,7 +264,7 @@ class SharedClient:
 
     def _look_back(
         self,
-        plan: Plan,
+        plan: BeginPlan,
         session: ClientSession,
         work: JointWork,
         series: str,
@@ -272,7 +272,7 @@ class SharedClient:
         deadline: float,
         *,
         once: bool,
-    ) -> tuple[Step, JointWork]:
+    ) -> tuple[SeriesStep, JointWork]:
         """Decide about a series other than the one on record; return the step, and what is known of the series.
 
         Raises:
@@ -285,14 +285,14 @@ class SharedClient:
             known = replace(work, series=series, number=former.number, transaction=former.transaction)
             return decide_again(former, number), replace(known, content=former.content)
         if once:
-            return Step.BEGIN, work
+            return SeriesStep.BEGIN, work
         if shared.has_forgotten(series):
             raise _forgotten(self._client_name, series, f"it was written more than {_KEPT_DAYS} days ago")
         if not shared.complete:
             before = self._committed_before(plan.group, series, number, deadline)
             if before is not None:
-                return Step.SKIP, replace(work, series=series, number=number, transaction=before, content=None)
-        return Step.BEGIN, work
+                return SeriesStep.SKIP, replace(work, series=series, number=number, transaction=before, content=None)
+        return SeriesStep.BEGIN, work
 
     def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
         """Refuse a series that could not be remembered in its turn."""
@@ -374,10 +374,10 @@ class SharedClient:
         self._end(ticket, JointState.COMMITTED if committed else JointState.ABORTED, last=last)
         return not committed
 
-    def _joint(self, plan: Plan, work: JointWork, *, committed: bool = False) -> JointTransaction:
+    def _joint(self, plan: BeginPlan, work: JointWork, *, committed: bool = False) -> JointTransaction:
         return JointTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
 
-    def _part(self, plan: Plan, transaction: TransactionId) -> Part:
+    def _part(self, plan: BeginPlan, transaction: TransactionId) -> Part:
         """Open a part with a number of its own."""
         completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
@@ -471,7 +471,7 @@ class SharedClient:
         """Let go of waiters whose requests a newer session has fenced; called on the housekeeping thread."""
         self._resumer.look_at_sessions()
 
-    def _new_work(self, plan: Plan, series: str, number: int, *, once: bool) -> JointWork:
+    def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> JointWork:
         begin = plan.begin
         return JointWork(
             series=series,
@@ -484,9 +484,9 @@ class SharedClient:
             once=once,
         )
 
-    def _plan_of(self, group: GroupName, work: JointWork) -> Plan:
+    def _plan_of(self, group: GroupName, work: JointWork) -> BeginPlan:
         """Return the plan as it was at the begin of the transaction, even if the streams have been scaled since."""
-        return Plan(
+        return BeginPlan(
             group=group,
             begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
             routes=tuple(self._catalog.route(name, epoch) for name, epoch in work.streams.items()),

@@ -34,7 +34,16 @@ from typing import Final
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from xxhash import xxh64_intdigest
 
-from rollbridge.client.futures import Completion, FrameLimits, HeaderList, Headers, Lane, Slot, WriteFuture, no_batch
+from rollbridge.client.futures import (
+    Completion,
+    FrameLimits,
+    HeaderList,
+    Headers,
+    PartSegment,
+    PartStream,
+    WriteFuture,
+    no_batch,
+)
 from rollbridge.client.results import Piece
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
 from rollbridge.model.conditions import StreamCondition
@@ -228,7 +237,7 @@ class PartWriter:
         self.frames = 0
         self.bytes = 0
         self.opened_s: float | None = None
-        self.lanes = {route.stream: Lane(route, place, limits, sticky) for place, route in enumerate(routes)}
+        self.lanes = {route.stream: PartStream(route, place, limits, sticky) for place, route in enumerate(routes)}
         if room is None:
             # The writer of a transaction that has ended already has no streams: it refuses each record anyway.
             room = ManifestRoom(routes[0].record_bytes_max if routes else 0)
@@ -294,7 +303,7 @@ class PartWriter:
             self._write_to_many(lane, records)
         return self.count - first
 
-    def _write_to_many(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def _write_to_many(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
         hash_of, locate, name, seed = xxh64_intdigest, bisect_right, RECORD_HEADER, HASH_SEED
         now_ms = int(time.time() * 1000)
@@ -317,7 +326,7 @@ class PartWriter:
         finally:
             self.count = count
 
-    def _write_to_one(self, lane: Lane, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def _write_to_one(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         """Append records to a lane with one segment: no look-ups, and the slot is updated once for all records."""
         pack, txn, base, name = HEADER_VALUE.pack, self._key, self._base, RECORD_HEADER
         now_ms = int(time.time() * 1000)
@@ -407,21 +416,21 @@ class PartWriter:
         """Drop the reference to whoever takes frames; there will be none any more."""
         self._emit = _nowhere
 
-    def _open_slot(self, lane: Lane, at: int) -> Slot:
+    def _open_slot(self, lane: PartStream, at: int) -> PartSegment:
         self.room.take(
             self._piece_bytes(lane, at),
             self.completion.transaction,
             f"there is no room for another segment of {lane.route.stream}, so this record was not written: commit what "
             "there is, or abort",
         )
-        slot = Slot(self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at])
+        slot = PartSegment(self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at])
         lane.slots[at] = slot
         return slot
 
-    def _piece_bytes(self, lane: Lane, at: int) -> int:
+    def _piece_bytes(self, lane: PartStream, at: int) -> int:
         return piece_bytes(PieceKey(self.part, lane.place, lane.route.numbers[at]))
 
-    def _next_slot(self, lane: Lane, slot: Slot) -> Slot:
+    def _next_slot(self, lane: PartStream, slot: PartSegment) -> PartSegment:
         """Return the slot of the next segment in turn; the same one if the manifest has no room for another segment."""
         following = (lane.sticky + 1) % len(lane.slots)
         found = lane.slots[following]
@@ -434,13 +443,13 @@ class PartWriter:
 
     def _start_batch(
         self,
-        lane: Lane,
-        slot: Slot,
+        lane: PartStream,
+        slot: PartSegment,
         timestamp_ms: int | None,
         key: bytes | None,
         value: bytes | None,
         headers: HeaderList,
-    ) -> Slot:
+    ) -> PartSegment:
         """Cut the slot's batch, if any, and start another with this record; return the slot that took it.
 
         Raises before anything is changed, except that a cut batch may have been handed over.
@@ -476,7 +485,7 @@ class PartWriter:
         slot.append = builder.append if lane.frame_bytes <= lane.record_bytes_max else self._checked(lane, builder)
         return slot
 
-    def _checked(self, lane: Lane, builder: DefaultRecordBatchBuilder) -> Callable[..., object]:
+    def _checked(self, lane: PartStream, builder: DefaultRecordBatchBuilder) -> Callable[..., object]:
         def append(
             offset: int,
             timestamp: int | None,
@@ -490,7 +499,7 @@ class PartWriter:
 
         return append
 
-    def _cut(self, slot: Slot) -> None:
+    def _cut(self, slot: PartSegment) -> None:
         """Hand over the slot's batch as a frame; a frame that could not be handed over before goes first."""
         if slot.ready is not None:
             self._emit(slot.place, *slot.ready)

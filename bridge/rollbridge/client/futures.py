@@ -3,7 +3,7 @@
 Each transaction has one :class:`Completion`, settled by the commit log and waited for by anybody. A
 :class:`~rollbridge.client.futures.WriteFuture` is three references; its DLSN is computed from the commit record when
 somebody asks for it. So all futures of a transaction resolve, or fail, at the same instant, and never some of each. A
-:class:`Slot` is one segment as one part writes to it; it finds the records again after the commit.
+:class:`PartSegment` is one segment as one part writes to it; it finds the records again after the commit.
 
 Threads: ``settle`` runs on the thread that tails the commit logs, ``fail`` on the delivery thread or that of a caller.
 Done callbacks run there, too, so they must not block. One module lock, held for a few instructions, guards events and
@@ -359,7 +359,7 @@ def no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes
     """Take nothing: stands in for a batch's ``append`` while no batch is open."""
 
 
-class Slot:
+class PartSegment:
     """Segment as one part writes to it: the open batch, and what has been written so far."""
 
     __slots__ = (
@@ -439,7 +439,7 @@ class Slot:
         self._ends = ends or [0]
 
 
-class Lane:
+class PartStream:
     """Stream as one part writes to it."""
 
     __slots__ = ("bounds", "frame_bytes", "open_slots", "place", "record_bytes_max", "route", "slots", "sticky")
@@ -450,7 +450,7 @@ class Lane:
         self.bounds = route.bounds
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
-        self.slots: list[Slot | None] = [None] * len(route.numbers)
+        self.slots: list[PartSegment | None] = [None] * len(route.numbers)
         self.sticky = sticky % len(route.numbers)
 
 
@@ -460,7 +460,7 @@ class WriteFuture(OutcomeFuture[DLSN]):
     # The frame writer sets the fields, without an __init__: this object is made a million times a second.
     __slots__ = ("count", "index", "slot")
 
-    slot: Slot
+    slot: PartSegment
     """Slot of the segment that holds the record."""
     index: int
     """Number of the record among those of its part in the segment, from 0."""

@@ -35,7 +35,7 @@ from rollbridge.model import paths
 from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import ClientSession, next_session
-from rollbridge.model.requests import Request, RequestKind
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -175,7 +175,7 @@ class ClientSessions:
 
     def fence(self, group: GroupName, epoch: int, timeout_s: float) -> None:
         """Wait until nothing that sessions below an epoch have asked for is in flight. Raises as :meth:`epoch`."""
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.FENCE,
             owner=self._client_name,
             owner_epoch=epoch,
@@ -302,7 +302,7 @@ TELL_AGAIN_S: Final = 1.0
 """Seconds for which the first commit in flight has had no answer before its frame is sent once more."""
 
 
-class Committing(Protocol):
+class PendingCommit(Protocol):
     """Transaction whose commit was asked for, as the order of commits sees it."""
 
     @property
@@ -326,8 +326,8 @@ class AskedCommit:
 
     __slots__ = ("_transaction", "asked_s", "is_told", "is_void", "order")
 
-    def __init__(self, transaction: Committing, order: CommitOrder) -> None:
-        self._transaction: Committing | None = transaction
+    def __init__(self, transaction: PendingCommit, order: CommitOrder) -> None:
+        self._transaction: PendingCommit | None = transaction
         self.order = order
         self.is_void = False
         self.is_told = not order.behind
@@ -348,7 +348,7 @@ class AskedCommit:
         self._transaction = None
 
 
-class CommitLine:
+class SessionCommitNumbers:
     """Commit numbers of one session in one group. Safe to use from several threads."""
 
     def __init__(self, connection: int, epoch: int) -> None:
@@ -360,7 +360,7 @@ class CommitLine:
         """Commits that may be in flight, in their order; behind the first there may be some that are over."""
         self._tidy_at = 1_000
 
-    def ask(self, transaction: Committing) -> AskedCommit:
+    def ask(self, transaction: PendingCommit) -> AskedCommit:
         """Return the next number, for a commit that is asked for now."""
         with self._lock:
             asked = self._asked
@@ -391,17 +391,17 @@ class CommitLine:
             first.tell()
 
 
-class CommitLines:
+class CommitNumbers:
     """Commit numbers of one connection. Safe to use from several threads."""
 
     def __init__(self, next_counter: Callable[[GroupName], int]) -> None:
         """Start without any; one of the transaction counters of ``next_counter`` names this connection in a group."""
         self._next_counter = next_counter
         self._connections: dict[GroupName, int] = {}
-        self._lines: dict[tuple[GroupName, int], CommitLine] = {}
+        self._lines: dict[tuple[GroupName, int], SessionCommitNumbers] = {}
         self._lock = threading.Lock()
 
-    def of(self, group: GroupName, epoch: int) -> CommitLine:
+    def of(self, group: GroupName, epoch: int) -> SessionCommitNumbers:
         """Return the commit numbers of a session in a group.
 
         Raises:
@@ -414,10 +414,10 @@ class CommitLines:
             connection = self._connections.get(group)
             if connection is None:
                 connection = self._connections[group] = self._next_counter(group) & CONNECTION_MAX
-            return self._lines.setdefault((group, epoch), CommitLine(connection, epoch))
+            return self._lines.setdefault((group, epoch), SessionCommitNumbers(connection, epoch))
 
     def look(self) -> None:
-        """See :meth:`CommitLine.look`; called on the housekeeping thread."""
+        """See :meth:`SessionCommitNumbers.look`; called on the housekeeping thread."""
         now_s = time.monotonic()
         for line in list(self._lines.values()):
             line.look(now_s)

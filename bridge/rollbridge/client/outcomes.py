@@ -3,9 +3,9 @@
 Records of foreign transactions are recognised by their key and never decoded; while nobody waits, none is looked at.
 Nothing is missed: a log is read from where it ended before the first transaction of its group began here.
 
-:class:`Inquiry` asks leaders about transactions. An id does not tell the group of its transaction, so without a group
-all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain only
-when all have answered.
+:class:`OutcomeClient` asks leaders about transactions. An id does not tell the group of its transaction, so without a
+group all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain
+only when all have answered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rollbridge.kafka.retry import limited
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
-from rollbridge.model.requests import Request, RequestKind, Story
+from rollbridge.model.requests import AdminRequest, RequestKind, Story
 from rollbridge.model.transaction import KnownTransaction
 from rollbridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
 from rollbridge.zookeeper.metadata import Metadata
@@ -188,7 +188,7 @@ Ask = Callable[[GroupName], list[Known]]
 """Puts a question to one group."""
 
 
-class Inquiry:
+class OutcomeClient:
     """Client of the leaders' knowledge of transactions. Safe to use from several threads."""
 
     def __init__(self, metadata: Metadata, client_name: str) -> None:
@@ -227,7 +227,7 @@ class Inquiry:
             CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
             CorruptDataError: a leader of an older version, which does not report events.
         """
-        request = Request(
+        request = AdminRequest(
             kind=RequestKind.DESCRIBE,
             transaction=str(identifier),
             client_name=self._client_name,
@@ -301,7 +301,7 @@ class Inquiry:
             faults = [fault for fault in faults if fault not in denied]
         return found, faults
 
-    def _asking(self, request: Request, timeout_s: float) -> Ask:
+    def _asking(self, request: AdminRequest, timeout_s: float) -> Ask:
         """Return a function that puts a request to one group."""
 
         def ask(group: GroupName) -> list[Known]:
@@ -312,8 +312,8 @@ class Inquiry:
 
         return ask
 
-    def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> Request:
-        return Request(
+    def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> AdminRequest:
+        return AdminRequest(
             kind=RequestKind.LOOK_UP,
             transaction=transaction,
             owner=owner,

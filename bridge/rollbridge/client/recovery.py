@@ -19,9 +19,9 @@ from rollbridge.calls import Timeout, answers_within, as_seconds
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
-from rollbridge.client.outcomes import Inquiry, OutcomeTail, outcome_of
+from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
 from rollbridge.client.results import Ends, Outcome, Piece, TransactionStory, find_ends
-from rollbridge.client.runtime import ClientOptions, Plan, Runtime
+from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import InvalidRequestError, NotFoundError, UnavailableError
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
@@ -48,7 +48,7 @@ class ResumedTransaction(Transaction):
     __slots__ = ("_earlier", "_known")
 
     def __init__(
-        self, runtime: Runtime, plan: Plan, completion: Completion, part: int, known: KnownTransaction
+        self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int, known: KnownTransaction
     ) -> None:
         """Take over a transaction as the leader knows it; return once the brokers have that."""
         self._known = known
@@ -242,7 +242,7 @@ class Resumer:
         self._catalog = catalog
         self._runtime = runtime
         self._sessions = sessions
-        self._inquiry = Inquiry(metadata, client_name)
+        self._inquiry = OutcomeClient(metadata, client_name)
 
     def seconds(self, timeout: Timeout) -> float:
         """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
@@ -297,7 +297,7 @@ class Resumer:
             group, known = self._inquiry.transaction(identifier, _left(deadline), group=group, client=client)
             if known.state is State.OPEN:
                 return self._take_over(group, known, epoch)
-        plan = Plan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
+        plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
 
     def look_at_sessions(self) -> None:
@@ -336,8 +336,8 @@ class Resumer:
                 before.fence()
         return resumed
 
-    def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> Plan:
-        return Plan(
+    def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> BeginPlan:
+        return BeginPlan(
             group=group,
             begin=BeginFrame(self._client_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
             routes=tuple(self._catalog.route(name, number) for name, number in known.streams.items()),

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from rollbridge.client.futures import FrameLimits
-from rollbridge.client.identity import ClientSessions, CommitLines
+from rollbridge.client.identity import ClientSessions, CommitNumbers
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.sender import Sender
 from rollbridge.errors import (
@@ -29,7 +29,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT, LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import position_of
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName
 from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
@@ -46,7 +46,7 @@ class Runtime:
     outcomes: OutcomeTail
     limits: FrameLimits
     commit_timeout_s: float
-    commits: CommitLines
+    commits: CommitNumbers
     who_leads: Callable[[GroupName], str]
     """Returns in half a sentence why a group may not answer."""
     events: Callable[[GroupName, TransactionId], Sequence[str]]
@@ -54,7 +54,7 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BeginPlan:
     """Common part of all transactions that begin alike."""
 
     group: GroupName
@@ -156,11 +156,11 @@ class Planner:
         self._sessions = sessions
         self._lease_limit = lease_limit
         self._lease_limits: dict[GroupName, timedelta] = {}
-        self._plans: dict[_Wanted, Plan] = {}
+        self._plans: dict[_Wanted, BeginPlan] = {}
 
     def plan(
         self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
-    ) -> Plan:
+    ) -> BeginPlan:
         """Return the plan of a transaction; raise as :meth:`rollbridge.Bridge.begin` does."""
         wanted = (streams, timeout, label, retain)
         plan = self._plans.get(wanted)
@@ -173,7 +173,7 @@ class Planner:
 
     def _make(
         self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
-    ) -> Plan:
+    ) -> BeginPlan:
         if not streams:
             raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
         if len(streams) > STREAMS_MAX:
@@ -213,7 +213,7 @@ class Planner:
             {route.stream: route.epoch for route in routes},
             RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
         )
-        return Plan(group, begin, routes, generation)
+        return BeginPlan(group, begin, routes, generation)
 
     def _check_lease(self, group: GroupName, lease: timedelta) -> None:
         """Refuse a lease over the limit of the group's leader if that is known; the leader refuses it anyway.
@@ -241,7 +241,7 @@ class Planner:
 
 
 def new_condition(
-    runtime: Runtime, plan: Plan, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
+    runtime: Runtime, plan: BeginPlan, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
 ) -> StreamCondition:
     """Return the condition that a user states.
 
@@ -284,7 +284,7 @@ def _check_place(history: EpochHistory, stream: str, condition: Condition) -> No
     if condition.key is None and len(history.active.segments) > 1:
         raise InvalidRequestError(f"{stream} has several segments: a condition needs a key to choose one")
     try:
-        course = Course(history, position_of(condition.key))
+        course = KeyLineage(history, position_of(condition.key))
     except UnavailableError:
         return  # a scale is in progress; the leader will check
     place_of(condition.expected, course)

@@ -27,7 +27,7 @@ from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece
 from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
-from rollbridge.client.runtime import Plan, Runtime, new_condition, with_condition
+from rollbridge.client.runtime import BeginPlan, Runtime, new_condition, with_condition
 from rollbridge.client.sender import Delivered
 from rollbridge.client.writing import Writing
 from rollbridge.consumer.commits import check_offsets
@@ -91,7 +91,7 @@ class Transaction(Writing):
 
     __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
 
-    def __init__(self, runtime: Runtime, plan: Plan, counter: int) -> None:
+    def __init__(self, runtime: Runtime, plan: BeginPlan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
         key = (plan.id_prefix | counter).to_bytes(16, "big")
         completion = Completion(key, plan.begin.client_name, plan.begin.client_epoch)
@@ -112,7 +112,7 @@ class Transaction(Writing):
                 self._send_abort_soon("its begin could not be sent to every stream")
             raise
 
-    def _prepare(self, runtime: Runtime, plan: Plan, completion: Completion, counter: int, part: int) -> None:
+    def _prepare(self, runtime: Runtime, plan: BeginPlan, completion: Completion, counter: int, part: int) -> None:
         """Set up everything but the begin."""
         super().__init__(runtime, plan, completion, counter, part)
         self._wish = _Wish.NONE

@@ -15,9 +15,9 @@ from confluent_kafka import KafkaError, Message
 
 from rollbridge.calls import Timeout, as_seconds, in_chunks
 from rollbridge.client.frame_writer import HOLD_S, Outbox, PartWriter, check_parts
-from rollbridge.client.futures import Completion, Headers, Lane, WriteFuture
+from rollbridge.client.futures import Completion, Headers, PartStream, WriteFuture
 from rollbridge.client.results import PartHandle
-from rollbridge.client.runtime import Plan, Runtime
+from rollbridge.client.runtime import BeginPlan, Runtime
 from rollbridge.client.sender import Delivered
 from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
 from rollbridge.forks import GONE
@@ -46,7 +46,7 @@ class Writing:
         "_writer",
     )
 
-    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, counter: int, part: int) -> None:
+    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, counter: int, part: int) -> None:
         self._runtime = runtime
         self._plan = plan
         self._completion = completion
@@ -264,7 +264,7 @@ class Part(Writing):
 
     __slots__ = ("_handle",)
 
-    def __init__(self, runtime: Runtime, plan: Plan, completion: Completion, part: int) -> None:
+    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, completion.transaction.counter, part)
         self._handle: PartHandle | None = None
 
@@ -278,7 +278,7 @@ class Part(Writing):
         """Codec of its frames."""
         return Compression(self._runtime.limits.compression)
 
-    def lane(self, stream: str) -> Lane:
+    def lane(self, stream: str) -> PartStream:
         """Return one of the streams as this part writes to it, with its segments and limits; for :meth:`put_batch`."""
         return self._writer.lanes[stream]
 

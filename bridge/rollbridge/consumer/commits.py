@@ -1,7 +1,7 @@
 """Offsets of a consumer: which ones callers mean, when they are committed, and what a rebalance does to them.
 
-:class:`Places` resolves partitions and special offsets, :class:`Commits` commits on request or at intervals, and
-:class:`Rebalances` receives librdkafka's callbacks. All three run on the thread that polls and take no locks.
+:class:`PartitionNames` resolves partitions and special offsets, :class:`Commits` commits on request or at intervals,
+and :class:`Rebalances` receives librdkafka's callbacks. All three run on the thread that polls and take no locks.
 
 A transaction commits whatever offsets it is given and knows nothing of what a group has read. The consumer does, if it
 lives in the same process. So ``consumer_group_metadata()`` registers it by group and member id (:func:`introduce`), and
@@ -20,11 +20,11 @@ from weakref import WeakValueDictionary
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from rollbridge.consumer.group import LoadHistory, Membership, Owned, Phase
+from rollbridge.consumer.group import Membership, Owned, Phase, ReloadHistory
 from rollbridge.consumer.records import Message
 from rollbridge.consumer.settings import ConsumerSettings
 from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailable, TruncatedError
-from rollbridge.kafka.groups import Committed, GroupCommits
+from rollbridge.kafka.groups import CommittedOffset, GroupCommits
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
@@ -41,7 +41,7 @@ _TIMEOUT_S: Final = 30.0
 _nobody: Callable[[], None] = lambda: None  # noqa: E731
 
 
-class Places:
+class PartitionNames:
     """Resolver of partitions, as applications name them, to segments, and of special offsets to figures."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Places:
         consumer: KafkaConsumer,
         members: Membership,
         offsets: LogOffsets,
-        load: LoadHistory,
+        load: ReloadHistory,
         settings: ConsumerSettings,
     ) -> None:
         self._consumer = consumer
@@ -120,7 +120,7 @@ class Commits:
         consumer: KafkaConsumer,
         group: GroupCommits,
         members: Membership,
-        places: Places,
+        places: PartitionNames,
         settings: ConsumerSettings,
     ) -> None:
         self._consumer = consumer
@@ -242,7 +242,7 @@ class Commits:
                 case the outcome is unknown.
         """
         member = parse_group_metadata(self._consumer.consumer_group_metadata())
-        commits = [Committed(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
+        commits = [CommittedOffset(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
         group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_ms / 1000
         try:
             self._group.write(member, commits, timeout_s=timeout_s)

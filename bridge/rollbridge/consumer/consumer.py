@@ -38,7 +38,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from rollbridge.consumer.commits import Commits, Places, Rebalances, introduce
+from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.records import Message, Origin, last_offsets
 from rollbridge.consumer.settings import consumer_settings
@@ -111,7 +111,7 @@ class Consumer:
             auto_commit=settings.auto_commit,
         )
         self._origin = Origin(lambda stream: self._members.known.get(stream))
-        self._places = Places(self._consumer, self._members, self._offsets, self._load, settings)
+        self._places = PartitionNames(self._consumer, self._members, self._offsets, self._load, settings)
         self._commits = Commits(self._consumer, group, self._members, self._places, settings)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
         hold(self, "_consumer", "_members", "_commits", "_places", "_rebalances", "_session", "_offsets")

@@ -32,18 +32,18 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.errors import kafka_error, translate
-from rollbridge.kafka.groups import Committed, GroupCommits
+from rollbridge.kafka.groups import CommittedOffset, GroupCommits
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Errand, limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.reader_group import Reset, Standing, Verdict, check_streams, decide, mark_of, wanted
+from rollbridge.model.reader_group import Reset, SegmentStanding, SegmentVerdict, check_streams, decide, mark_of, wanted
 
 logger = limited(logging.getLogger(__name__))
 
-LoadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], EpochHistory]
+ReloadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], EpochHistory]
 """Loader of a stream's epochs, given a callback for when there may be more, and the epochs known so far, if any."""
 
 _ASK_S: Final = 0.1
@@ -108,7 +108,7 @@ class _Asked:
     """
 
     everything: bool
-    found: list[Committed]
+    found: list[CommittedOffset]
     ends: Mapping[str, int]
     age: int
 
@@ -127,7 +127,7 @@ class Membership:
         reset: Reset,
         commits: GroupCommits,
         offsets: LogOffsets,
-        load: LoadHistory,
+        load: ReloadHistory,
         *,
         auto_commit: bool,
     ) -> None:
@@ -141,7 +141,7 @@ class Membership:
         # Set by ZooKeeper's watches, on a thread of the session; everything else is used by the polling thread only.
         self._changed = threading.Event()
         self._committed: dict[StreamName, dict[SegmentId, int]] = {}
-        self._verdicts: dict[StreamName, dict[SegmentId, Verdict]] = {}
+        self._verdicts: dict[StreamName, dict[SegmentId, SegmentVerdict]] = {}
         self._sealed: dict[str, int | None] = {}
         self._mark = ""
         self._ask_all = False
@@ -305,7 +305,7 @@ class Membership:
                 name.segment_topic(segment)
                 for name, history in self.histories.items()
                 for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
-                if self._verdicts[name][segment].standing is Standing.DONE
+                if self._verdicts[name][segment].standing is SegmentStanding.DONE
             )
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -405,7 +405,7 @@ class Membership:
         return (
             item.phase is Phase.DONE
             and verdict is not None
-            and verdict.standing is Standing.READ
+            and verdict.standing is SegmentStanding.READ
             and self._sealed.get(item.topic) is not None
         )
 
@@ -422,7 +422,7 @@ class Membership:
                 name.segment_topic(segment)
                 for name, verdicts in self._verdicts.items()
                 for segment, verdict in verdicts.items()
-                if verdict.standing is not Standing.DONE
+                if verdict.standing is not SegmentStanding.DONE
             } | self._open_ends
         newest = self._wants_ends()
         age = self._age
@@ -443,7 +443,7 @@ class Membership:
             if item.phase is Phase.WAITING
             and item.topic not in self._ends
             and (verdict := self._verdicts.get(item.stream, {}).get(item.segment)) is not None
-            and verdict.standing is Standing.READ_NEW
+            and verdict.standing is SegmentStanding.READ_NEW
         ]
 
     def _take_in(self, asked: _Asked) -> None:
@@ -474,18 +474,18 @@ class Membership:
             if item.phase is not Phase.WAITING or verdict is None:
                 continue
             match verdict.standing:
-                case Standing.DONE:
+                case SegmentStanding.DONE:
                     item.phase = Phase.DONE
-                case Standing.READ:
+                case SegmentStanding.READ:
                     ready[item.topic] = verdict.offset
-                case Standing.READ_NEW:
+                case SegmentStanding.READ_NEW:
                     if item.topic in self._ends:
                         ready[item.topic] = self._ends[item.topic]
-                case Standing.NO_OFFSET:
+                case SegmentStanding.NO_OFFSET:
                     raise KafkaException(
                         KafkaError(KafkaError._AUTO_OFFSET_RESET, f"no committed offset for {item.topic}")
                     )
-                case Standing.WAITS:
+                case SegmentStanding.WAITS:
                     continue
             if item.override is not None and item.topic in ready:
                 ready[item.topic] = item.override
@@ -562,7 +562,7 @@ class Membership:
             return False  # as after a seek: the segment is read once more
         stream, segment = parse_segment_topic(topic)
         verdict = self._verdicts.get(stream, {}).get(segment)
-        return verdict is not None and verdict.standing is Standing.DONE and not self._is_removed(topic)
+        return verdict is not None and verdict.standing is SegmentStanding.DONE and not self._is_removed(topic)
 
     def check_commit(self, topic: str, offset: int) -> None:
         """Refuse an offset that would count records as read that no member can have read.
@@ -574,7 +574,7 @@ class Membership:
         verdict = self._verdicts.get(stream, {}).get(segment)
         if verdict is None:
             return  # manually assigned, or of another stream: no order to keep
-        if verdict.standing is Standing.WAITS:
+        if verdict.standing is SegmentStanding.WAITS:
             names = ", ".join(map(str, verdict.after))
             raise InvalidRequestError(
                 f"segment {segment} of {stream} continues {names}, which group {self._group_id} has not read to the "

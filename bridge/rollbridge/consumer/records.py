@@ -29,7 +29,7 @@ from rollbridge.model.sn import (
     unpack_transaction_id,
 )
 
-Headers = list[tuple[str, bytes | None]]
+HeaderList = list[tuple[str, bytes | None]]
 
 OWN_HEADERS: Final = frozenset({RECORD_HEADER, TRANSACTION_ID_HEADER})
 """Headers that rollbridge adds; readers leave them out."""
@@ -89,7 +89,7 @@ class Preview:
         segment: SegmentId,
         transaction_id: TransactionId,
         local_sequence: int,
-        record: tuple[int, bytes | None, bytes | None, Headers],
+        record: tuple[int, bytes | None, bytes | None, HeaderList],
     ) -> None:
         """Create a preview.
 
@@ -121,7 +121,7 @@ class Preview:
         """Return the value."""
         return self._record[2]
 
-    def headers(self) -> Headers:
+    def headers(self) -> HeaderList:
         """Return the headers, rollbridge's own included."""
         return self._record[3]
 
@@ -197,7 +197,7 @@ class Record(_Fields):
         return self.raw.timestamp()[1]
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> HeaderList:
         """Headers as the writer gave them.
 
         Raises:
@@ -311,7 +311,7 @@ _UNREADABLE: Final[list[tuple[str, str | bytes | None]]] = [("", None)]
 """Replacement for headers that confluent-kafka cannot decode."""
 
 
-def headers_of(raw: KafkaMessage | Preview) -> Headers:
+def headers_of(raw: KafkaMessage | Preview) -> HeaderList:
     """Return the headers of a message, rollbridge's own included.
 
     Raises:
@@ -329,10 +329,10 @@ def headers_of(raw: KafkaMessage | Preview) -> Headers:
             "UTF-8; key and value can be read without them"
         )
     # The type that confluent-kafka shares with producers is wider than what a consumer hands out.
-    return cast("Headers", found or [])
+    return cast("HeaderList", found or [])
 
 
-def _own_headers(raw: KafkaMessage | Preview) -> Headers:
+def _own_headers(raw: KafkaMessage | Preview) -> HeaderList:
     """Return the headers to search for rollbridge's own; none if they cannot be decoded."""
     try:
         return headers_of(raw)
@@ -428,7 +428,7 @@ class Message:
         """Return the value; None for a tombstone."""
         return self._raw.value()
 
-    def headers(self) -> Headers | None:
+    def headers(self) -> HeaderList | None:
         """Return the headers as the writer gave them; None if there are none.
 
         Raises:

@@ -24,7 +24,7 @@ from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince, SnapshotReade
 from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs
 from rollbridge.kafka.views import view_cluster, view_topics
 from rollbridge.model import paths
-from rollbridge.model.changes import Committing, Scaling, StreamFault, works_of
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault, works_of
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.journal import split
 from rollbridge.model.late import LateNotes
@@ -33,7 +33,7 @@ from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.records import ControllerEpoch, Coordinator, Group, StreamConfig, StreamState, TransactionRecord
 from rollbridge.zookeeper.access import open_nodes
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge.zookeeper.session import Znode, ZooKeeperSession
 
 
 class Severity(IntEnum):
@@ -362,8 +362,8 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     return GroupFacts(
         record,
         leader,
-        min((work.created_ms for work in works if isinstance(work, Committing)), default=None),
-        min((work.created_ms for work in works if isinstance(work, Scaling)), default=None),
+        min((work.created_ms for work in works if isinstance(work, CommittingTransactions)), default=None),
+        min((work.created_ms for work in works if isinstance(work, EpochTransition)), default=None),
         metadata.transactions(name),
         None if leader is None else metadata.coordinator(leader),
         _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),
@@ -373,7 +373,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     )
 
 
-def _clock_ms(raised: Node) -> int:
+def _clock_ms(raised: Znode) -> int:
     known = ControllerEpoch.from_json(raised.value)
     return known.since_ms - raised.modified_ms if known.epoch else 0
 

@@ -13,7 +13,7 @@ from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
 from rollbridge.model.ids import TransactionId, shared_count
-from rollbridge.model.journal import GroupEvidence, Journal, Step, is_deleted, split, streams_of
+from rollbridge.model.journal import GroupEvidence, Journal, RepairStep, is_deleted, split, streams_of
 from rollbridge.model.names import GroupName, group_of_terminated
 from rollbridge.model.records import StreamConfig
 from rollbridge.zookeeper.metadata import Metadata
@@ -74,7 +74,7 @@ def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) ->
     return [_evidence(settings, name, topics) for name in names]
 
 
-def carry_out(session: ZooKeeperSession, steps: Sequence[Step], tell: Callable[[str], None]) -> None:
+def carry_out(session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]) -> None:
     """Carry out the planned steps, one after the other."""
     for step in steps:
         tell(step.what)

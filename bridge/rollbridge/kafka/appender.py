@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge.errors import ConfigError, KafkaUnavailable
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.coordination import Coordination, RequestRefused, Standing
+from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefused
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -38,8 +38,8 @@ from rollbridge.kafka.pipeline import (
     Addressed,
     PartitionRefused,
     Pipeline,
-    Producer,
-    Session,
+    ProducerFields,
+    ProduceSession,
     TopicPartition,
 )
 from rollbridge.model.group_offsets import GroupMember
@@ -47,7 +47,7 @@ from rollbridge.model.group_offsets import GroupMember
 # States: two complete tables.
 
 
-class State(Enum):
+class AppenderState(Enum):
     """State of an appender."""
 
     NEW = "new"
@@ -99,78 +99,78 @@ class Result(Enum):
 
 _RUN, _NOTHING, _REFUSE, _FENCED = Permission.RUN, Permission.NOTHING, Permission.REFUSE, Permission.FENCED
 
-PERMISSIONS: Final[Mapping[tuple[State, Operation], Permission]] = {
-    (State.NEW, Operation.INIT): _RUN,
-    (State.NEW, Operation.APPEND): _REFUSE,
-    (State.NEW, Operation.SEND_OFFSETS): _REFUSE,
-    (State.NEW, Operation.COMMIT): _REFUSE,
-    (State.NEW, Operation.ABORT): _REFUSE,
-    (State.NEW, Operation.CLOSE): _RUN,
-    (State.READY, Operation.INIT): _RUN,
-    (State.READY, Operation.APPEND): _RUN,
-    (State.READY, Operation.SEND_OFFSETS): _RUN,
-    (State.READY, Operation.COMMIT): _NOTHING,
-    (State.READY, Operation.ABORT): _NOTHING,
-    (State.READY, Operation.CLOSE): _RUN,
-    (State.IN_TRANSACTION, Operation.INIT): _RUN,
-    (State.IN_TRANSACTION, Operation.APPEND): _RUN,
-    (State.IN_TRANSACTION, Operation.SEND_OFFSETS): _RUN,
-    (State.IN_TRANSACTION, Operation.COMMIT): _RUN,
-    (State.IN_TRANSACTION, Operation.ABORT): _RUN,
-    (State.IN_TRANSACTION, Operation.CLOSE): _RUN,
-    (State.MUST_ABORT, Operation.INIT): _RUN,
-    (State.MUST_ABORT, Operation.APPEND): _REFUSE,
-    (State.MUST_ABORT, Operation.SEND_OFFSETS): _REFUSE,
-    (State.MUST_ABORT, Operation.COMMIT): _REFUSE,
-    (State.MUST_ABORT, Operation.ABORT): _RUN,
-    (State.MUST_ABORT, Operation.CLOSE): _RUN,
-    (State.UNKNOWN, Operation.INIT): _RUN,
-    (State.UNKNOWN, Operation.APPEND): _REFUSE,
-    (State.UNKNOWN, Operation.SEND_OFFSETS): _REFUSE,
-    (State.UNKNOWN, Operation.COMMIT): _REFUSE,
-    (State.UNKNOWN, Operation.ABORT): _REFUSE,
-    (State.UNKNOWN, Operation.CLOSE): _RUN,
-    (State.FENCED, Operation.INIT): _FENCED,
-    (State.FENCED, Operation.APPEND): _FENCED,
-    (State.FENCED, Operation.SEND_OFFSETS): _FENCED,
-    (State.FENCED, Operation.COMMIT): _FENCED,
-    (State.FENCED, Operation.ABORT): _FENCED,
-    (State.FENCED, Operation.CLOSE): _RUN,
-    (State.CLOSED, Operation.INIT): _REFUSE,
-    (State.CLOSED, Operation.APPEND): _REFUSE,
-    (State.CLOSED, Operation.SEND_OFFSETS): _REFUSE,
-    (State.CLOSED, Operation.COMMIT): _REFUSE,
-    (State.CLOSED, Operation.ABORT): _REFUSE,
-    (State.CLOSED, Operation.CLOSE): _NOTHING,
+PERMISSIONS: Final[Mapping[tuple[AppenderState, Operation], Permission]] = {
+    (AppenderState.NEW, Operation.INIT): _RUN,
+    (AppenderState.NEW, Operation.APPEND): _REFUSE,
+    (AppenderState.NEW, Operation.SEND_OFFSETS): _REFUSE,
+    (AppenderState.NEW, Operation.COMMIT): _REFUSE,
+    (AppenderState.NEW, Operation.ABORT): _REFUSE,
+    (AppenderState.NEW, Operation.CLOSE): _RUN,
+    (AppenderState.READY, Operation.INIT): _RUN,
+    (AppenderState.READY, Operation.APPEND): _RUN,
+    (AppenderState.READY, Operation.SEND_OFFSETS): _RUN,
+    (AppenderState.READY, Operation.COMMIT): _NOTHING,
+    (AppenderState.READY, Operation.ABORT): _NOTHING,
+    (AppenderState.READY, Operation.CLOSE): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.INIT): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.APPEND): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.SEND_OFFSETS): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.COMMIT): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.ABORT): _RUN,
+    (AppenderState.IN_TRANSACTION, Operation.CLOSE): _RUN,
+    (AppenderState.MUST_ABORT, Operation.INIT): _RUN,
+    (AppenderState.MUST_ABORT, Operation.APPEND): _REFUSE,
+    (AppenderState.MUST_ABORT, Operation.SEND_OFFSETS): _REFUSE,
+    (AppenderState.MUST_ABORT, Operation.COMMIT): _REFUSE,
+    (AppenderState.MUST_ABORT, Operation.ABORT): _RUN,
+    (AppenderState.MUST_ABORT, Operation.CLOSE): _RUN,
+    (AppenderState.UNKNOWN, Operation.INIT): _RUN,
+    (AppenderState.UNKNOWN, Operation.APPEND): _REFUSE,
+    (AppenderState.UNKNOWN, Operation.SEND_OFFSETS): _REFUSE,
+    (AppenderState.UNKNOWN, Operation.COMMIT): _REFUSE,
+    (AppenderState.UNKNOWN, Operation.ABORT): _REFUSE,
+    (AppenderState.UNKNOWN, Operation.CLOSE): _RUN,
+    (AppenderState.FENCED, Operation.INIT): _FENCED,
+    (AppenderState.FENCED, Operation.APPEND): _FENCED,
+    (AppenderState.FENCED, Operation.SEND_OFFSETS): _FENCED,
+    (AppenderState.FENCED, Operation.COMMIT): _FENCED,
+    (AppenderState.FENCED, Operation.ABORT): _FENCED,
+    (AppenderState.FENCED, Operation.CLOSE): _RUN,
+    (AppenderState.CLOSED, Operation.INIT): _REFUSE,
+    (AppenderState.CLOSED, Operation.APPEND): _REFUSE,
+    (AppenderState.CLOSED, Operation.SEND_OFFSETS): _REFUSE,
+    (AppenderState.CLOSED, Operation.COMMIT): _REFUSE,
+    (AppenderState.CLOSED, Operation.ABORT): _REFUSE,
+    (AppenderState.CLOSED, Operation.CLOSE): _NOTHING,
 }
 
-AFTER: Final[Mapping[tuple[Operation, Result], State]] = {
-    (Operation.INIT, Result.OK): State.READY,
+AFTER: Final[Mapping[tuple[Operation, Result], AppenderState]] = {
+    (Operation.INIT, Result.OK): AppenderState.READY,
     # Until init has succeeded once, the state stays NEW instead: there is no epoch to recover.
-    (Operation.INIT, Result.REFUSED): State.UNKNOWN,
-    (Operation.INIT, Result.UNKNOWN): State.UNKNOWN,
-    (Operation.INIT, Result.FENCED): State.FENCED,
+    (Operation.INIT, Result.REFUSED): AppenderState.UNKNOWN,
+    (Operation.INIT, Result.UNKNOWN): AppenderState.UNKNOWN,
+    (Operation.INIT, Result.FENCED): AppenderState.FENCED,
     # An append that sent nothing leaves the state unchanged.
-    (Operation.APPEND, Result.OK): State.IN_TRANSACTION,
-    (Operation.APPEND, Result.REFUSED): State.MUST_ABORT,
-    (Operation.APPEND, Result.UNKNOWN): State.UNKNOWN,
-    (Operation.APPEND, Result.FENCED): State.FENCED,
-    (Operation.SEND_OFFSETS, Result.OK): State.IN_TRANSACTION,
-    (Operation.SEND_OFFSETS, Result.REFUSED): State.MUST_ABORT,
-    (Operation.SEND_OFFSETS, Result.UNKNOWN): State.UNKNOWN,
-    (Operation.SEND_OFFSETS, Result.FENCED): State.FENCED,
-    (Operation.COMMIT, Result.OK): State.READY,
-    (Operation.COMMIT, Result.REFUSED): State.MUST_ABORT,
-    (Operation.COMMIT, Result.UNKNOWN): State.UNKNOWN,
-    (Operation.COMMIT, Result.FENCED): State.FENCED,
-    (Operation.ABORT, Result.OK): State.READY,
-    (Operation.ABORT, Result.REFUSED): State.UNKNOWN,
-    (Operation.ABORT, Result.UNKNOWN): State.UNKNOWN,
-    (Operation.ABORT, Result.FENCED): State.FENCED,
-    (Operation.CLOSE, Result.OK): State.CLOSED,
-    (Operation.CLOSE, Result.REFUSED): State.CLOSED,
-    (Operation.CLOSE, Result.UNKNOWN): State.CLOSED,
-    (Operation.CLOSE, Result.FENCED): State.CLOSED,
+    (Operation.APPEND, Result.OK): AppenderState.IN_TRANSACTION,
+    (Operation.APPEND, Result.REFUSED): AppenderState.MUST_ABORT,
+    (Operation.APPEND, Result.UNKNOWN): AppenderState.UNKNOWN,
+    (Operation.APPEND, Result.FENCED): AppenderState.FENCED,
+    (Operation.SEND_OFFSETS, Result.OK): AppenderState.IN_TRANSACTION,
+    (Operation.SEND_OFFSETS, Result.REFUSED): AppenderState.MUST_ABORT,
+    (Operation.SEND_OFFSETS, Result.UNKNOWN): AppenderState.UNKNOWN,
+    (Operation.SEND_OFFSETS, Result.FENCED): AppenderState.FENCED,
+    (Operation.COMMIT, Result.OK): AppenderState.READY,
+    (Operation.COMMIT, Result.REFUSED): AppenderState.MUST_ABORT,
+    (Operation.COMMIT, Result.UNKNOWN): AppenderState.UNKNOWN,
+    (Operation.COMMIT, Result.FENCED): AppenderState.FENCED,
+    (Operation.ABORT, Result.OK): AppenderState.READY,
+    (Operation.ABORT, Result.REFUSED): AppenderState.UNKNOWN,
+    (Operation.ABORT, Result.UNKNOWN): AppenderState.UNKNOWN,
+    (Operation.ABORT, Result.FENCED): AppenderState.FENCED,
+    (Operation.CLOSE, Result.OK): AppenderState.CLOSED,
+    (Operation.CLOSE, Result.REFUSED): AppenderState.CLOSED,
+    (Operation.CLOSE, Result.UNKNOWN): AppenderState.CLOSED,
+    (Operation.CLOSE, Result.FENCED): AppenderState.CLOSED,
 }
 logger = logging.getLogger(__name__)
 
@@ -238,9 +238,9 @@ class TransactionalAppender:
             transaction_timeout_ms=transaction_timeout_ms,
             retry_timeout_s=retry_timeout_ms / 1000,
         )
-        self._state = State.NEW
-        self._producer: Producer | None = None
-        self._session = Session()
+        self._state = AppenderState.NEW
+        self._producer: ProducerFields | None = None
+        self._session = ProduceSession()
 
     def __repr__(self) -> str:
         return f"<TransactionalAppender {self.transactional_id}, {self._state.value}>"
@@ -254,7 +254,7 @@ class TransactionalAppender:
         self.close()
 
     @property
-    def state(self) -> State:
+    def state(self) -> AppenderState:
         """Current state."""
         return self._state
 
@@ -273,7 +273,7 @@ class TransactionalAppender:
         self._enter(Operation.INIT)
         with self._translated(Operation.INIT):
             self._cluster.disconnect()
-            self._session = Session()
+            self._session = ProduceSession()
             if self._producer is None:
                 self._producer = self._coordination.take_over()
             else:
@@ -373,7 +373,7 @@ class TransactionalAppender:
         if PERMISSIONS[self._state, Operation.CLOSE] is Permission.NOTHING:
             return
         try:
-            if self._state in (State.IN_TRANSACTION, State.MUST_ABORT):
+            if self._state in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
                 self.abort()
         except Exception as exc:  # the coordinator's time-out or the next init ends the transaction anyway
             logger.warning("transactional id %s: closed with a transaction open: %s", self.transactional_id, exc)
@@ -390,7 +390,7 @@ class TransactionalAppender:
         Raises:
             TopicNotFound, NotAuthorizedError, KafkaUnavailable
         """
-        if self._state is State.CLOSED:
+        if self._state is AppenderState.CLOSED:
             raise self._invalid("end_offset")
         return read_end_offset(
             self._cluster,
@@ -402,7 +402,7 @@ class TransactionalAppender:
         )
 
     @property
-    def _current(self) -> Producer:
+    def _current(self) -> ProducerFields:
         if self._producer is None:
             raise self._invalid("append")
         return self._producer
@@ -412,7 +412,7 @@ class TransactionalAppender:
             return
         with self._translated(operation):
             self._producer = self._coordination.end(self._session, self._current, committed=committed)
-            self._session = Session()
+            self._session = ProduceSession()
             self._move(operation, Result.OK)
 
     def _enter(self, operation: Operation) -> bool:
@@ -432,7 +432,7 @@ class TransactionalAppender:
     def _move(self, operation: Operation, result: Result) -> None:
         state = AFTER[operation, result]
         if operation is Operation.INIT and result is not Result.OK and self._producer is None:
-            state = State.FENCED if result is Result.FENCED else State.NEW
+            state = AppenderState.FENCED if result is Result.FENCED else AppenderState.NEW
         if state is not self._state:
             logger.debug(
                 "transactional id %s: %s, %s: %s -> %s",
@@ -466,7 +466,7 @@ class TransactionalAppender:
             if operation is Operation.INIT or self._session.connections:
                 self._move(operation, Result.REFUSED)
             else:
-                self._session = Session()
+                self._session = ProduceSession()
             raise
         except BaseException:
             self._move(operation, Result.UNKNOWN)
@@ -496,11 +496,11 @@ class TransactionalAppender:
         """Tell fencing from the coordinator's time-out: both raise the epoch, only fencing means a newer user."""
         try:
             match self._coordination.standing(self._current):
-                case Standing.TAKEN:
+                case ProducerStanding.TAKEN:
                     return Meaning.FENCED
-                case Standing.TIMED_OUT:
+                case ProducerStanding.TIMED_OUT:
                     return Meaning.REFUSED
-                case Standing.OURS:
+                case ProducerStanding.OURS:
                     return Meaning.UNKNOWN
                 case never:
                     assert_never(never)

@@ -126,7 +126,7 @@ def _grow(codec: str, data: memoryview, limit_bytes: int) -> memoryview:
             room = min(limit_bytes, room * 4)
 
 
-Batch = bytes | bytearray | memoryview
+RawBatch = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, bytes | None]]
 
 # The fields of BatchHeader, in the layout drawn above.
@@ -227,7 +227,7 @@ _as_header = BatchHeader._make
 _offset_of = attrgetter("offset")
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """One record of a batch; ``timestamp`` in ms since 1970, a ``value`` of None is a tombstone."""
 
     offset: int
@@ -237,7 +237,7 @@ class Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """Place of an input batch: its first record is record ``offset_delta`` of output batch number ``batch``."""
 
     batch: int
@@ -248,11 +248,11 @@ class Place(NamedTuple):
 class Rebatched:
     """Fewer, larger batches, and the place of every input batch in them, in input order."""
 
-    batches: list[Batch]
-    places: list[Place]
+    batches: list[RawBatch]
+    places: list[BatchPlace]
 
 
-def parse_header(batch: Batch) -> BatchHeader:
+def parse_header(batch: RawBatch) -> BatchHeader:
     """Parse the header of a complete batch.
 
     Raises:
@@ -291,7 +291,7 @@ def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
         position += size
 
 
-def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHeader:
+def validate_frame(batch: RawBatch, count: int, *, deep: bool = False) -> BatchHeader:
     """Check that a client's batch can be forwarded unchanged, that is, that a broker would accept it as data.
 
     Args:
@@ -325,7 +325,7 @@ def validate_frame(batch: Batch, count: int, *, deep: bool = False) -> BatchHead
 
 
 def stamped_header(
-    batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
+    batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:
     """Return the header that makes ``batch`` this producer's: send its 61 bytes in front of ``batch[61:]``.
 
@@ -357,7 +357,7 @@ def stamped_header(
     return _UP_TO_CRC.pack(0, header.length, -1, _MAGIC, crc) + tail
 
 
-def framed(body: Batch, *, codec: int, count: int, base_timestamp: int, max_timestamp: int) -> bytes:
+def framed(body: RawBatch, *, codec: int, count: int, base_timestamp: int, max_timestamp: int) -> bytes:
     """Return a batch around encoded records, with no producer set.
 
     Args:
@@ -373,7 +373,7 @@ def framed(body: Batch, *, codec: int, count: int, base_timestamp: int, max_time
 
 
 def stamp(
-    batch: Batch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
+    batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:
     """Return a copy of ``batch`` as this producer's; see :func:`stamped_header`."""
     header = stamped_header(
@@ -391,7 +391,7 @@ def next_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & SEQUENCE_MAX
 
 
-def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+def read_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
     """Iterate over the records of a complete batch, decompressed; the checksum is not checked.
 
     Args:
@@ -412,19 +412,19 @@ def read_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> 
         except Exception as exc:  # the compiled reader lets errors of any class through
             raise CorruptDataError(f"record {seen} of {header.record_count} does not parse: {exc}") from exc
         seen += 1
-        yield Record(record.offset, record.timestamp, record.key, record.value, record.headers)
+        yield LogRecord(record.offset, record.timestamp, record.key, record.value, record.headers)
     if seen != header.record_count:
         raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
 
 
-def check_crc(header: BatchHeader, batch: Batch) -> None:
+def check_crc(header: BatchHeader, batch: RawBatch) -> None:
     """Check the checksum of a complete batch; raise CorruptDataError if it is wrong."""
     actual = crc32c(memoryview(batch)[_CRC_START:])
     if actual != header.crc:
         raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
 
 
-def check_numbering(batch: Batch) -> None:
+def check_numbering(batch: RawBatch) -> None:
     """Check that the records of an uncompressed batch are numbered 0, 1, 2 and so on; raise CorruptDataError if not.
 
     Brokers check the numbering only of compressed batches. A consumer trusts it: after a number too large it continues
@@ -442,7 +442,7 @@ def check_numbering(batch: Batch) -> None:
         raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one inside")
 
 
-def uncompressed(header: BatchHeader, batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Batch:
+def uncompressed(header: BatchHeader, batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> RawBatch:
     """Return the batch with its records decompressed, to at most ``limit_bytes``; the checksum is not renewed.
 
     Raises:
@@ -525,7 +525,7 @@ def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = (
     return DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
 
 
-def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compression = Compression.NONE) -> Rebatched:
+def rebatch(batches: Iterable[RawBatch], max_bytes: int, *, compression: Compression = Compression.NONE) -> Rebatched:
     """Merge neighbouring small batches into fewer, larger ones; records and their order stay the same.
 
     A batch is never split, so its records lie side by side in one output batch. A batch that has its output batch to
@@ -541,7 +541,7 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
             records wrong.
     """
     merged = Rebatched([], [])
-    waiting: list[Batch] = []
+    waiting: list[RawBatch] = []
     ends: list[int] = []
     waiting_bytes = HEADER_BYTES
     count = 0
@@ -569,7 +569,7 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
             bound = sum(record_size_max(r.key, r.value, r.headers) for r in read_records(batch))
         if waiting_bytes + bound > max_bytes:
             close()
-        merged.places.append(Place(len(merged.batches), count))
+        merged.places.append(BatchPlace(len(merged.batches), count))
         waiting.append(batch)
         waiting_bytes += bound
         count += header.record_count
@@ -578,7 +578,7 @@ def rebatch(batches: Iterable[Batch], max_bytes: int, *, compression: Compressio
     return merged
 
 
-def _is_larger(header: BatchHeader, batch: Batch, limit_bytes: int) -> bool:
+def _is_larger(header: BatchHeader, batch: RawBatch, limit_bytes: int) -> bool:
     """Return whether a compressed batch decompresses to more than ``limit_bytes``, without parsing its records.
 
     Raises:
@@ -592,7 +592,7 @@ def _is_larger(header: BatchHeader, batch: Batch, limit_bytes: int) -> bool:
     return False
 
 
-def _join(batches: Sequence[Batch], ends: Sequence[int], bound: int, compression: Compression) -> bytes:
+def _join(batches: Sequence[RawBatch], ends: Sequence[int], bound: int, compression: Compression) -> bytes:
     """Merge batches into one; ``ends`` holds the running count of records after each.
 
     This is a leader's hot loop, so records go from the compiled reader to the compiled builder directly.

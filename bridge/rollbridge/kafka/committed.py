@@ -24,11 +24,11 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import (
     DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
-    Batch,
     BatchHeader,
     Compression,
     Headers,
-    Record,
+    LogRecord,
+    RawBatch,
     complete_batches,
     framed,
     parse_header,
@@ -43,7 +43,7 @@ _HOW: Final = "surrogateescape"
 _NONE: Final = -1
 
 
-def read_any_records(batch: Batch) -> list[Record]:
+def read_any_records(batch: RawBatch) -> list[LogRecord]:
     """Return the records of a complete batch, decompressed, whatever their header names.
 
     Raises:
@@ -52,7 +52,7 @@ def read_any_records(batch: Batch) -> list[Record]:
     return list(iterate_any_records(batch))
 
 
-def iterate_any_records(batch: Batch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+def iterate_any_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
     """Iterate over the records of a complete batch, of which a megabyte can hold millions.
 
     Raises:
@@ -88,7 +88,7 @@ def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers
     return framed(record, codec=Compression.NONE, count=1, base_timestamp=timestamp, max_timestamp=timestamp)
 
 
-def _parse(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+def _parse(batch: RawBatch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
     header = parse_header(batch)
     data = bytes(memoryview(uncompressed(header, batch, limit_bytes=limit_bytes))[HEADER_BYTES:])
     place = 0
@@ -109,7 +109,7 @@ def _parse(batch: Batch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[
             if place != end:
                 raise CorruptDataError(f"a record of {length} bytes ends at byte {place - end + length}")
             timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + moment
-            yield Record(header.base_offset + delta, timestamp, key, value, headers)
+            yield LogRecord(header.base_offset + delta, timestamp, key, value, headers)
     except IndexError:
         raise CorruptDataError(f"a batch of {header.record_count} records ends within one") from None
 
@@ -153,7 +153,7 @@ class AbortedSpan(NamedTuple):
     first_offset: int
 
 
-class Committed(NamedTuple):
+class CommittedRecords(NamedTuple):
     """Committed records of a stretch of log.
 
     Attributes:
@@ -163,13 +163,13 @@ class Committed(NamedTuple):
         epoch: Leader epoch of its last batch; -1 if there is none.
     """
 
-    records: list[Record]
+    records: list[LogRecord]
     end: int
     aborted: int
     epoch: int
 
 
-def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> Committed:
+def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> CommittedRecords:
     """Return the committed records from ``start`` on.
 
     Args:
@@ -180,18 +180,18 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     Raises:
         CorruptDataError: ``raw`` is not a sequence of batches, or a record does not parse.
     """
-    records: list[Record] = []
+    records: list[LogRecord] = []
     end, aborted_batches, epoch = start, 0, -1
     for header, batch, standing in judged_batches(raw, aborted):
-        if standing is Standing.COMMITTED:
+        if standing is BatchStanding.COMMITTED:
             records.extend(record for record in read_any_records(batch) if record.offset >= start)
-        aborted_batches += standing is Standing.ABORTED
+        aborted_batches += standing is BatchStanding.ABORTED
         end = max(end, header.base_offset + header.last_offset_delta + 1)
         epoch = header.partition_leader_epoch
-    return Committed(records, end, aborted_batches, epoch)
+    return CommittedRecords(records, end, aborted_batches, epoch)
 
 
-class Standing(Enum):
+class BatchStanding(Enum):
     """Standing of a batch with a ``read_committed`` reader."""
 
     COMMITTED = "committed"
@@ -201,7 +201,7 @@ class Standing(Enum):
 
 def judged_batches(
     raw: bytes | memoryview, aborted: Iterable[AbortedSpan]
-) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+) -> Iterator[tuple[BatchHeader, memoryview, BatchStanding]]:
     """Iterate over the batches of a stretch of log, in order, with the standing of each.
 
     Args:
@@ -216,7 +216,7 @@ def judged_batches(
 
 def judge(
     batches: Iterable[tuple[BatchHeader, memoryview]], aborted: Iterable[AbortedSpan]
-) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+) -> Iterator[tuple[BatchHeader, memoryview, BatchStanding]]:
     """Iterate over batches already split, with the standing of each; see :func:`judged_batches`."""
     spans = deque(sorted(aborted, key=lambda span: span.first_offset))
     gone: set[int] = set()
@@ -226,9 +226,9 @@ def judge(
         if header.is_control:
             if _is_abort(batch):
                 gone.discard(header.producer_id)
-            yield header, batch, Standing.MARKER
+            yield header, batch, BatchStanding.MARKER
         else:
-            yield header, batch, Standing.ABORTED if _is_gone(header, gone) else Standing.COMMITTED
+            yield header, batch, BatchStanding.ABORTED if _is_gone(header, gone) else BatchStanding.COMMITTED
 
 
 def _is_gone(header: BatchHeader, gone: set[int]) -> bool:

@@ -36,7 +36,14 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
-from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Producer, Session, produce_body, request_start
+from rollbridge.kafka.pipeline import (
+    PRODUCE_KEY,
+    PRODUCE_VERSION,
+    ProducerFields,
+    ProduceSession,
+    produce_body,
+    request_start,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +56,7 @@ _BACKOFF_MAX_S: Final = 0.25
 _MARKERS_BACKOFF_MAX_S: Final = 0.01
 
 
-class Standing(Enum):
+class ProducerStanding(Enum):
     """Standing of a producer id and epoch with the coordinator."""
 
     OURS = auto()
@@ -86,22 +93,22 @@ class Coordination:
         self._transaction_timeout = i32Timedelta.parse(timedelta(milliseconds=transaction_timeout_ms))
         self._retry_timeout_s = retry_timeout_s
 
-    def take_over(self) -> Producer:
+    def take_over(self) -> ProducerFields:
         """Fence the previous user of the id; return once a transaction left open by it is aborted."""
         return self._patiently(lambda: self._init_producer_id(None))
 
-    def recover(self, producer: Producer) -> Producer:
+    def recover(self, producer: ProducerFields) -> ProducerFields:
         """End the transaction that ``producer`` left open; leave a newer user alone and refuse with FENCED then."""
         return self._patiently(lambda: self._recover(producer))
 
-    def end(self, session: Session, producer: Producer, *, committed: bool) -> Producer:
+    def end(self, session: ProduceSession, producer: ProducerFields, *, committed: bool) -> ProducerFields:
         """Commit or abort; return the producer fields for the next transaction.
 
         The decision is durable on return. The coordinator may still be writing markers, and the next transaction of
         this id has to wait for them.
         """
 
-        def attempt(connection: Connection) -> tuple[ErrorCode, Producer]:
+        def attempt(connection: Connection) -> tuple[ErrorCode, ProducerFields]:
             answer = connection.call(
                 EndTxnRequest(
                     transactional_id=TransactionalId(self._transactional_id),
@@ -111,29 +118,29 @@ class Coordination:
                 ),
                 EndTxnResponse,
             )
-            return answer.error_code, Producer(self._transactional_id, answer.producer_id, answer.producer_epoch)
+            return answer.error_code, ProducerFields(self._transactional_id, answer.producer_id, answer.producer_epoch)
 
         subject = f"{'commit' if committed else 'abort'} of {self._transactional_id}"
         return self._ask(subject, codes.END, attempt, session, producer)
 
-    def standing(self, producer: Producer) -> Standing:
+    def standing(self, producer: ProducerFields) -> ProducerStanding:
         """Return whether the id is still ours, changing nothing."""
 
-        def attempt(connection: Connection) -> tuple[ErrorCode, Standing]:
+        def attempt(connection: Connection) -> tuple[ErrorCode, ProducerStanding]:
             request = DescribeTransactionsRequest(transactional_ids=(TransactionalId(self._transactional_id),))
             state = connection.call(request, DescribeTransactionsResponse).transaction_states[0]
             if state.producer_id != producer.producer_id:
-                return state.error_code, Standing.TAKEN
+                return state.error_code, ProducerStanding.TAKEN
             if state.producer_epoch == producer.epoch:
-                return state.error_code, Standing.OURS
+                return state.error_code, ProducerStanding.OURS
             aborted = state.transaction_state in ("PrepareAbort", "CompleteAbort")
             timed_out = aborted and state.producer_epoch == producer.epoch + 1
-            return state.error_code, Standing.TIMED_OUT if timed_out else Standing.TAKEN
+            return state.error_code, ProducerStanding.TIMED_OUT if timed_out else ProducerStanding.TAKEN
 
-        return self._ask(f"state of {self._transactional_id}", codes.INIT, attempt, Session())
+        return self._ask(f"state of {self._transactional_id}", codes.INIT, attempt, ProduceSession())
 
-    def _init_producer_id(self, known: Producer | None) -> Producer:
-        def attempt(connection: Connection) -> tuple[ErrorCode, Producer]:
+    def _init_producer_id(self, known: ProducerFields | None) -> ProducerFields:
+        def attempt(connection: Connection) -> tuple[ErrorCode, ProducerFields]:
             if connection.transaction_version < _TRANSACTIONS_V2:
                 raise UnsupportedBrokerError(
                     f"the cluster of {connection.address} has transaction.version {connection.transaction_version}, "
@@ -149,20 +156,20 @@ class Coordination:
                 ),
                 InitProducerIdResponse,
             )
-            return answer.error_code, Producer(self._transactional_id, answer.producer_id, answer.producer_epoch)
+            return answer.error_code, ProducerFields(self._transactional_id, answer.producer_id, answer.producer_epoch)
 
-        return self._ask(f"init of {self._transactional_id}", codes.INIT, attempt, Session())
+        return self._ask(f"init of {self._transactional_id}", codes.INIT, attempt, ProduceSession())
 
-    def _recover(self, producer: Producer) -> Producer:
+    def _recover(self, producer: ProducerFields) -> ProducerFields:
         try:
             try:
-                recovered = self.end(Session(), producer, committed=False)
+                recovered = self.end(ProduceSession(), producer, committed=False)
                 logger.info("transactional id %s: nothing is open any more, not committed", self._transactional_id)
             except RequestRefused as exc:
                 if exc.error != ErrorCode.invalid_txn_state:
                     raise
                 # The transaction has ended the other way. A repeated commit is answered with the epoch that followed.
-                recovered = self.end(Session(), producer, committed=True)
+                recovered = self.end(ProduceSession(), producer, committed=True)
                 logger.info("transactional id %s: the last commit had taken effect", self._transactional_id)
             return recovered
         except RequestRefused as exc:
@@ -177,13 +184,13 @@ class Coordination:
         subject: str,
         table: Mapping[ErrorCode, Meaning],
         attempt: Callable[[Connection], tuple[ErrorCode, T]],
-        session: Session,
-        fencing_suspect: Producer | None = None,
+        session: ProduceSession,
+        fencing_suspect: ProducerFields | None = None,
     ) -> T:
         def taken() -> bool:
             # While a transaction's markers are being written, the coordinator answers "fenced" to an end that carries
             # the next epoch, although the id has no newer user.
-            return fencing_suspect is None or self.standing(fencing_suspect) is Standing.TAKEN
+            return fencing_suspect is None or self.standing(fencing_suspect) is ProducerStanding.TAKEN
 
         return ask_coordinator(
             self._cluster,
@@ -197,7 +204,7 @@ class Coordination:
             fenced=taken,
         )
 
-    def _patiently(self, attempt: Callable[[], Producer]) -> Producer:
+    def _patiently(self, attempt: Callable[[], ProducerFields]) -> ProducerFields:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
         deadline = time.monotonic() + self._retry_timeout_s
         backoff_s = _BACKOFF_FIRST_S
@@ -220,7 +227,7 @@ def ask_coordinator(
     subject: str,
     table: Mapping[ErrorCode, Meaning],
     attempt: Callable[[Connection], tuple[ErrorCode, T]],
-    session: Session,
+    session: ProduceSession,
     *,
     retry_timeout_s: float,
     fenced: Callable[[], bool] = lambda: True,
@@ -269,7 +276,7 @@ _FIRST_OF_CHECKSUM: Final = 17
 _VALUE: Final = bytes(78)
 
 
-def corrupt_batch(producer: Producer | None = None) -> bytes:
+def corrupt_batch(producer: ProducerFields | None = None) -> bytes:
     """Return a batch that no broker accepts: its checksum is wrong, and it is larger than a marker."""
     builder = BatchBuilder(1 << 10)
     builder.append(0, None, _VALUE)
@@ -293,7 +300,7 @@ class Barrier:
     def __init__(self, cluster: Cluster, transactional_id: str) -> None:
         self._cluster = cluster
         self._transactional_id = transactional_id
-        self._producer: Producer | None = None
+        self._producer: ProducerFields | None = None
 
     @property
     def is_open(self) -> bool:
@@ -335,7 +342,7 @@ class Barrier:
         """Discard the transaction, to begin a new one next time: the id has a newer user, or an answer was lost."""
         self._producer = None
 
-    def _take_over(self, timeout_s: float) -> Producer:
+    def _take_over(self, timeout_s: float) -> ProducerFields:
         coordination = Coordination(
             self._cluster,
             self._transactional_id,

@@ -27,7 +27,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta, i64
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailable
-from rollbridge.kafka.batches import Record
+from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
@@ -84,7 +84,7 @@ class Stretch(NamedTuple):
 
     start: int
     end: int
-    records: list[Record]
+    records: list[LogRecord]
     high_watermark: int
     aborted: int = 0
     epoch: int = NO_EPOCH

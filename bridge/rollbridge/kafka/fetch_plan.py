@@ -20,8 +20,8 @@ from kio.schema.fetch.v12.response import PartitionData
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailable, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import BatchHeader, Record, check_crc, complete_batches, parse_header
-from rollbridge.kafka.committed import AbortedSpan, Standing, iterate_any_records, judge
+from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc, complete_batches, parse_header
+from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFound
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
@@ -62,11 +62,11 @@ class Fetched(NamedTuple):
     high_watermark: int
     stable_end: int
 
-    def judged(self) -> Iterator[tuple[BatchHeader, memoryview, Standing]]:
+    def judged(self) -> Iterator[tuple[BatchHeader, memoryview, BatchStanding]]:
         """Iterate over the batches with their standing for a reader."""
         return judge(self.batches, self.aborted)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[LogRecord]:
         """Iterate over the records that a reader sees.
 
         Raises:
@@ -74,7 +74,7 @@ class Fetched(NamedTuple):
         """
         start = self.start
         for _, batch, standing in self.judged():
-            if standing is Standing.COMMITTED:
+            if standing is BatchStanding.COMMITTED:
                 for record in iterate_any_records(batch):
                     if record.offset >= start:
                         yield record

@@ -24,7 +24,7 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import ask_coordinator
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
-from rollbridge.kafka.pipeline import Producer, Session, TopicPartition
+from rollbridge.kafka.pipeline import ProducerFields, ProduceSession, TopicPartition
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.group_offsets import GroupMember
 
@@ -42,7 +42,7 @@ _PASSING: Final = frozenset(
 """Codes of commits that were not carried out, but may succeed on a retry or with another broker."""
 
 
-class Committed(NamedTuple):
+class CommittedOffset(NamedTuple):
     """Offset that a group has committed in a partition, with its metadata."""
 
     topic: str
@@ -64,7 +64,7 @@ class GroupCommits:
         """Close the connections; the next request opens others."""
         self._clusters.close()
 
-    def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[Committed]:
+    def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[CommittedOffset]:
         """Return the commits in partition 0 of these topics, or of all partitions if None, in any order.
 
         Waits for offsets in an undecided native transaction: they may become commits.
@@ -82,7 +82,7 @@ class GroupCommits:
         except CodeError as fault:
             raise refusal(fault.code, doing, fault.subject) from fault
 
-    def write(self, member: GroupMember, commits: Iterable[Committed], *, timeout_s: float) -> None:
+    def write(self, member: GroupMember, commits: Iterable[CommittedOffset], *, timeout_s: float) -> None:
         """Commit offsets; retry if the answer is lost, since the same commit again changes nothing.
 
         Raises:
@@ -150,7 +150,7 @@ class GroupCommits:
                     raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {why}") from why
                 backoff.sleep(deadline)
 
-    def _ask(self, cluster: Cluster, topics: list[str] | None) -> list[Committed]:
+    def _ask(self, cluster: Cluster, topics: list[str] | None) -> list[CommittedOffset]:
         """Ask the coordinator once; raises CodeError, KafkaUnavailable."""
         request = OffsetFetchRequest(
             groups=(
@@ -176,7 +176,7 @@ class GroupCommits:
                 _check(place.error_code, f"topic {topic.name}")
                 if place.committed_offset >= 0:
                     found.append(
-                        Committed(
+                        CommittedOffset(
                             str(topic.name),
                             int(place.partition_index),
                             int(place.committed_offset),
@@ -200,8 +200,8 @@ _DONE = (ErrorCode.none, None)
 
 def send_group_offsets(
     cluster: Cluster,
-    session: Session,
-    producer: Producer,
+    session: ProduceSession,
+    producer: ProducerFields,
     member: GroupMember,
     offsets: Mapping[TopicPartition, int],
     *,

@@ -412,7 +412,7 @@ _NOT_THERE_YET_S: Final = 5.0
 """The same for the leader itself, while others name it as the leader."""
 
 
-class Question(NamedTuple):
+class LeaderQuestion(NamedTuple):
     """Question to a leader: builds the request for some of its partitions, and reads the answer."""
 
     request: Callable[[list[Place]], Payload]
@@ -420,7 +420,7 @@ class Question(NamedTuple):
     answers: Callable[[Payload], Iterable[tuple[Place, ErrorCode, int]]]
 
 
-class Round(NamedTuple):
+class LeaderAnswers(NamedTuple):
     """Result of asking once: values, refusals, and lost connections."""
 
     found: dict[Place, int]
@@ -429,9 +429,9 @@ class Round(NamedTuple):
     lost: dict[Place, KafkaUnavailable]
 
 
-def ask_once(cluster: Cluster, places: Iterable[Place], question: Question) -> Round:
+def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion) -> LeaderAnswers:
     """Ask the leader of each place once; raise KafkaUnavailable only if no broker answers the look-up."""
-    result = Round({}, {}, {})
+    result = LeaderAnswers({}, {}, {})
     by_leader: dict[NodeId, list[Place]] = {}
     wanted = sorted(set(places))
     unknown = cluster.learn({topic for topic, _ in wanted})
@@ -463,14 +463,14 @@ def ask_once(cluster: Cluster, places: Iterable[Place], question: Question) -> R
     return result
 
 
-def _lose(cluster: Cluster, result: Round, places: Iterable[Place], fault: KafkaUnavailable) -> None:
+def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Place], fault: KafkaUnavailable) -> None:
     for place in places:
         cluster.forget_leader(place[0])
         result.lost[place] = fault
 
 
 def ask_leaders(
-    cluster: Cluster, places: Iterable[Place], question: Question, doing: str, deadline: Deadline
+    cluster: Cluster, places: Iterable[Place], question: LeaderQuestion, doing: str, deadline: Deadline
 ) -> dict[Place, int]:
     """Return the answer of each place's leader.
 

@@ -25,7 +25,7 @@ from rollbridge.calls import patience_s
 from rollbridge.errors import KafkaUnavailable
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFound
-from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, Place, Question, ask_leaders
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, Place, ask_leaders
 from rollbridge.kafka.retry import Deadline
 
 logger = logging.getLogger(__name__)
@@ -243,9 +243,9 @@ def list_offsets(
     return ask_leaders(cluster, places, offsets_question(timestamp, isolation), doing, deadline)
 
 
-def offsets_question(timestamp: int, isolation: Isolation) -> Question:
+def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion:
     """Return the question for the offset of a time; see :func:`list_offsets`."""
-    return Question(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
+    return LeaderQuestion(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
 
 
 def offsets_request(timestamp: int, isolation: Isolation, places: Iterable[Place]) -> ListOffsetsRequest:

@@ -30,7 +30,14 @@ from kio.static.primitive import i16, i32Timedelta
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailable
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import HEADER_BYTES, Batch, complete_batches, next_sequence, parse_header, stamped_header
+from rollbridge.kafka.batches import (
+    HEADER_BYTES,
+    RawBatch,
+    complete_batches,
+    next_sequence,
+    parse_header,
+    stamped_header,
+)
 from rollbridge.kafka.connection import Buffer, Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFound
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, ask_batches
@@ -50,11 +57,11 @@ _ACKS_ALL: Final = -1
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
 
-Addressed = tuple[str, Batch] | tuple[str, int, Batch]
+Addressed = tuple[str, RawBatch] | tuple[str, int, RawBatch]
 TopicPartition = tuple[str, int]
 
 
-class Producer(NamedTuple):
+class ProducerFields(NamedTuple):
     """Producer fields of a native transaction."""
 
     transactional_id: str
@@ -82,7 +89,7 @@ class _Stamped:
     index: int
     target: TopicPartition
     header: bytes
-    batch: Batch
+    batch: RawBatch
 
     @property
     def size(self) -> int:
@@ -100,7 +107,7 @@ class _Lane:
 
 
 @dataclass(slots=True)
-class Session:
+class ProduceSession:
     """State of one native transaction: its sequence numbers, and its connections, which must not be replaced.
 
     A connection lost in the middle of a transaction is an error: a leader that lost acknowledged records in a power
@@ -128,8 +135,8 @@ class Pipeline:
     def __init__(
         self,
         cluster: Cluster,
-        session: Session,
-        producer: Producer,
+        session: ProduceSession,
+        producer: ProducerFields,
         *,
         max_in_flight: int,
         request_timeout_ms: int,
@@ -350,9 +357,9 @@ def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes
     return _uvarint(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
 
 
-def produce_body(start: bytes, items: Iterable[tuple[TopicPartition, bytes, Batch]]) -> list[Buffer]:
+def produce_body(start: bytes, items: Iterable[tuple[TopicPartition, bytes, RawBatch]]) -> list[Buffer]:
     """Return the body of Produce v12: ``start``, then the batches, given as partition, new header and whole batch."""
-    topics: dict[str, list[tuple[int, bytes, Batch]]] = {}
+    topics: dict[str, list[tuple[int, bytes, RawBatch]]] = {}
     for (topic, partition), header, batch in items:
         topics.setdefault(topic, []).append((partition, header, batch))
     parts: list[Buffer] = []
@@ -385,7 +392,7 @@ def _uvarint(value: int) -> bytes:
 _WAIT_MS: Final = 500
 
 
-class Verdict(Enum):
+class ProduceVerdict(Enum):
     """Meaning of a Produce answer for one batch."""
 
     WRITTEN = auto()
@@ -409,30 +416,30 @@ class Verdict(Enum):
     """Outcome unknown."""
 
 
-_MEANINGS: Final[Mapping[Meaning, Verdict]] = {
-    Meaning.DONE: Verdict.WRITTEN,
-    Meaning.RETRY: Verdict.RETRY,
-    Meaning.REFRESH: Verdict.MOVED,
-    Meaning.FOLLOW_UP: Verdict.MISPLACED,
-    Meaning.REFUSED: Verdict.REFUSED,
-    Meaning.DENIED: Verdict.DENIED,
-    Meaning.FENCED: Verdict.EXPIRED,
-    Meaning.EXPIRED: Verdict.EXPIRED,
-    Meaning.UNKNOWN: Verdict.UNKNOWN,
+_MEANINGS: Final[Mapping[Meaning, ProduceVerdict]] = {
+    Meaning.DONE: ProduceVerdict.WRITTEN,
+    Meaning.RETRY: ProduceVerdict.RETRY,
+    Meaning.REFRESH: ProduceVerdict.MOVED,
+    Meaning.FOLLOW_UP: ProduceVerdict.MISPLACED,
+    Meaning.REFUSED: ProduceVerdict.REFUSED,
+    Meaning.DENIED: ProduceVerdict.DENIED,
+    Meaning.FENCED: ProduceVerdict.EXPIRED,
+    Meaning.EXPIRED: ProduceVerdict.EXPIRED,
+    Meaning.UNKNOWN: ProduceVerdict.UNKNOWN,
 }
 _PAUSE_S: Final = 0.05
-_OWN: Final[Mapping[ErrorCode, Verdict]] = {
-    ErrorCode.message_too_large: Verdict.SEALED,
-    ErrorCode.record_list_too_large: Verdict.SEALED,
-    ErrorCode.unknown_producer_id: Verdict.EXPIRED,
-    ErrorCode.request_timed_out: Verdict.DOUBTFUL,
-    ErrorCode.not_enough_replicas_after_append: Verdict.DOUBTFUL,
-    ErrorCode.network_exception: Verdict.DOUBTFUL,
-    ErrorCode.kafka_storage_error: Verdict.DOUBTFUL,
+_OWN: Final[Mapping[ErrorCode, ProduceVerdict]] = {
+    ErrorCode.message_too_large: ProduceVerdict.SEALED,
+    ErrorCode.record_list_too_large: ProduceVerdict.SEALED,
+    ErrorCode.unknown_producer_id: ProduceVerdict.EXPIRED,
+    ErrorCode.request_timed_out: ProduceVerdict.DOUBTFUL,
+    ErrorCode.not_enough_replicas_after_append: ProduceVerdict.DOUBTFUL,
+    ErrorCode.network_exception: ProduceVerdict.DOUBTFUL,
+    ErrorCode.kafka_storage_error: ProduceVerdict.DOUBTFUL,
 }
 
 
-def verdict(code: ErrorCode) -> Verdict:
+def verdict(code: ErrorCode) -> ProduceVerdict:
     """Return the meaning of a Produce error code for a batch of a plain writer."""
     own = _OWN.get(code)
     return _MEANINGS[codes.meaning(codes.PRODUCE, code)] if own is None else own

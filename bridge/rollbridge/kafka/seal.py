@@ -73,15 +73,15 @@ _AWAY_S: Final = 3.0
 """Time after which an unavailable leader is given up for now; a slow one is waited for."""
 
 
-class Place(NamedTuple):
+class EndOfLog(NamedTuple):
     """End offset of a log, and the epoch of the leader that reported it."""
 
     leader_epoch: int
     offset: int
 
 
-_NOWHERE: Final = Place(-1, -1)
-Answers = Mapping[str, tuple[ErrorCode, Place]]
+_NOWHERE: Final = EndOfLog(-1, -1)
+Answers = Mapping[str, tuple[ErrorCode, EndOfLog]]
 
 _PROBE: Final = Records(corrupt_batch())
 
@@ -163,7 +163,7 @@ class Sealer:
                 pending.discard(topic)
             backoff_s = self._pause(pending, backoff_s)
 
-    def _await_in_force(self, topics: Iterable[str]) -> dict[str, Place]:
+    def _await_in_force(self, topics: Iterable[str]) -> dict[str, EndOfLog]:
         """Wait until every leader refuses batches larger than a marker; return the ends of the logs shortly before.
 
         The leader epoch is read before the probe is sent, so if it is unchanged later, the probe was answered under it.
@@ -188,7 +188,7 @@ class Sealer:
             return {topic.name: (topic.partition_responses[0].error_code, _NOWHERE) for topic in answer.responses}
 
         pending = set(topics)
-        confirmed: dict[str, Place] = {}
+        confirmed: dict[str, EndOfLog] = {}
         backoff_s = _BACKOFF_FIRST_S
         while pending:
             places = self._list_offsets(pending, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
@@ -244,7 +244,7 @@ class Sealer:
         return {name: (code, _NOWHERE) for name, code in self._barrier.join(connection, names).items()}
 
     def _await_ends(
-        self, before: Mapping[str, Place], foreign_s: float | None
+        self, before: Mapping[str, EndOfLog], foreign_s: float | None
     ) -> tuple[dict[str, int], frozenset[str]]:
         """Return the end offsets of topics without open native transactions, and the topics that keep one too long.
 
@@ -280,13 +280,13 @@ class Sealer:
             backoff_s = self._pause(pending, backoff_s)
         return settled, frozenset()
 
-    def _ends(self, topics: Iterable[str]) -> dict[str, tuple[Place, Place]]:
+    def _ends(self, topics: Iterable[str]) -> dict[str, tuple[EndOfLog, EndOfLog]]:
         """Return (last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
         stable = self._list_offsets(topics, _CONSUMER, Isolation.READ_COMMITTED)
         ends = self._list_offsets(stable, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
         return {topic: (stable[topic], end) for topic, end in ends.items()}
 
-    def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, Place]:
+    def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, EndOfLog]:
         asked = ListOffsetsPartition(partition_index=i32(0), timestamp=i64(_LATEST))
 
         def ask(connection: Connection, names: list[str]) -> Answers:
@@ -299,7 +299,7 @@ class Sealer:
                 ListOffsetsResponse,
             )
             found = {topic.name: topic.partitions[0] for topic in answer.topics}
-            return {name: (item.error_code, Place(item.leader_epoch, item.offset)) for name, item in found.items()}
+            return {name: (item.error_code, EndOfLog(item.leader_epoch, item.offset)) for name, item in found.items()}
 
         found = {}
         for topic, (code, place) in self._ask_leaders(topics, ask).items():
@@ -319,7 +319,7 @@ class Sealer:
                 by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
             except CodeError as exc:
                 self._note(topic, exc.code)
-        answers: dict[str, tuple[ErrorCode, Place]] = {}
+        answers: dict[str, tuple[ErrorCode, EndOfLog]] = {}
         for node, names in by_leader.items():
             try:
                 found = ask(self._cluster.connection(node), names)

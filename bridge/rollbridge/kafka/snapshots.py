@@ -41,26 +41,26 @@ _PAUSE_S: Final = 0.05
 _OUT_OF_RANGE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
-class Latest(NamedTuple):
+class LatestRecord(NamedTuple):
     """Latest record of a key."""
 
     offset: int
     value: bytes
 
 
-def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str) -> dict[bytes, Latest]:
+def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str) -> dict[bytes, LatestRecord]:
     """Return the latest record of each key that has no tombstone.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
-    found: dict[bytes, Latest] = {}
+    found: dict[bytes, LatestRecord] = {}
     for message in read_all(bootstrap_servers, security, topic):
         key, value = message.key() or b"", message.value()
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = Latest(message.offset() or 0, value)
+            found[key] = LatestRecord(message.offset() or 0, value)
     return found
 
 
@@ -256,7 +256,7 @@ class SnapshotReader:
         self._segments = snapshot_segments_topic(scope)
         topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
         self._known = self._admin.topic_ids([*topics.values(), self._segments])
-        self._indexes: dict[str, Mapping[bytes, Latest]] = {
+        self._indexes: dict[str, Mapping[bytes, LatestRecord]] = {
             kind: read_latest(*self._servers, topic) if topic in self._known else {} for kind, topic in topics.items()
         }
 

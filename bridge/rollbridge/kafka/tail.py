@@ -27,7 +27,7 @@ from kio.schema.fetch.v12 import FetchResponse
 
 from rollbridge.errors import CorruptDataError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import Record, check_crc, complete_batches, parse_header
+from rollbridge.kafka.batches import LogRecord, check_crc, complete_batches, parse_header
 from rollbridge.kafka.committed import iterate_any_records
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, diverged, fetch_request
@@ -64,7 +64,7 @@ class TailMessage(NamedTuple):
     value: bytes | None
 
 
-class _Place(NamedTuple):
+class _Follow(NamedTuple):
     """Next position to fetch in a partition.
 
     Attributes:
@@ -126,11 +126,11 @@ class Tail:
             return
         for item in self._assigned.keys() - wanted.keys():
             del self._assigned[item]
-        fresh: dict[Partition, _Place] = {}
+        fresh: dict[Partition, _Follow] = {}
         for item in wanted.keys() - self._assigned.keys():
             self._tokens += 1
             self._assigned[item] = self._tokens
-            fresh[item] = _Place(self._tokens, wanted[item])
+            fresh[item] = _Follow(self._tokens, wanted[item])
         self._shared.change(frozenset(self._assigned), fresh)
         if not self._fetcher.is_alive():
             self._fetcher.start()
@@ -197,7 +197,7 @@ class Tail:
                 yield TailMessage(partition, end - 1, max(header.max_timestamp, 0), None, None)
 
 
-def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[Record]:
+def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[LogRecord]:
     """Iterate over the records of a batch, parsing each only when it is asked for.
 
     Brokers do not check the numbering of an uncompressed batch, and a reader that trusted it could continue anywhere.
@@ -221,14 +221,14 @@ class _Shared:
         self._lock = threading.Condition()
         self._waker, self._wakes = os.pipe()
         os.set_blocking(self._waker, False)
-        self._places: dict[Partition, _Place] = {}
+        self._places: dict[Partition, _Follow] = {}
         self._ends: dict[Partition, int] = {}
         self._chunks: deque[_Chunk] = deque()
         self._ahead = 0
         self._fault: RollbridgeError | None = None
         self._is_closed = False
 
-    def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, _Place]) -> None:
+    def change(self, kept: frozenset[Partition], fresh: Mapping[Partition, _Follow]) -> None:
         """Replace the partitions: keep ``kept`` and add ``fresh`` ones from their places on."""
         with self._lock:
             self._places = {item: place for item, place in self._places.items() if item in kept} | dict(fresh)
@@ -278,12 +278,12 @@ class _Shared:
         except BlockingIOError:
             pass
 
-    def places(self) -> dict[Partition, _Place]:
+    def places(self) -> dict[Partition, _Follow]:
         """Return the places to fetch; none while ``AHEAD_BYTES`` wait to be taken, or after a fault."""
         with self._lock:
             return {} if self._ahead > AHEAD_BYTES or self._fault is not None else dict(self._places)
 
-    def give(self, partition: Partition, asked: _Place, raw: bytes, after: _Place, end: int) -> None:
+    def give(self, partition: Partition, asked: _Follow, raw: bytes, after: _Follow, end: int) -> None:
         """Add fetched batches; ``after`` is the next place and ``end`` the partition's high watermark."""
         with self._lock:
             if self._places.get(partition) != asked:
@@ -315,9 +315,9 @@ class _Shared:
                 os.write(self._wakes, b"x")
 
 
-class _Asked(NamedTuple):
+class _AskedFetch(NamedTuple):
     connection: Connection
-    places: dict[Partition, _Place]
+    places: dict[Partition, _Follow]
 
 
 class _Fetcher(threading.Thread):
@@ -327,7 +327,7 @@ class _Fetcher(threading.Thread):
         super().__init__(name="rollbridge-tail", daemon=True)
         self._shared = shared
         self._cluster = cluster
-        self._asked: dict[NodeId, _Asked] = {}
+        self._asked: dict[NodeId, _AskedFetch] = {}
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._served: dict[Partition, int] = {}
         self._turn = 0
@@ -367,7 +367,7 @@ class _Fetcher(threading.Thread):
         due = {item for item in places if self._pauses.get(item[0], (None, 0.0))[1] <= now}
         for topic, code in self._cluster.learn(topic for topic, _ in due).items():
             self._pause(topic, codes.name(code))
-        wanted: dict[NodeId, dict[Partition, _Place]] = {}
+        wanted: dict[NodeId, dict[Partition, _Follow]] = {}
         for item in sorted(due, key=lambda item: (self._served.get(item, 0), item)):
             leader = self._cluster.known_leader(*item)
             if leader is None:
@@ -383,7 +383,7 @@ class _Fetcher(threading.Thread):
                 for topic, _ in mine:
                     self._pause(topic, str(fault))
             else:
-                self._asked[node] = _Asked(connection, mine)
+                self._asked[node] = _AskedFetch(connection, mine)
 
     def _wait(self) -> None:
         """Wait for answers, a change of the assignment, or the end of a back-off."""
@@ -403,7 +403,7 @@ class _Fetcher(threading.Thread):
                 for topic, _ in asked.places:
                     self._pause(topic, "no answer in time")
 
-    def _hear(self, node: NodeId, asked: _Asked) -> None:
+    def _hear(self, node: NodeId, asked: _AskedFetch) -> None:
         del self._asked[node]
         try:
             answer = asked.connection.receive(FetchResponse)
@@ -456,7 +456,7 @@ class _Fetcher(threading.Thread):
         poller.poll(round(1000 * pause_s))
 
 
-def _place_after(raw: bytes, place: _Place) -> _Place:
+def _place_after(raw: bytes, place: _Follow) -> _Follow:
     """Return the place behind the last whole batch."""
     for batch in complete_batches(raw):
         header = parse_header(batch)

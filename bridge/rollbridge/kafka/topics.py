@@ -40,7 +40,7 @@ from rollbridge.calls import patience_s
 from rollbridge.errors import KafkaUnavailable, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, Place, Question, ask_leaders
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, Place, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
@@ -65,7 +65,7 @@ class TopicSpec:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-class Answer(NamedTuple):
+class ItemResult(NamedTuple):
     """Broker's answer for one item: its error code and message."""
 
     code: ErrorCode
@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 
 def ask_to_create(
     cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadline, only_validate: bool = False
-) -> dict[str, Answer]:
+) -> dict[str, ItemResult]:
     """Ask to create topics, or only to validate that; raise KafkaUnavailable if no answer comes."""
     request = CreateTopicsRequest(
         topics=tuple(
@@ -91,12 +91,12 @@ def ask_to_create(
         validate_only=only_validate,
     )
     answer = cluster.ask_any(request, CreateTopicsResponse)
-    return {str(item.name): Answer(item.error_code, item.error_message) for item in answer.topics}
+    return {str(item.name): ItemResult(item.error_code, item.error_message) for item in answer.topics}
 
 
 def ask_to_delete(
     cluster: Cluster, topics: Iterable[str | uuid.UUID], deadline: Deadline
-) -> dict[str | uuid.UUID, Answer]:
+) -> dict[str | uuid.UUID, ItemResult]:
     """Ask to delete topics by name or by id; raise KafkaUnavailable if no answer comes."""
     wanted = list(topics)
     request = DeleteTopicsRequest(
@@ -109,9 +109,9 @@ def ask_to_delete(
         timeout=_left(deadline),
     )
     answer = cluster.ask_any(request, DeleteTopicsResponse)
-    found: dict[str | uuid.UUID, Answer] = {}
+    found: dict[str | uuid.UUID, ItemResult] = {}
     for item in answer.responses:
-        said = Answer(item.error_code, item.error_message)
+        said = ItemResult(item.error_code, item.error_message)
         # An answer to a name carries the id as well, and the other way round, if the caller may see it.
         for key in (item.topic_id, None if item.name is None else str(item.name)):
             if key is not None and key in wanted:
@@ -119,7 +119,7 @@ def ask_to_delete(
     return found
 
 
-def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[str, str]) -> dict[str, Answer]:
+def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[str, str]) -> dict[str, ItemResult]:
     """Ask to change settings of topics; raise KafkaUnavailable if no answer comes."""
     configs = tuple(AlterableConfig(name=key, config_operation=i8(_SET), value=value) for key, value in config.items())
     request = IncrementalAlterConfigsRequest(
@@ -130,12 +130,12 @@ def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[st
         validate_only=False,
     )
     answer = cluster.ask_any(request, IncrementalAlterConfigsResponse)
-    return {item.resource_name: Answer(item.error_code, item.error_message) for item in answer.responses}
+    return {item.resource_name: ItemResult(item.error_code, item.error_message) for item in answer.responses}
 
 
 def ask_to_describe_configs(
     cluster: Cluster, kind: int, names: Iterable[str], connection: Connection | None = None
-) -> tuple[dict[str, Answer], dict[str, dict[str, str]]]:
+) -> tuple[dict[str, ItemResult], dict[str, dict[str, str]]]:
     """Ask for all settings of topics, or of the broker at the other end of a connection.
 
     Raises:
@@ -153,12 +153,12 @@ def ask_to_describe_configs(
         answer = connection.call(request, DescribeConfigsResponse)
     answers, configs = {}, {}
     for item in answer.results:
-        answers[item.resource_name] = Answer(item.error_code, item.error_message)
+        answers[item.resource_name] = ItemResult(item.error_code, item.error_message)
         configs[item.resource_name] = {entry.name: entry.value for entry in item.configs if entry.value is not None}
     return answers, configs
 
 
-def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> Question:
+def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> LeaderQuestion:
     """Return the question to delete records below given offsets; its answers are the new first offsets."""
 
     def request(places: list[Place]) -> DeleteRecordsRequest:
@@ -177,7 +177,7 @@ def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> 
                 place = str(topic.name), int(partition.partition_index)
                 yield place, partition.error_code, int(partition.low_watermark)
 
-    return Question(request, DeleteRecordsResponse, answers)
+    return LeaderQuestion(request, DeleteRecordsResponse, answers)
 
 
 def _left(deadline: Deadline) -> i32Timedelta:
@@ -185,14 +185,14 @@ def _left(deadline: Deadline) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
-__all__ = ["Partition", "TopicAdmin", "TopicSpec"]
+__all__ = ["PartitionLike", "TopicAdmin", "TopicSpec"]
 
 logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
 # A topic or, where it has several partitions, one of them; a bare name means partition 0.
-Partition = str | tuple[str, int]
+PartitionLike = str | tuple[str, int]
 
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
@@ -325,7 +325,7 @@ class TopicAdmin:
         topics = _described(cluster, names, deadline, with_operations=with_operations)
         configs: dict[str, dict[str, str]] = {}
 
-        def ask(wanted: Iterable[str]) -> Mapping[str, Answer]:
+        def ask(wanted: Iterable[str]) -> Mapping[str, ItemResult]:
             answers, found = ask_to_describe_configs(cluster, RESOURCE_TOPIC, wanted)
             configs.update(found)
             return answers
@@ -371,8 +371,8 @@ class TopicAdmin:
         return found
 
     def end_offsets(
-        self, topics: Iterable[Partition], isolation: Isolation = Isolation.READ_UNCOMMITTED
-    ) -> dict[Partition, int]:
+        self, topics: Iterable[PartitionLike], isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> dict[PartitionLike, int]:
         """Return the high watermark of each partition, or its last stable offset for ``READ_COMMITTED``.
 
         Raises:
@@ -380,7 +380,7 @@ class TopicAdmin:
         """
         return self._offsets(topics, LATEST, isolation, "read the end")
 
-    def start_offsets(self, topics: Iterable[Partition]) -> dict[Partition, int]:
+    def start_offsets(self, topics: Iterable[PartitionLike]) -> dict[PartitionLike, int]:
         """Return the offset of the first record of each partition that has not been deleted.
 
         Raises:
@@ -388,7 +388,7 @@ class TopicAdmin:
         """
         return self._offsets(topics, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset")
 
-    def delete_records(self, before: Mapping[Partition, int]) -> dict[Partition, int]:
+    def delete_records(self, before: Mapping[PartitionLike, int]) -> dict[PartitionLike, int]:
         """Delete the records below the given offsets; return the new first offsets, at least those asked for.
 
         Raises:
@@ -443,8 +443,8 @@ class TopicAdmin:
         return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
 
     def _offsets(
-        self, topics: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str
-    ) -> dict[Partition, int]:
+        self, topics: Iterable[PartitionLike], timestamp: int, isolation: Isolation, doing: str
+    ) -> dict[PartitionLike, int]:
         keys = {_address(partition): partition for partition in topics}
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
@@ -516,7 +516,7 @@ def _described(
 
 def _until_answered(
     items: Iterable[K],
-    ask: Callable[[list[K]], Mapping[K, Answer]],
+    ask: Callable[[list[K]], Mapping[K, ItemResult]],
     doing: str,
     deadline: Deadline,
     *,
@@ -586,5 +586,5 @@ def _listed(differences: Mapping[str, tuple[str, str]]) -> str:
     return ", ".join(f"{key} is {has}, not {want}" for key, (want, has) in sorted(differences.items()))
 
 
-def _address(partition: Partition) -> tuple[str, int]:
+def _address(partition: PartitionLike) -> tuple[str, int]:
     return (partition, 0) if isinstance(partition, str) else partition

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import assert_never
 
 from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 
 
@@ -56,7 +56,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ConditionalWrite:
     """One write of a round: its records stand next to each other, and are written all or not at all.
 
     Attributes:
@@ -69,7 +69,7 @@ class Entry:
     """
 
     condition: Condition
-    course: Course
+    course: KeyLineage
     keys: tuple[bytes | None, ...]
     transaction_ids: tuple[int | None, ...]
     after: int | None = None
@@ -117,7 +117,7 @@ class Falling:
 Verdict = Accepted | Refused | Falling
 
 
-def place_of(expected: SN, course: Course) -> int | None:
+def place_of(expected: SN, course: KeyLineage) -> int | None:
     """Where an expected record stands, as a sequence id; None if the SN does not say.
 
     In a segment that the history has dropped, it is where the SN's sequence id says; without one nobody can tell.
@@ -144,7 +144,7 @@ def place_of(expected: SN, course: Course) -> int | None:
     return base + expected.dlsn.offset
 
 
-def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
+def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool:
     """Whether a condition holds.
 
     Args:
@@ -177,7 +177,7 @@ def holds(condition: Condition, last: SN, upto: int, course: Course) -> bool:
             assert_never(never)
 
 
-def is_refuted(condition: Condition, last: SN, course: Course) -> bool:
+def is_refuted(condition: Condition, last: SN, course: KeyLineage) -> bool:
     """Whether a condition can not hold any more, whatever stands behind ``last``, a committed record in its scope.
 
     One that expects a record behind that is not: somebody may have seen it already.
@@ -195,7 +195,7 @@ def is_refuted(condition: Condition, last: SN, course: Course) -> bool:
 
 
 def judge(
-    entries: Sequence[Entry],
+    entries: Sequence[ConditionalWrite],
     offset: int,
     last: SN,
     key_lasts: Mapping[bytes, SN],
@@ -264,11 +264,11 @@ class Mates:
     """The writes of a round while it is put together."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[ConditionalWrite] = []
         self._place_of_key: dict[bytes | None, int] = {}
         self._last_id: int | None = None
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: ConditionalWrite) -> bool:
         """Whether a write can be in one round with those before it: they being accepted must not refuse it.
 
         What it expects of the log itself, before the round, is left to :func:`judge`.
@@ -288,7 +288,7 @@ class Mates:
             case never:
                 assert_never(never)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ConditionalWrite) -> None:
         """Take one that fits."""
         for key, number in zip(entry.keys, entry.transaction_ids, strict=True):
             self._place_of_key[key] = len(self.entries)

@@ -42,7 +42,7 @@ class Roll:
 
 
 @dataclass(frozen=True, slots=True)
-class Committing(NodeRecord):
+class CommittingTransactions(NodeRecord):
     """A rolling commit that is being carried out; ids in commit order, and the part of each one's owner."""
 
     SCHEMA: ClassVar = "committing"
@@ -81,7 +81,7 @@ class Committing(NodeRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(NodeRecord):
+class EpochTransition(NodeRecord):
     """A scale that is being carried out; its ``request`` is empty once that has been answered."""
 
     SCHEMA: ClassVar = "scaling"
@@ -106,21 +106,21 @@ class Scaling(NodeRecord):
         return f"{_SCALE}{self.stream.stream}-{self.epoch}"
 
 
-Work = Scaling | Committing
+StreamChange = EpochTransition | CommittingTransactions
 """What may have to wait for native transactions of others when it is half done."""
 
 
-def work_from_json(title: str, raw: bytes) -> Work:
+def work_from_json(title: str, raw: bytes) -> StreamChange:
     """Return what stands in a node of that title; raises CorruptDataError."""
-    return Scaling.from_json(raw) if title.startswith(_SCALE) else Committing.from_json(raw)
+    return EpochTransition.from_json(raw) if title.startswith(_SCALE) else CommittingTransactions.from_json(raw)
 
 
-def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str, Work]]:
+def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str, StreamChange]]:
     """Return what is under way in a group, and what waits half done, of these nodes; raises CorruptDataError."""
     if paths.scaling(group) in nodes:
-        yield paths.scaling(group), Scaling.from_json(nodes[paths.scaling(group)])
+        yield paths.scaling(group), EpochTransition.from_json(nodes[paths.scaling(group)])
     if paths.committing(group) in nodes:
-        yield paths.committing(group), Committing.from_json(nodes[paths.committing(group)])
+        yield paths.committing(group), CommittingTransactions.from_json(nodes[paths.committing(group)])
     prefix = f"{paths.suspended(group)}/"
     for path in sorted(path for path in nodes if path.startswith(prefix)):
         yield path, work_from_json(path.removeprefix(prefix), nodes[path])

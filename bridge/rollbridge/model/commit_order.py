@@ -40,7 +40,7 @@ class CommitOrder(NamedTuple):
     """Position of a commit among those of its connection.
 
     Attributes:
-        connection: Unique number of the connection, see :class:`rollbridge.client.identity.CommitLine`.
+        connection: Unique number of the connection, see :class:`rollbridge.client.identity.SessionCommitNumbers`.
         epoch: Epoch of the client's session.
         number: Number of the commit, from 1.
         behind: Count of earlier numbers that may have no outcome yet.
@@ -57,7 +57,7 @@ class CommitOrder(NamedTuple):
         return self.connection, self.epoch
 
     def fields(self) -> tuple[int, int, int]:
-        """Return the values for segment, first count and records of an end's header, which it does not use otherwise."""
+        """Return the values for segment, first count and records of an end's header, which has no other use for them."""
         high = self.connection >> _LOW_BITS
         return self.connection & _LOW_MASK, high << NUMBER_BITS | self.number, self.behind
 

@@ -179,7 +179,7 @@ def fingerprint(series: str) -> str:
     return xxh64_hexdigest(series.encode(), HASH_SEED)
 
 
-class Step(Enum):
+class SeriesStep(Enum):
     """What a process does that wants to write a number of a series."""
 
     BEGIN = "begin a transaction for it"
@@ -202,40 +202,40 @@ class Distance(Enum):
 
 _D, _S = Distance, JointState
 
-STEPS: Final[Mapping[tuple[Distance, bool, JointState], Step]] = MappingProxyType(
+STEPS: Final[Mapping[tuple[Distance, bool, JointState], SeriesStep]] = MappingProxyType(
     {
         # Of this session: its driver begins a number once it knows that the one before is committed.
-        (_D.SAME, True, _S.OPEN): Step.JOIN,
-        (_D.SAME, True, _S.ENDING): Step.OVER,
-        (_D.SAME, True, _S.COMMITTED): Step.OVER,
-        (_D.SAME, True, _S.ABORTED): Step.OVER,
-        (_D.LATER, True, _S.OPEN): Step.BEGIN,
-        (_D.LATER, True, _S.ENDING): Step.BEGIN,
-        (_D.LATER, True, _S.COMMITTED): Step.BEGIN,
-        (_D.LATER, True, _S.ABORTED): Step.BEGIN,
+        (_D.SAME, True, _S.OPEN): SeriesStep.JOIN,
+        (_D.SAME, True, _S.ENDING): SeriesStep.OVER,
+        (_D.SAME, True, _S.COMMITTED): SeriesStep.OVER,
+        (_D.SAME, True, _S.ABORTED): SeriesStep.OVER,
+        (_D.LATER, True, _S.OPEN): SeriesStep.BEGIN,
+        (_D.LATER, True, _S.ENDING): SeriesStep.BEGIN,
+        (_D.LATER, True, _S.COMMITTED): SeriesStep.BEGIN,
+        (_D.LATER, True, _S.ABORTED): SeriesStep.BEGIN,
         # Of an earlier session, which may have died anywhere.
-        (_D.SAME, False, _S.OPEN): Step.SETTLE,
-        (_D.SAME, False, _S.ENDING): Step.SETTLE,
-        (_D.SAME, False, _S.COMMITTED): Step.SKIP,
-        (_D.SAME, False, _S.ABORTED): Step.BEGIN,
-        (_D.LATER, False, _S.OPEN): Step.SETTLE,
-        (_D.LATER, False, _S.ENDING): Step.SETTLE,
-        (_D.LATER, False, _S.COMMITTED): Step.BEGIN,
-        (_D.LATER, False, _S.ABORTED): Step.BEGIN,
+        (_D.SAME, False, _S.OPEN): SeriesStep.SETTLE,
+        (_D.SAME, False, _S.ENDING): SeriesStep.SETTLE,
+        (_D.SAME, False, _S.COMMITTED): SeriesStep.SKIP,
+        (_D.SAME, False, _S.ABORTED): SeriesStep.BEGIN,
+        (_D.LATER, False, _S.OPEN): SeriesStep.SETTLE,
+        (_D.LATER, False, _S.ENDING): SeriesStep.SETTLE,
+        (_D.LATER, False, _S.COMMITTED): SeriesStep.BEGIN,
+        (_D.LATER, False, _S.ABORTED): SeriesStep.BEGIN,
         # A task that is late, or a series that was wound back.
-        **{(_D.EARLIER, own, state): Step.BEHIND for own in (True, False) for state in JointState},
+        **{(_D.EARLIER, own, state): SeriesStep.BEHIND for own in (True, False) for state in JointState},
         # What is on record makes room for another series, so what became of it must be known for good.
-        **{(_D.OTHER, own, state): Step.SETTLE for own in (True, False) for state in (_S.OPEN, _S.ENDING)},
-        **{(_D.OTHER, own, state): Step.LOOK for own in (True, False) for state in (_S.COMMITTED, _S.ABORTED)},
+        **{(_D.OTHER, own, state): SeriesStep.SETTLE for own in (True, False) for state in (_S.OPEN, _S.ENDING)},
+        **{(_D.OTHER, own, state): SeriesStep.LOOK for own in (True, False) for state in (_S.COMMITTED, _S.ABORTED)},
     }
 )
 """What to do, by distance, whether this session began the transaction on record, and what became of it."""
 
 
-def decide_step(known: JointWork | None, *, epoch: int, series: str, number: int) -> Step:
+def decide_step(known: JointWork | None, *, epoch: int, series: str, number: int) -> SeriesStep:
     """Return what a process of the session with this epoch does that wants to write a number of a series."""
     if known is None:
-        return Step.BEGIN
+        return SeriesStep.BEGIN
     if known.series != series:
         distance = Distance.OTHER
     elif number > known.number:
@@ -245,11 +245,11 @@ def decide_step(known: JointWork | None, *, epoch: int, series: str, number: int
     return STEPS[distance, known.epoch == epoch, known.state]
 
 
-def decide_again(former: FormerSeries, number: int) -> Step:
+def decide_again(former: FormerSeries, number: int) -> SeriesStep:
     """Return the same for a series that is not the one on record, but was before."""
     if number == former.number:
-        return Step.SKIP if former.committed else Step.BEGIN
-    return Step.BEGIN if number > former.number else Step.BEHIND
+        return SeriesStep.SKIP if former.committed else SeriesStep.BEGIN
+    return SeriesStep.BEGIN if number > former.number else SeriesStep.BEHIND
 
 
 def label_of(series: str, number: int) -> str:

@@ -30,9 +30,9 @@ CLIENTS_MAX: Final = 200_000
 """Client names whose sessions frames may tell of; one takes 150 bytes and its name. Those on record are not limited."""
 OWNERS_MAX: Final = 1_000
 """How often a transaction may be resumed, by the buffer of each stream. Each frame is compared with all owners."""
-Session = tuple[str, int]
+SessionName = tuple[str, int]
 """Name and epoch of a client's session; epoch 0 is none: a client without a name of its own."""
-NO_SESSION: Final[Session] = ("", 0)
+NO_SESSION: Final[SessionName] = ("", 0)
 
 
 @dataclass(slots=True)
@@ -74,11 +74,11 @@ class Fences:
         """What was to be read again has been; nothing has to be spared any more."""
         self.replaying, self.decided_before = False, {}
 
-    def refuses(self, session: Session) -> bool:
+    def refuses(self, session: SessionName) -> bool:
         """Whether nothing may be begun by a session."""
         return not self.replaying and self.holds_off(session)
 
-    def holds_off(self, session: Session) -> bool:
+    def holds_off(self, session: SessionName) -> bool:
         """Whether a newer session has begun; never of a client without a name of its own, whose name all such share."""
         client, epoch = session
         return 0 < epoch < self._epochs.get(client, 0)
@@ -102,7 +102,7 @@ class Owners:
         self._home = begin.home
         self._parts: dict[str, tuple[int, ...]] = {}
         self.part: int = OWNER_PART
-        self.session: Session = (begin.client_name, begin.client_epoch)
+        self.session: SessionName = (begin.client_name, begin.client_epoch)
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class Owners:
         """The part numbers of all who resumed it, in order, by a stream's buffer."""
         return self._parts.get(stream, _FIRST)[1:]
 
-    def restore(self, stream: str, parts: Sequence[int], session: Session) -> None:
+    def restore(self, stream: str, parts: Sequence[int], session: SessionName) -> None:
         """Put back what :meth:`of` and ``session`` said of a stream's buffer."""
         if parts:
             self._parts[stream] = (*_FIRST, *parts)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rollbridge.model import paths
-from rollbridge.model.changes import Scaling, works_of
+from rollbridge.model.changes import EpochTransition, works_of
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.errors import CorruptDataError, InvalidNameError
 from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, SegmentId, TransactionId, parse_number
@@ -187,7 +187,7 @@ Nodes = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One thing to do: what for, and the multis, each of which is carried out whole or not at all."""
 
     what: str
@@ -214,7 +214,7 @@ class GroupEvidence:
     topics: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Step]:
+def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[RepairStep]:
     """What is to be done, in this order.
 
     Args:
@@ -232,11 +232,11 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Ste
         steps += _group(nodes, group, now_ms)
     steps += [_shared_counter(nodes, groups), _numbers(nodes, groups)]
     unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
-    steps.append(Step("let coordinators lead again", (unmarked,)))
+    steps.append(RepairStep("let coordinators lead again", (unmarked,)))
     return steps
 
 
-def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
     """That of earlier versions. Whatever anybody has written there: beyond the bound nothing was given out."""
     known = parse_number(nodes.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0
     journaled = [parse_number(group.journal.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0 for group in groups]
@@ -245,10 +245,10 @@ def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
     if counter > SHARED_MAX:  # a forged id, or nonsense: those that were given out follow what a leader has seen
         counter = max(journaled) + COUNTER_JUMP
     raised = _put(nodes, paths.TRANSACTION_COUNTER, b"%d" % counter)
-    return Step(f"raise the shared transaction counter from {known} to {counter}", ((raised,),))
+    return RepairStep(f"raise the shared transaction counter from {known} to {counter}", ((raised,),))
 
 
-def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
+def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
     """Have every group numbered anew: what its counter has given out since the backup then does not matter."""
     operations: list[NodeOperation] = []
     highest = (parse_number(nodes.get(paths.GROUP_NUMBERS), NUMBER_MAX) or 1) - 1
@@ -266,19 +266,19 @@ def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Step:
             operations.append(SetNode(path, fresh.to_json()))
     put = _put(nodes, paths.GROUP_NUMBERS, b"%d" % (highest + 1))
     what = f"have {len(operations)} groups numbered anew, from {highest + 1} on"
-    return Step(what, _batches([put, *operations]))
+    return RepairStep(what, _batches([put, *operations]))
 
 
-def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[Step]:
+def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairStep]:
     """What groups and streams stand below, of scopes that were made after the backup."""
     scopes = sorted({group.name.scope for group in groups})
     wanted = [path for scope in scopes for path in (f"{paths.SCOPES}/{scope}", paths.streams(scope))]
     missing = [path for path in (paths.SCOPES, *wanted, paths.GROUPS) if path not in nodes]
     if missing:
-        yield Step("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
+        yield RepairStep("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
 
 
-def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
     """Keep everybody from leading a group; one that was created after the backup is made, together with that.
 
     With it is made whatever a coordinator would make that sees the group, and tries to lead it, at once.
@@ -289,7 +289,7 @@ def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
     why = b"a repair has begun and has not ended; run it again"
     batch = [] if outdated in nodes else [CreateNode(outdated, why)]
     if batch and path in nodes:
-        yield Step(f"keep coordinators from leading {name}", (tuple(batch),))
+        yield RepairStep(f"keep coordinators from leading {name}", (tuple(batch),))
     elif value is not None and path not in nodes:
         first = CreateNode(paths.controller(name), ControllerEpoch(0, "repair", now_ms).to_json())
         whole = (
@@ -298,12 +298,12 @@ def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
             first,
             *(CreateNode(item, b"") for item in paths.group_skeleton(name)),
         )
-        yield Step(f"restore group {name}, which was created since", (whole,))
+        yield RepairStep(f"restore group {name}, which was created since", (whole,))
     if value is not None and path in nodes and not Group.from_json(nodes[path]).commit_log_topic_id:
-        yield Step(f"restore what group {name} consists of", ((SetNode(path, value),),))
+        yield RepairStep(f"restore what group {name} consists of", ((SetNode(path, value),),))
 
 
-def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
     name = group.name
     yield _controller(nodes, group, now_ms)
     for stream, value in streams_of(group.journal).items():
@@ -322,10 +322,10 @@ def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
         created = () if path in nodes else (CreateNode(path, b""),)
         again = (SetNode(path, nodes.get(path) or b""),) * VERSION_JUMP
         what = f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}"
-        yield Step(what, _batches([*created, *again]))
+        yield RepairStep(what, _batches([*created, *again]))
 
 
-def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
+def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> RepairStep:
     """Its version counts as well: a leader of before must not find the one that it knew."""
     path = paths.controller(group.name)
     raw, journaled = nodes.get(path), group.journal.get(path)
@@ -335,10 +335,10 @@ def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Step:
     value = ControllerEpoch(epoch, "repair", now_ms).to_json()
     created = () if path in nodes or paths.group(group.name) not in nodes else (CreateNode(path, value),)
     what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
-    return Step(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
+    return RepairStep(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
 
 
-def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[Step]:
+def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[RepairStep]:
     journal = group.journal
     prefix = paths.stream(stream)
     wanted = {path: value for path, value in journal.items() if path == prefix or path.startswith(f"{prefix}/")}
@@ -353,7 +353,7 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
     if operations:
         known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
         what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
-        yield Step(what, _batches(operations))
+        yield RepairStep(what, _batches(operations))
 
 
 def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[NodeOperation]:
@@ -368,38 +368,40 @@ def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[Nod
     return [DeleteNode(path) for path in found if path != paths.epochs(stream) and path not in journal]
 
 
-def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, former: str) -> Iterator[Step]:
+def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, former: str) -> Iterator[RepairStep]:
     parent = paths.formers(stream.scope)
     if former and f"{parent}/{former}" not in nodes:
         created = [CreateNode(path, b"") for path in (parent, f"{parent}/{former}") if path not in nodes]
-        yield Step(f"keep the numbers that stream {stream} has used, which was deleted", (tuple(created),))
+        yield RepairStep(f"keep the numbers that stream {stream} has used, which was deleted", (tuple(created),))
     raw = nodes.get(paths.stream(stream))
     config = None if raw is None else StreamConfig.from_json(raw)
     if config is None or group.topics.get(config.buffer_topic) == config.buffer_topic_id:
         return
     below = [path for path in nodes if path.startswith(f"{paths.stream(stream)}/")]
     doomed = sorted([paths.stream(stream), *below], key=lambda path: (-path.count("/"), path))
-    yield Step(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
+    yield RepairStep(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
 
 
-def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[Step]:
+def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
     """What was finished since the backup must not be finished again."""
     deleted = {str(name) for name, value in streams_of(group.journal).items() if is_deleted(value)}
     for path, work in works_of(nodes, group.name):
         gone = sorted(deleted.intersection(work.streams))
-        if isinstance(work, Scaling):
+        if isinstance(work, EpochTransition):
             if gone or work.epoch <= _newest(group.journal, work.stream):
                 why = "the stream was deleted" if gone else "it is done"
-                yield Step(f"drop the scale of {work.stream} to epoch {work.epoch}: {why}", ((DeleteNode(path),),))
+                yield RepairStep(
+                    f"drop the scale of {work.stream} to epoch {work.epoch}: {why}", ((DeleteNode(path),),)
+                )
             continue
         left = [item for item in work.rolls if item.stream not in deleted]
         count = len(work.transactions)
         if all(_is_rolled(group.journal, item.stream, item.new_active_epoch) for item in left):
-            yield Step(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
+            yield RepairStep(f"drop the rolling commit of {count} transactions: it is done", ((DeleteNode(path),),))
         elif gone:
             rest = replace(work, rolls=tuple(left)).to_json()
             what = f"take {', '.join(gone)} out of the rolling commit of {count} transactions: deleted since"
-            yield Step(what, ((SetNode(path, rest),),))
+            yield RepairStep(what, ((SetNode(path, rest),),))
 
 
 def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
@@ -411,7 +413,7 @@ def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
     return bool(EpochRecord.from_json(raw).sealed_ends)
 
 
-def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]:
+def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
     """Nobody knows which of them is the newest, so each is over: whoever goes on begins a new one."""
     operations = []
     parent = paths.sessions(group.name)
@@ -424,14 +426,14 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Step]
         value = ClientSession(client, epoch, now_ms, session.shared).to_json()
         operations.append(_put(nodes, path, value))
     if operations:
-        yield Step(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
+        yield RepairStep(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
 
 
 def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
     """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
     begun: dict[StreamName, int] = {}
     for _, work in works_of(nodes, group.name):
-        if isinstance(work, Scaling):
+        if isinstance(work, EpochTransition):
             begun[work.stream] = work.epoch
         else:
             begun.update({StreamName.parse(item.stream): item.new_active_epoch for item in work.rolls})
@@ -454,10 +456,10 @@ def _newest(journal: Journal, stream: StreamName) -> int:
     return max(epochs_of(journal, stream), default=-1)
 
 
-def _delete(nodes: Nodes, what: str, parent: str) -> Iterator[Step]:
+def _delete(nodes: Nodes, what: str, parent: str) -> Iterator[RepairStep]:
     doomed = _children(nodes, parent)
     if doomed:
-        yield Step(f"{what} ({len(doomed)})", _batches([*map(DeleteNode, doomed)]))
+        yield RepairStep(f"{what} ({len(doomed)})", _batches([*map(DeleteNode, doomed)]))
 
 
 def _children(nodes: Nodes, parent: str) -> list[str]:

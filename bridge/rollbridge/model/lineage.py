@@ -61,7 +61,7 @@ class Stage:
     removed: bool = False
 
 
-class Course:
+class KeyLineage:
     """The key lineage of one position of the key space. Immutable; stages are worked out when they are asked for.
 
     Attributes:

@@ -26,7 +26,7 @@ from typing import Final, overload
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.control import is_too_scattered, scattered_reason
-from rollbridge.model.fences import NO_SESSION, Owners, Session
+from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
 from rollbridge.model.transaction import State
@@ -318,7 +318,7 @@ class BufferedTransaction:
     log_position: int = 0
     """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
     owners: Owners = field(init=False)
-    ended_by: Session = NO_SESSION
+    ended_by: SessionName = NO_SESSION
     """Session that asked for its end; another one may have resumed the transaction since."""
     order: CommitOrder | None = None
     """Position of its commit among those of the requesting connection; None if it is not numbered."""

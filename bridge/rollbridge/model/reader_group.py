@@ -35,7 +35,7 @@ class Reset(Enum):
     ERROR = "error"
 
 
-class Standing(Enum):
+class SegmentStanding(Enum):
     """What a segment is to its group now."""
 
     DONE = "nothing is left of it to read"
@@ -46,18 +46,18 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SegmentVerdict:
     """A segment's standing; ``offset`` is where to go on if it is ``READ``, ``after`` what it waits for."""
 
-    standing: Standing
+    standing: SegmentStanding
     offset: int = 0
     after: tuple[SegmentId, ...] = ()
 
 
-DONE: Final = Verdict(Standing.DONE)
+DONE: Final = SegmentVerdict(SegmentStanding.DONE)
 
 
-def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, Verdict]:
+def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, SegmentVerdict]:
     """The standing of every segment of a stream in one group.
 
     Args:
@@ -67,11 +67,11 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
     """
     nodes = history.graph.nodes
     passed = history.graph.ancestors(committed.keys() & nodes)
-    verdicts: dict[SegmentId, Verdict] = {}
+    verdicts: dict[SegmentId, SegmentVerdict] = {}
     begun: set[SegmentId] = set()
     for segment, node in nodes.items():  # predecessors come first
         end = node.sealed_end
-        after = tuple(item for item in node.predecessors if verdicts[item].standing is not Standing.DONE)
+        after = tuple(item for item in node.predecessors if verdicts[item].standing is not SegmentStanding.DONE)
         offset = committed.get(segment)
         if offset is not None or not begun.isdisjoint(node.predecessors):
             begun.add(segment)
@@ -82,21 +82,21 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
         ):
             verdicts[segment] = DONE
         elif offset is not None:
-            verdicts[segment] = Verdict(Standing.READ, offset)
+            verdicts[segment] = SegmentVerdict(SegmentStanding.READ, offset)
         elif segment not in begun and reset is Reset.LATEST:
             # Nothing of these keys was ever handed out to the group: it begins with what is written from now on.
-            verdicts[segment] = Verdict(Standing.READ_NEW) if node.is_active else DONE
+            verdicts[segment] = SegmentVerdict(SegmentStanding.READ_NEW) if node.is_active else DONE
         elif after:
-            verdicts[segment] = Verdict(Standing.WAITS, after=after)
+            verdicts[segment] = SegmentVerdict(SegmentStanding.WAITS, after=after)
         elif segment not in begun and segment.epoch == history.born and reset is Reset.ERROR:
-            verdicts[segment] = Verdict(Standing.NO_OFFSET)
+            verdicts[segment] = SegmentVerdict(SegmentStanding.NO_OFFSET)
         else:
-            verdicts[segment] = DONE if end == 0 else Verdict(Standing.READ)
+            verdicts[segment] = DONE if end == 0 else SegmentVerdict(SegmentStanding.READ)
     return verdicts
 
 
 def wanted(
-    history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, Verdict]
+    history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, SegmentVerdict]
 ) -> frozenset[SegmentId]:
     """The segments that a member subscribes to: all but those that a commit behind them says have been read.
 
@@ -108,7 +108,7 @@ def wanted(
     def settled(segment: SegmentId) -> bool:
         if segment in history.removed:
             return True
-        if verdicts[segment].standing is not Standing.DONE:
+        if verdicts[segment].standing is not SegmentStanding.DONE:
             return False
         # The commit in a segment that was read is needed until there is one behind it; Kafka keeps it for us as long
         # as somebody subscribes to the topic.

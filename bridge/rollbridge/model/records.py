@@ -92,7 +92,7 @@ _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(NodeRecord):
+class ClusterIdentity(NodeRecord):
     """Which Kafka cluster a ZooKeeper path belongs to."""
 
     SCHEMA: ClassVar = "cluster"

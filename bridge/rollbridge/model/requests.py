@@ -38,7 +38,7 @@ class RequestKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(NodeRecord):
+class AdminRequest(NodeRecord):
     """An admin request; fields that its kind does not use keep their defaults."""
 
     SCHEMA: ClassVar = "request"
@@ -78,7 +78,7 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(NodeRecord):
+class AdminAnswer(NodeRecord):
     """The answer to an admin request; ``code`` is that of the error class that the client raises.
 
     ``story`` is that of the one transaction that was described.
@@ -95,6 +95,6 @@ class Answer(NodeRecord):
     story: Story | None = None
 
 
-def refusing(code: str, why: str, now_ms: int) -> Answer:
+def refusing(code: str, why: str, now_ms: int) -> AdminAnswer:
     """Return the answer that refuses a request; a long reason is cut, because the answer has to fit into a node."""
-    return Answer(ok=False, answered_ms=now_ms, code=code, message=why[:REASON_CHARACTERS_MAX])
+    return AdminAnswer(ok=False, answered_ms=now_ms, code=code, message=why[:REASON_CHARACTERS_MAX])

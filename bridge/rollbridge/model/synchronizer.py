@@ -56,7 +56,7 @@ class Codec(Generic[T]):
         return Codec(_only_bytes, bytes)
 
 
-class Entry(NamedTuple):
+class KeyRecord(NamedTuple):
     """A record under the key.
 
     Attributes:
@@ -94,7 +94,7 @@ class KeyLog(Protocol):
     def end(self) -> DLSN:
         """The place after everything whose writer had its answer before this was asked."""
 
-    def between(self, start: DLSN, end: DLSN) -> Iterator[Entry]:
+    def between(self, start: DLSN, end: DLSN) -> Iterator[KeyRecord]:
         """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
@@ -164,7 +164,7 @@ class Machine(Generic[S, U]):
             state = self.apply(state, self.updates.decode(value))
         return state
 
-    def take(self, replica: Replica[S], entry: Entry) -> Replica[S]:
+    def take(self, replica: Replica[S], entry: KeyRecord) -> Replica[S]:
         """The replica after one more entry.
 
         Raises:
@@ -250,7 +250,7 @@ def mark_of_update(snapshot: DLSN) -> tuple[str, bytes]:
     return MARK_HEADER, f"1 update {snapshot}".encode()
 
 
-def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> Entry:
+def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> KeyRecord:
     """The entry in a record that stands at ``sn``.
 
     Raises:
@@ -271,7 +271,7 @@ def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | N
     except InvalidRequestError as fault:
         raise CorruptDataError(f"the update at {place} names no place of a snapshot: {fault}") from fault
     # The local sequence is that of transactions, of which no entry is part.
-    return Entry(replace(place, local_sequence=0), sn, since, value)
+    return KeyRecord(replace(place, local_sequence=0), sn, since, value)
 
 
 def _after(sn: SN) -> DLSN:
@@ -280,7 +280,7 @@ def _after(sn: SN) -> DLSN:
     return DLSN(sn.dlsn.epoch, sn.dlsn.number, sn.dlsn.offset + 1)
 
 
-def _decode(codec: Codec[T], entry: Entry, what: str) -> T:
+def _decode(codec: Codec[T], entry: KeyRecord, what: str) -> T:
     try:
         return codec.decode(entry.value)
     except Exception as fault:

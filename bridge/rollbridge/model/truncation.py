@@ -17,7 +17,7 @@ from typing import Final
 from rollbridge.model.epochs import EpochCause, EpochHistory, Foundation, overlaid
 from rollbridge.model.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.reader_group import Reset, Standing, decide
+from rollbridge.model.reader_group import Reset, SegmentStanding, decide
 
 Floors = dict[SegmentId, int]
 
@@ -125,15 +125,15 @@ def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> 
     unopened = [
         segment
         for segment, verdict in verdicts.items()
-        if verdict.standing is not Standing.DONE and segment not in committed
+        if verdict.standing is not SegmentStanding.DONE and segment not in committed
     ]
     needed = history.graph.ancestors(unopened, stop=committed.__contains__)
     floors: Floors = {}
     for segment, verdict in verdicts.items():
         end = history.sealed_end(segment)
-        if verdict.standing is Standing.DONE and end is not None:
+        if verdict.standing is SegmentStanding.DONE and end is not None:
             floors[segment] = max(end - 1, 0) if segment in needed and segment in committed else end
-        elif verdict.standing is Standing.READ:
+        elif verdict.standing is SegmentStanding.READ:
             floors[segment] = verdict.offset
     return floors
 

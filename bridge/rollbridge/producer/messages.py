@@ -34,7 +34,7 @@ from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.sn import SN
 
-Headers = list[tuple[str, bytes | None]]
+HeaderList = list[tuple[str, bytes | None]]
 
 PartitionOf = Callable[[str, SegmentId], int]
 """Lookup of a segment's partition number in a stream; raises RollbridgeError where it is not known."""
@@ -56,7 +56,7 @@ class ProducedMessage:
         topic: str,
         key: bytes | None,
         value: bytes | None,
-        headers: Headers | None,
+        headers: HeaderList | None,
         timestamp_ms: int,
         partition_of: PartitionOf,
     ) -> None:
@@ -112,7 +112,7 @@ class ProducedMessage:
         """Return the value."""
         return self._value
 
-    def headers(self) -> Headers | None:
+    def headers(self) -> HeaderList | None:
         """Return the headers; None if there are none."""
         return self._headers
 

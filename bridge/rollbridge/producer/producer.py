@@ -25,8 +25,8 @@ from rollbridge.errors import ConflictError, InvalidRequestError, NotFoundError,
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.model.control import FENCED
 from rollbridge.model.sn import SN
-from rollbridge.producer.messages import Headers, OnDelivery, ProducedMessage, Reports, kafka_exceptions, wrong_state
-from rollbridge.producer.settings import CALLBACKS, ClusterView, ProducerSettings, describe_streams
+from rollbridge.producer.messages import HeaderList, OnDelivery, ProducedMessage, Reports, kafka_exceptions, wrong_state
+from rollbridge.producer.settings import CALLBACKS, ProducerSettings, StreamsMetadata, describe_streams
 from rollbridge.writer.accumulator import PlainFuture
 from rollbridge.writer.writer import StreamWriter
 
@@ -178,7 +178,7 @@ class Producer:
     def __bool__(self) -> bool:
         return True
 
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterView:
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> StreamsMetadata:
         """Return the streams, or one of them, in the shape of confluent-kafka's ``ClusterMetadata``.
 
         Raises:
@@ -371,7 +371,7 @@ class Producer:
         return writer
 
     def _message(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp_ms: int
+        self, topic: str, key: bytes | None, value: bytes | None, headers: HeaderList | None, timestamp_ms: int
     ) -> ProducedMessage:
         return ProducedMessage(topic, key, value, headers, timestamp_ms, self._bridge.partition_of)
 
@@ -399,7 +399,7 @@ def _raw(value: bytes | str | None) -> bytes | None:
 
 def _headers(
     headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None,
-) -> Headers | None:
+) -> HeaderList | None:
     if not headers:
         return None
     pairs = headers.items() if isinstance(headers, Mapping) else headers

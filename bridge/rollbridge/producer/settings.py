@@ -189,13 +189,13 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class StreamsMetadata:
     """All streams, or the requested one."""
 
     topics: dict[str, TopicView] = field(default_factory=dict)
 
 
-def describe_streams(admin: Admin, stream: str | None) -> ClusterView:
+def describe_streams(admin: Admin, stream: str | None) -> StreamsMetadata:
     """Return the streams with their active segments.
 
     Raises:
@@ -220,4 +220,4 @@ def describe_streams(admin: Admin, stream: str | None) -> ClusterView:
                 for item in description.active.segments
             },
         )
-    return ClusterView(found)
+    return StreamsMetadata(found)

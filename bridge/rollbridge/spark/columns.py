@@ -23,7 +23,7 @@ from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.errors import ConfigError, CorruptDataError
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.sn import HEADER_VALUE_BYTES, RECORD_HEADER
-from rollbridge.spark.planning import Place
+from rollbridge.spark.planning import SegmentPlace
 from rollbridge.spark.source_records import Bytes, Flags, Longs, Records, Slices, headers_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ _ID_ZEROS: Final = slice(2, 4)
 """Bytes of a transaction id that are always 0."""
 
 
-def record_batch(records: Records, place: Place, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(records: Records, place: SegmentPlace, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns ``names`` of records, as ``schema`` calls them.
 
     Raises:
@@ -113,7 +113,7 @@ def record_batch(records: Records, place: Place, names: Sequence[str], schema: p
 class _Maker:
     """Maker of columns of some records; headers, which several columns need, are parsed once."""
 
-    def __init__(self, records: Records, place: Place) -> None:
+    def __init__(self, records: Records, place: SegmentPlace) -> None:
         self.records = records
         self.place = place
 

@@ -428,7 +428,7 @@ def _foreign(found: Json, name: str) -> InvalidRequestError:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SegmentPlace:
     """Common properties of all records of a segment."""
 
     stream: str
@@ -439,10 +439,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SegmentRange:
     """Offsets ``start..end-1`` of a segment."""
 
-    place: Place
+    place: SegmentPlace
     start: int
     end: int
 
@@ -450,7 +450,7 @@ class Piece:
 class Portion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
     """Input partition of one task, which reads the pieces one after the other."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[SegmentRange]) -> None:
         super().__init__(None)
         self.pieces = list(pieces)
 

@@ -60,7 +60,7 @@ LocalProperty = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SinkJob:
     """Identity of the transaction that the tasks of one job write together.
 
     Attributes:
@@ -83,7 +83,7 @@ class Work:
         return f"{self.series}/{self.number}"
 
 
-def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in: str) -> Work:
+def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in: str) -> SinkJob:
     """Return the identity of the transaction of a streaming query's task.
 
     Args:
@@ -100,15 +100,15 @@ def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in:
             f"Spark does not say for which query and micro-batch this task works ({QUERY_ID}: {query}, {BATCH_ID}: "
             f"{batch}); nothing was written"
         )
-    return Work(client_name or f"spark-{query}", property_of(RUN_ID) or stand_in, query, int(batch))
+    return SinkJob(client_name or f"spark-{query}", property_of(RUN_ID) or stand_in, query, int(batch))
 
 
-def work_of_job(client_name: str | None, label: str, number: int = 0) -> Work:
+def work_of_job(client_name: str | None, label: str, number: int = 0) -> SinkJob:
     """Return the identity of a batch job's transaction: by its label if it has one, unique otherwise."""
     job = str(uuid.uuid4())
     name = client_name or f"spark-{job}"
     check_client_name(name)
-    return Work(name, job, label or job, number, once=client_name is None, unique=not label)
+    return SinkJob(name, job, label or job, number, once=client_name is None, unique=not label)
 
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SinkTarget:
     """Destination and settings of a sink; the same for all of its tasks."""
 
     settings: SparkSettings
@@ -171,7 +171,7 @@ class Target:
         """Return the connection of this process."""
         return connection(self.settings.connected_as(own_name()), self.settings.options)
 
-    def client(self, work: Work) -> SharedClient:
+    def client(self, work: SinkJob) -> SharedClient:
         """Return this process's share of the client that writes the transaction."""
         return self.connect().share(work.client_name, work.session)
 
@@ -189,7 +189,7 @@ class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are 
             version did not record it.
     """
 
-    work: Work | None = None
+    work: SinkJob | None = None
     ticket: JointTicket | None = None
     handle: PartHandle | None = None
     content: JointContent = field(default_factory=JointContent)
@@ -229,7 +229,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
     """Sink of a streaming query, which writes each micro-batch as one transaction."""
 
-    def __init__(self, target: Target, execution: str) -> None:
+    def __init__(self, target: SinkTarget, execution: str) -> None:
         """Prepare; ``execution`` names this execution of a micro-batch."""
         self._target = target
         self._execution = execution
@@ -237,7 +237,7 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types ar
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
         """Write one partition, in a task."""
 
-        def work() -> Work:
+        def work() -> SinkJob:
             context = TaskContext.get()
             return work_of_query(context.getLocalProperty, self._target.settings.client_name, self._execution)
 
@@ -255,7 +255,7 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]  # types ar
 class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]  # types are checked without PySpark
     """Sink of a batch job, which writes a data frame as one transaction."""
 
-    def __init__(self, target: Target, work: Work) -> None:
+    def __init__(self, target: SinkTarget, work: SinkJob) -> None:
         """Prepare; ``work`` identifies the transaction that all tasks of the job write."""
         self._target = target
         self._work = work
@@ -273,14 +273,14 @@ class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]  # types are check
         _abort(self._target, messages, "the job has failed")
 
 
-def _target(reader: OptionReader, schema: StructType) -> Target:
+def _target(reader: OptionReader, schema: StructType) -> SinkTarget:
     settings = read_settings(reader)
     options = SinkOptions(**reader.read(SinkOptions))
     reader.finish()
     assert settings is not None
     keep_what_stays()
     columns = Columns.of(schema, settings.streams, include_headers=settings.include_headers is not False)
-    return Target(
+    return SinkTarget(
         settings,
         columns,
         timedelta(hours=options.lease_hours),
@@ -290,7 +290,7 @@ def _target(reader: OptionReader, schema: StructType) -> Target:
     )
 
 
-def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable[[], Work]) -> PartitionWritten:
+def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Callable[[], SinkJob]) -> PartitionWritten:
     """Write one partition; a partition without rows has no part in the transaction."""
     written = PartitionWritten()
     reader = PartitionReader(target.columns, target.settings.streams)
@@ -336,7 +336,7 @@ def _write(target: Target, iterator: Iterator[pa.RecordBatch], work_of: Callable
         keep_what_stays()
 
 
-def _check_tasks(target: Target, part: Part, work: Work) -> None:
+def _check_tasks(target: SinkTarget, part: Part, work: SinkJob) -> None:
     """Refuse, before the first row of a task, a job with more tasks than one commit has room for.
 
     Spark does not tell a task how many there are, but the task's number implies all those before it.
@@ -358,7 +358,7 @@ def _check_tasks(target: Target, part: Part, work: Work) -> None:
         ) from fault
 
 
-def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None:
+def _commit(target: SinkTarget, messages: Sequence[PartitionWritten | None]) -> None:
     """Commit the parts that were written; compare the rows with what an earlier run has committed, if it has."""
     told = [message for message in messages if message is not None and message.work is not None]
     content = sum((message.content for message in told), JointContent())
@@ -390,7 +390,7 @@ def _commit(target: Target, messages: Sequence[PartitionWritten | None]) -> None
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 
-def _commit_nothing(target: Target, work: Work | None) -> None:
+def _commit_nothing(target: SinkTarget, work: SinkJob | None) -> None:
     """Check that a micro-batch or job without rows had none either when an earlier run committed it.
 
     Only the first micro-batch of a run can have been committed before: those that follow are new.
@@ -405,7 +405,7 @@ def _commit_nothing(target: Target, work: Work | None) -> None:
     _note_beyond(work)
 
 
-def _note_beyond(work: Work) -> None:
+def _note_beyond(work: SinkJob) -> None:
     """Note that no earlier run has written the micro-batches that follow in this run."""
     while len(_looked) >= _LOOKED_MAX:
         _looked.pop(next(iter(_looked)))
@@ -413,7 +413,11 @@ def _note_beyond(work: Work) -> None:
 
 
 def _check_replay(
-    target: Target, work: Work, transaction: TransactionId, committed: JointContent | None, replayed: JointContent
+    target: SinkTarget,
+    work: SinkJob,
+    transaction: TransactionId,
+    committed: JointContent | None,
+    replayed: JointContent,
 ) -> None:
     """Compare a replay with what was committed.
 
@@ -443,7 +447,7 @@ def _check_replay(
     )
 
 
-def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: str) -> None:
+def _abort(target: SinkTarget, messages: Sequence[PartitionWritten | None], reason: str) -> None:
     """Abort the transaction if a task has reported a part; otherwise the next run aborts it, or its lease ends it."""
     for message in messages:
         if message is None or message.work is None or message.ticket is None or message.handle is None:
@@ -459,7 +463,7 @@ def _abort(target: Target, messages: Sequence[PartitionWritten | None], reason: 
         return
 
 
-def _check_group(target: Target) -> None:
+def _check_group(target: SinkTarget) -> None:
     """Check that all streams belong to the group of the options, if one is given.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from rollbridge.client.futures import Lane
+from rollbridge.client.futures import PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.client.writing import Part
@@ -69,7 +69,7 @@ class PartitionWriter:
 class _LaneRows:
     """Rows of one stream that wait for their frames, by segment."""
 
-    def __init__(self, part: Part, lane: Lane) -> None:
+    def __init__(self, part: Part, lane: PartStream) -> None:
         self._part = part
         self._lane = lane
         self._stream = lane.route.stream

@@ -40,10 +40,10 @@ from rollbridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
 from rollbridge.spark.planning import (
     Front,
     OffsetRange,
-    Piece,
-    Place,
     Portion,
     PreviewPortion,
+    SegmentPlace,
+    SegmentRange,
     StreamOffset,
     advance,
     between,
@@ -57,7 +57,7 @@ from rollbridge.spark.planning import (
 )
 from rollbridge.spark.settings import FAIL_ON_DATA_LOSS, SourceSettings, SparkSettings, read_source
 from rollbridge.spark.source_records import Runs
-from rollbridge.spark.source_task import Patience
+from rollbridge.spark.source_task import ReadTimeout
 from rollbridge.spark.worker import Prompt
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -352,16 +352,16 @@ class _Reading(Prompt):
         bases = self._driver.view().history.graph.sequence_bases
         return [Portion([self._piece(item, bases, runs) for item in task]) for task in tasks]
 
-    def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> Piece:
+    def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> SegmentRange:
         stream = self._settings.stream
-        place = Place(
+        place = SegmentPlace(
             str(stream),
             stream.segment_topic(item.segment),
             item.segment,
             bases.get(item.segment),
             None if runs is None else runs.of(item.segment, item.start, item.end),
         )
-        return Piece(place, item.start, item.end)
+        return SegmentRange(place, item.start, item.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the ranges of a task, in the task."""
@@ -532,7 +532,7 @@ class CommitRuns:
                 f"the commit log {self._topic} has become shorter: it ends at {end}, and was read up to {self._next}; "
                 "nothing was read: without commitPosition it is not needed"
             )
-        patience = Patience(self._topic)
+        patience = ReadTimeout(self._topic)
         while self._next < end:
             found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)
             for record in found.records:

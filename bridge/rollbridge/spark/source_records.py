@@ -20,7 +20,7 @@ import numpy as np
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
-from rollbridge.kafka.committed import AbortedSpan, Standing, judged_batches
+from rollbridge.kafka.committed import AbortedSpan, BatchStanding, judged_batches
 
 # Types are checked without NumPy, so only these names say what an array holds.
 Longs = Any
@@ -79,7 +79,7 @@ class Records:
         )
 
 
-class Header(NamedTuple):
+class HeaderCursor(NamedTuple):
     """Next header of each record that has another one."""
 
     record: Longs
@@ -102,7 +102,7 @@ def committed_end(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> tup
     chosen: list[tuple[BatchHeader, memoryview]] = []
     end = start
     for header, batch, standing in judged_batches(raw, aborted):
-        if standing is Standing.COMMITTED:
+        if standing is BatchStanding.COMMITTED:
             check_crc(header, batch)
             chosen.append((header, batch))
         end = max(end, header.base_offset + header.last_offset_delta + 1)
@@ -238,7 +238,7 @@ def varints(data: Bytes, place: Longs) -> tuple[Longs, Longs]:
     return (found >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(found & 1), ends
 
 
-def headers_of(records: Records) -> Iterator[Header]:
+def headers_of(records: Records) -> Iterator[HeaderCursor]:
     """Yield the first headers of all records that have one, then the second ones, and so on.
 
     Raises:
@@ -253,7 +253,7 @@ def headers_of(records: Records) -> Iterator[Header]:
             value, after = _field(data, after)
             place[chosen] = after
             left[chosen] -= 1
-            yield Header(chosen, name, value)
+            yield HeaderCursor(chosen, name, value)
             chosen = chosen[left[chosen] > 0]
     except IndexError as exc:
         raise CorruptDataError("a header goes beyond the end of its batch") from exc

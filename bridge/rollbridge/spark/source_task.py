@@ -22,7 +22,7 @@ from rollbridge.errors import NotFoundError, TruncatedError, UnavailableError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.spark.columns import record_batch
-from rollbridge.spark.planning import Piece, Portion, PreviewPortion
+from rollbridge.spark.planning import Portion, PreviewPortion, SegmentRange
 from rollbridge.spark.sink_task import Kept
 from rollbridge.spark.source_records import Records, committed_end
 
@@ -70,9 +70,9 @@ def read_portion(
             _lost(piece, piece.start, piece.end, fail=fail, cause=gone)
 
 
-def _records(reader: LogReader, piece: Piece, *, fail: bool) -> Iterator[Records]:
+def _records(reader: LogReader, piece: SegmentRange, *, fail: bool) -> Iterator[Records]:
     topic, offset = piece.place.topic, piece.start
-    patience = Patience(topic)
+    patience = ReadTimeout(topic)
     while offset < piece.end:
         found = reader.fetch_raw(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
         if found.start > offset:
@@ -89,14 +89,14 @@ def _records(reader: LogReader, piece: Piece, *, fail: bool) -> Iterator[Records
             yield records
 
 
-def _lost(piece: Piece, start: int, end: int, *, fail: bool, cause: Exception | None = None) -> None:
+def _lost(piece: SegmentRange, start: int, end: int, *, fail: bool, cause: Exception | None = None) -> None:
     what = f"offsets {start} to {end - 1} of topic {piece.place.topic} have been deleted before they were read"
     if fail:
         raise TruncatedError(f"{what}; with the option failOnDataLoss=false they are left out") from cause
     logger.warning("%s; they are left out", what)
 
 
-class Patience:
+class ReadTimeout:
     """Watchdog of a read that makes no progress."""
 
     def __init__(self, topic: str) -> None:

@@ -37,7 +37,7 @@ from rollbridge.spark.settings import (
     read_settings,
 )
 from rollbridge.spark.source import DriverConnection, judge_loss
-from rollbridge.spark.source_task import Patience, log_reader
+from rollbridge.spark.source_task import ReadTimeout, log_reader
 from rollbridge.spark.worker import Prompt
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
         self.end = end
 
 
-class _Reading(Prompt):
+class _TransactionsReading(Prompt):
     """Common part of both readers: connect when needed, plan the task, and read in it."""
 
     def __init__(self, settings: LogSettings, schema: StructType) -> None:
@@ -244,7 +244,7 @@ class _Reading(Prompt):
         self._connection = self._identity = None
 
 
-class TransactionsBatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
+class TransactionsBatchReader(_TransactionsReading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
     """Reader of the transactions between two places of the commit log."""
 
     def partitions(self) -> list[InputPartition]:
@@ -260,7 +260,7 @@ class TransactionsBatchReader(_Reading, DataSourceReader):  # type: ignore[misc]
             self._close()
 
 
-class TransactionsStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Reader of new transactions, in micro-batches.
 
     Raises, from methods that the driver calls:
@@ -319,7 +319,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     arrow = to_arrow_schema(schema, timezone="UTC")
     offset = portion.start
-    patience = Patience(portion.topic)
+    patience = ReadTimeout(portion.topic)
     while offset < portion.end:
         found = reader.fetch(portion.topic, offset, wait_ms=_WAIT_MS)
         patience.moved(offset, found.end)

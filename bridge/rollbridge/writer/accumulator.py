@@ -4,9 +4,9 @@ A future holds two references, batch and index; everything else is computed on r
 is divided: it maps each of its records to the piece that now holds it, and futures follow that map.
 
 All writers of a stream on one connection share its channel, because a segment has one order. Everything of a channel
-runs under the engine's lock, except :meth:`Channel.sequence_base`, which may read ZooKeeper. Events and watchers of
-batches have a lock of their own, ``_creation``, since callers wait for a batch and add callbacks to it without the
-engine's lock.
+runs under the engine's lock, except :meth:`StreamAccumulator.sequence_base`, which may read ZooKeeper. Events and
+watchers of batches have a lock of their own, ``_creation``, since callers wait for a batch and add callbacks to it
+without the engine's lock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rollbridge.model.keyspace import HASH_SEED, KeyRange, position_of_key
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.routing import StreamView, hash_bounds
 from rollbridge.model.sn import DLSN, SN
-from rollbridge.writer.lanes import Course, Lane, Parcel
+from rollbridge.writer.lanes import Parcel, PartitionQueue, StreamQueues
 
 # Errors of plain writes, as factories: each raise needs a new object
 
@@ -133,7 +133,7 @@ _MAGIC: Final = 2
 _SEGMENT_BYTES_SPARE: Final = 8 * 1024
 """Bytes by which batches made by dividing others stay below a segment's message limit."""
 _SEGMENT_BYTES: Final = 1_048_588
-Watcher = Callable[["Batch", int], object]
+Watcher = Callable[["ProducerBatch", int], object]
 """Callback with the batch that holds a settled record, and the index of the record in it."""
 
 
@@ -154,7 +154,7 @@ class Account:
         self.refused: Fault | None = None
 
 
-class Batch(Parcel):
+class ProducerBatch(Parcel):
     """Records of one segment: being collected, waiting, in flight, or answered.
 
     Attributes:
@@ -190,7 +190,7 @@ class Batch(Parcel):
         "where",
     )
 
-    def __init__(self, channel: Channel, builder: DefaultRecordBatchBuilder, opened_s: float) -> None:
+    def __init__(self, channel: StreamAccumulator, builder: DefaultRecordBatchBuilder, opened_s: float) -> None:
         super().__init__()
         self.channel = channel
         self.builder: DefaultRecordBatchBuilder | None = builder
@@ -198,11 +198,11 @@ class Batch(Parcel):
         self.data = b""
         self.opened_s = opened_s
         self.settled = False
-        self.lane: Lane[Batch] | None = None
+        self.lane: PartitionQueue[ProducerBatch] | None = None
         self.base_offset = -1
         self.fault: Fault | None = None
         self.ids: dict[int, int] | None = None
-        self.where: list[tuple[Batch, int]] | None = None
+        self.where: list[tuple[ProducerBatch, int]] | None = None
         self._event: threading.Event | None = None
         self._watchers: list[tuple[int, Watcher]] | None = None
         self._forks = forks()
@@ -221,7 +221,7 @@ class Batch(Parcel):
             self.builder = None
             self.append = _closed
 
-    def written(self, lane: Lane[Batch], base_offset: int) -> None:
+    def written(self, lane: PartitionQueue[ProducerBatch], base_offset: int) -> None:
         """Settle as written, at ``base_offset``. Watchers are notified later, by :meth:`tell`."""
         self.lane = lane
         self.base_offset = base_offset
@@ -258,7 +258,7 @@ class Batch(Parcel):
             call_back(partial(watcher, batch, index), logger, "a written record")
             return
 
-    def find(self, index: int) -> tuple[Batch, int]:
+    def find(self, index: int) -> tuple[ProducerBatch, int]:
         """Return the batch that holds a record now, and the record's index in it."""
         batch = self
         while batch.where is not None:
@@ -283,7 +283,9 @@ class Batch(Parcel):
             event = self._event
         event.wait(timeout_s)
 
-    def take_apart(self, heirs: Sequence[Lane[Batch]], limit_bytes: int) -> Iterator[tuple[Batch, Lane[Batch]]]:
+    def take_apart(
+        self, heirs: Sequence[PartitionQueue[ProducerBatch]], limit_bytes: int
+    ) -> Iterator[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
         """Divide it by key: yield new batches, each with its lane.
 
         A record goes to the first lane whose range holds its key, without a key to the first lane.
@@ -298,16 +300,18 @@ class Batch(Parcel):
             for piece in made:
                 yield piece, heir
 
-    def take_out(self, faulty: Collection[int], limit_bytes: int) -> tuple[list[Batch], list[Batch]]:
+    def take_out(self, faulty: Collection[int], limit_bytes: int) -> tuple[list[ProducerBatch], list[ProducerBatch]]:
         """Divide it by index: return all other records, and the faulty ones in a batch each."""
         order = {place: 1 + rank for rank, place in enumerate(sorted(faulty))}
         rest, *out = self._divide(1 + len(order), lambda place, _: order.get(place, 0), limit_bytes)
         return rest, [batch for batches in out for batch in batches]
 
-    def _divide(self, parts: int, part_of: Callable[[int, bytes | None], int], limit_bytes: int) -> list[list[Batch]]:
+    def _divide(
+        self, parts: int, part_of: Callable[[int, bytes | None], int], limit_bytes: int
+    ) -> list[list[ProducerBatch]]:
         """Divide it by index and key of each record; futures and waiting threads follow their records."""
-        pieces: list[list[Batch]] = [[] for _ in range(parts)]
-        where: list[tuple[Batch, int]] = []
+        pieces: list[list[ProducerBatch]] = [[] for _ in range(parts)]
+        where: list[tuple[ProducerBatch, int]] = []
         authors = dict(self._runs)
         author: Account | None = None
         for place, record in enumerate(read_records(self.data)):
@@ -366,7 +370,7 @@ class PlainFuture(LightFuture[SN]):
     # The writer sets these, without an __init__: a million of these objects are made per second.
     __slots__ = ("batch", "index")
 
-    batch: Batch
+    batch: ProducerBatch
     index: int
 
     def result(self, timeout: float | None = None) -> SN:
@@ -410,20 +414,20 @@ class Sending(Protocol):
     def await_room(self) -> None:
         """Return once there is room for another batch."""
 
-    def opened(self, channel: Channel) -> None:
+    def opened(self, channel: StreamAccumulator) -> None:
         """Take note of a new open batch."""
 
-    def queued(self, lane: Lane[Batch], batch: Batch) -> None:
+    def queued(self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
         """Take note of a batch that was closed and queued."""
 
     def read_again(self, stream: str) -> StreamView | None:
         """Return the stream as it is now; None if it cannot be read."""
 
-    def replaced(self, size: int, pieces: list[Batch]) -> None:
+    def replaced(self, size: int, pieces: list[ProducerBatch]) -> None:
         """Take note of a batch of ``size`` bytes that was divided."""
 
 
-class Channel:
+class StreamAccumulator:
     """Stream that is being written. Guarded by the engine's lock, except :meth:`sequence_base`.
 
     Attributes:
@@ -442,13 +446,15 @@ class Channel:
         self.stream = str(view.config.name)
         self.record_bytes_max = min(view.config.record_bytes_max, engine.options.buffer_bytes // 2)
         self.batch_bytes = min(engine.options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
-        self.opened: dict[Lane[Batch], None] = {}
-        self.unsettled: dict[Batch, None] = {}
+        self.opened: dict[PartitionQueue[ProducerBatch], None] = {}
+        self.unsettled: dict[ProducerBatch, None] = {}
         self.failure: Callable[[], RollbridgeError] | None = None
         self._sticky = 0
         self._bases: dict[SegmentId, int] = {}
         self._compression = int(engine.options.codec)
-        self.course: Course[Batch] = Course(view.history, view.config.name.segment_topic, self._split)
+        self.course: StreamQueues[ProducerBatch] = StreamQueues(
+            view.history, view.config.name.segment_topic, self._split
+        )
         self._route()
 
     @property
@@ -456,7 +462,7 @@ class Channel:
         """Number of records that are not settled."""
         return sum(batch.count for batch in self.unsettled)
 
-    def lane_of(self, key: bytes | None) -> Lane[Batch]:
+    def lane_of(self, key: bytes | None) -> PartitionQueue[ProducerBatch]:
         """Return the lane of a record; records without a key share one until its batch is full."""
         if key is None:
             return self.lanes[self._sticky % len(self.lanes)]
@@ -468,7 +474,7 @@ class Channel:
         value: bytes | None,
         headers: Headers,
         timestamp_ms: int | None,
-    ) -> Batch:
+    ) -> ProducerBatch:
         """Append a record to a batch with room for it, or to a new one; the record is the batch's last.
 
         May release the engine's lock while it waits for room, so segments and batches may change meanwhile.
@@ -510,14 +516,14 @@ class Channel:
         self._engine.opened(self)
         return batch
 
-    def new_batch(self, opened_s: float, limit_bytes: int) -> Batch:
+    def new_batch(self, opened_s: float, limit_bytes: int) -> ProducerBatch:
         """Return an empty batch of this stream."""
         builder = DefaultRecordBatchBuilder(_MAGIC, self._compression, 0, -1, -1, -1, limit_bytes)
-        batch = Batch(self, builder, opened_s)
+        batch = ProducerBatch(self, builder, opened_s)
         self.unsettled[batch] = None
         return batch
 
-    def cut(self, lane: Lane[Batch]) -> None:
+    def cut(self, lane: PartitionQueue[ProducerBatch]) -> None:
         """Close a lane's open batch and queue it."""
         batch = lane.open
         if batch is not None:
@@ -547,7 +553,7 @@ class Channel:
         config = self.view.config
         return (config.created_ms, config.buffer_topic_id) == (view.config.created_ms, view.config.buffer_topic_id)
 
-    def stop(self, fault: Callable[[], RollbridgeError]) -> list[Batch]:
+    def stop(self, fault: Callable[[], RollbridgeError]) -> list[ProducerBatch]:
         """Fail all further records with ``fault``; return the batches that are not settled."""
         self.failure = fault
         for lane in tuple(self.opened):
@@ -584,20 +590,24 @@ class Channel:
         self.lanes = self.course.active
         self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
 
-    def take_out(self, batch: Batch, faulty: Collection[int]) -> tuple[list[Batch], list[Batch]]:
+    def take_out(
+        self, batch: ProducerBatch, faulty: Collection[int]
+    ) -> tuple[list[ProducerBatch], list[ProducerBatch]]:
         """Divide a batch of which the broker refused some records: return batches of the others, and one of each."""
         size = len(batch.data)
         rest, out = batch.take_out(faulty, self._piece_bytes)
         self._replaced(batch, size, [*rest, *out])
         return rest, out
 
-    def _split(self, batch: Batch, heirs: Sequence[Lane[Batch]]) -> Iterable[tuple[Batch, Lane[Batch]]]:
+    def _split(
+        self, batch: ProducerBatch, heirs: Sequence[PartitionQueue[ProducerBatch]]
+    ) -> Iterable[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
         size = len(batch.data)
         made = list(batch.take_apart(heirs, self._piece_bytes))
         self._replaced(batch, size, [piece for piece, _ in made])
         return made
 
-    def _replaced(self, batch: Batch, size: int, pieces: list[Batch]) -> None:
+    def _replaced(self, batch: ProducerBatch, size: int, pieces: list[ProducerBatch]) -> None:
         self._engine.replaced(size, pieces)
         self.unsettled.pop(batch, None)
 

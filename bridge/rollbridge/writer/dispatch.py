@@ -31,10 +31,10 @@ from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.fetch import NO_EPOCH
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.offsets import LATEST, offsets_request
-from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, Verdict, produce_body, request_start, verdict
+from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, ProduceVerdict, produce_body, request_start, verdict
 from rollbridge.writer import accumulator as faults
-from rollbridge.writer.accumulator import Batch, Channel, WriterOptions
-from rollbridge.writer.lanes import Lane, Phase
+from rollbridge.writer.accumulator import ProducerBatch, StreamAccumulator, WriterOptions
+from rollbridge.writer.lanes import PartitionQueue, SegmentPhase
 
 logger = logging.getLogger(__name__)
 
@@ -46,28 +46,28 @@ _HOLD_S: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class BatchRequest:
     """Produce request in flight: lane and batch by topic."""
 
-    items: dict[str, tuple[Lane[Batch], Batch]]
+    items: dict[str, tuple[PartitionQueue[ProducerBatch], ProducerBatch]]
 
 
 @dataclass(slots=True, eq=False)
-class Inquiry:
+class EndInquiry:
     """ListOffsets request in flight, for the log ends of lanes that have sent nothing yet, by topic."""
 
-    lanes: dict[str, Lane[Batch]]
+    lanes: dict[str, PartitionQueue[ProducerBatch]]
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class BrokerLink:
     """Connection to one broker, and its requests in flight."""
 
     connection: Connection
-    requests: deque[Request | Inquiry] = field(default_factory=deque)
+    requests: deque[BatchRequest | EndInquiry] = field(default_factory=deque)
 
 
-class Dispatcher:
+class RequestDispatcher:
     """Sender of batches and receiver of answers.
 
     Attributes:
@@ -100,10 +100,10 @@ class Dispatcher:
         """
         self.producer = producer
         self.expired = False
-        self.links: dict[NodeId, Link] = {}
-        self.ready: dict[Lane[Batch], None] = {}
+        self.links: dict[NodeId, BrokerLink] = {}
+        self.ready: dict[PartitionQueue[ProducerBatch], None] = {}
         self.bytes = 0
-        self.settled: deque[Batch] = deque()
+        self.settled: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._cluster = cluster
         self._options = options
@@ -112,9 +112,9 @@ class Dispatcher:
         self._start = request_start(None, int(options.request_timeout_s * 500))
         self._held: dict[str, float] = {}
         self._backoff_s = 0.0
-        self._unknown: dict[str, Lane[Batch]] = {}
+        self._unknown: dict[str, PartitionQueue[ProducerBatch]] = {}
         self._unreached: set[NodeId] = set()
-        self._asked: set[Lane[Batch]] = set()
+        self._asked: set[PartitionQueue[ProducerBatch]] = set()
 
     @property
     def is_cut_off(self) -> bool:
@@ -165,9 +165,9 @@ class Dispatcher:
             if self._cluster.known_leader(lane.topic, 0) == node:
                 self._cluster.forget_leader(lane.topic)
 
-    def _missing(self, lane: Lane[Batch], code: ErrorCode) -> None:
+    def _missing(self, lane: PartitionQueue[ProducerBatch], code: ErrorCode) -> None:
         logger.info("the leader of %s is not known: %s", lane.topic, codes.name(code))
-        if verdict(code) is Verdict.DENIED:
+        if verdict(code) is ProduceVerdict.DENIED:
             batch = next(iter(lane.held()), None)
             if batch is not None:
                 self.fail(lane, batch, faults.denied(lane.topic, codes.name(code)))
@@ -176,8 +176,8 @@ class Dispatcher:
     def pump(self) -> None:
         """Send what may be sent now over existing connections; the rest waits for :meth:`reach`."""
         while self.ready and not self.expired and time.monotonic() >= self.retry_at:
-            requests: dict[NodeId, Request] = {}
-            inquiries: dict[NodeId, Inquiry] = {}
+            requests: dict[NodeId, BatchRequest] = {}
+            inquiries: dict[NodeId, EndInquiry] = {}
             sizes: dict[NodeId, int] = {}
             for lane in tuple(self.ready):
                 if lane in self._asked or not lane.may_send():
@@ -190,9 +190,9 @@ class Dispatcher:
                 if link is not None and link.requests and not self._has_room(link):
                     continue
                 if not lane.placed:
-                    inquiries.setdefault(node, Inquiry({})).lanes[lane.topic] = lane
+                    inquiries.setdefault(node, EndInquiry({})).lanes[lane.topic] = lane
                     continue
-                request = requests.setdefault(node, Request({}))
+                request = requests.setdefault(node, BatchRequest({}))
                 size = sizes.get(node, 0)
                 if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
                     batch = lane.take()
@@ -205,10 +205,10 @@ class Dispatcher:
             for node, request in requests.items():
                 self._send(node, request)
 
-    def _has_room(self, link: Link) -> bool:
+    def _has_room(self, link: BrokerLink) -> bool:
         return len(link.requests) < self._options.in_flight_max and not link.connection.expired()
 
-    def _leader(self, lane: Lane[Batch]) -> NodeId | None:
+    def _leader(self, lane: PartitionQueue[ProducerBatch]) -> NodeId | None:
         if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
             return None
         node = self._cluster.known_leader(lane.topic, 0)
@@ -220,7 +220,7 @@ class Dispatcher:
             return None
         return node
 
-    def _link(self, node: NodeId) -> Link | None:
+    def _link(self, node: NodeId) -> BrokerLink | None:
         """Return the link to a broker; None if its connection was lost a moment ago."""
         link = self.links.get(node)
         if link is None or not link.requests:
@@ -228,10 +228,10 @@ class Dispatcher:
             if connection is None:
                 return None
             if link is None or link.connection is not connection:
-                link = self.links[node] = Link(connection)
+                link = self.links[node] = BrokerLink(connection)
         return link
 
-    def _inquire(self, node: NodeId, inquiry: Inquiry) -> None:
+    def _inquire(self, node: NodeId, inquiry: EndInquiry) -> None:
         """Ask for the ends of logs; their lanes send nothing until the answer."""
         link = self._link(node)
         if link is None:
@@ -246,7 +246,7 @@ class Dispatcher:
         except ConnectionLostError as fault:
             self.lost(node, fault)
 
-    def _send(self, node: NodeId, request: Request) -> None:
+    def _send(self, node: NodeId, request: BatchRequest) -> None:
         link = self._link(node)
         if link is None:
             self._return(request, doubtful=False)
@@ -271,12 +271,12 @@ class Dispatcher:
         except ConnectionLostError as fault:
             self.lost(node, fault)
 
-    def receive(self, node: NodeId, link: Link) -> None:
+    def receive(self, node: NodeId, link: BrokerLink) -> None:
         """Process the answers that have arrived."""
         try:
             while link.requests and link.connection.has_answer():
                 request = link.requests[0]
-                if isinstance(request, Inquiry):
+                if isinstance(request, EndInquiry):
                     self._place(request, link.connection.receive(ListOffsetsResponse))
                     link.requests.popleft()
                     continue
@@ -290,7 +290,7 @@ class Dispatcher:
         except ConnectionLostError as fault:
             self.lost(node, fault)
 
-    def _place(self, inquiry: Inquiry, answer: ListOffsetsResponse) -> None:
+    def _place(self, inquiry: EndInquiry, answer: ListOffsetsResponse) -> None:
         """Record the ends of logs. Errors that would persist are left to the batches, whose answers tell the reason."""
         for topic in answer.topics:
             lane = inquiry.lanes.get(str(topic.name))
@@ -309,30 +309,32 @@ class Dispatcher:
                 lane.place(0, NO_EPOCH)
         self._end(inquiry)
 
-    def _end(self, inquiry: Inquiry) -> None:
+    def _end(self, inquiry: EndInquiry) -> None:
         """Release the lanes of an answered or lost request; those without an answer will ask again."""
         for lane in inquiry.lanes.values():
             self._asked.discard(lane)
             if lane.may_send():
                 self.ready[lane] = None
 
-    def _judge(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
+    def _judge(
+        self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch, answer: PartitionProduceResponse
+    ) -> None:
         found = verdict(answer.error_code)
-        if found is Verdict.WRITTEN and answer.base_offset < 0:
+        if found is ProduceVerdict.WRITTEN and answer.base_offset < 0:
             found = (
-                Verdict.DOUBTFUL
+                ProduceVerdict.DOUBTFUL
             )  # the answer does not prove that the batch was written; sending it again will tell, with the offset
-        if found is not Verdict.WRITTEN:
+        if found is not ProduceVerdict.WRITTEN:
             logger.info("segment %s: a batch met %s", lane.topic, codes.name(answer.error_code))
         match found:
-            case Verdict.WRITTEN:
+            case ProduceVerdict.WRITTEN:
                 self._backoff_s = 0.0
                 lane.acknowledge(batch, answer.base_offset + batch.count - 1)
                 self.settle(batch, lambda: batch.written(lane, answer.base_offset))
-            case Verdict.SEALED:
+            case ProduceVerdict.SEALED:
                 lane.refuse(batch)
                 self._suspect(batch.channel.stream)
-            case Verdict.MISPLACED:
+            case ProduceVerdict.MISPLACED:
                 is_lost = lane.is_next(batch)
                 lane.misplace(batch)
                 if is_lost:
@@ -341,25 +343,27 @@ class Dispatcher:
                     # (KIP-360).
                     self.expired = True
                     self.back_off()
-            case Verdict.RETRY | Verdict.MOVED | Verdict.DOUBTFUL:
-                if found is not Verdict.RETRY:
+            case ProduceVerdict.RETRY | ProduceVerdict.MOVED | ProduceVerdict.DOUBTFUL:
+                if found is not ProduceVerdict.RETRY:
                     self._cluster.forget_leader(lane.topic)
-                lane.give_back(batch, doubtful=found is Verdict.DOUBTFUL)
+                lane.give_back(batch, doubtful=found is ProduceVerdict.DOUBTFUL)
                 self._hold(lane)
-            case Verdict.EXPIRED:
+            case ProduceVerdict.EXPIRED:
                 self.expired = True
                 lane.give_back(batch, doubtful=False)
                 self.back_off()
-            case Verdict.DENIED:
+            case ProduceVerdict.DENIED:
                 self.fail(lane, batch, faults.denied(lane.topic, codes.name(answer.error_code)))
-            case Verdict.REFUSED:
+            case ProduceVerdict.REFUSED:
                 self._refused(lane, batch, answer)
-            case Verdict.UNKNOWN:
+            case ProduceVerdict.UNKNOWN:
                 batch.doubtful = True
                 self.fail(lane, batch, faults.unknown(lane.topic, codes.name(answer.error_code)))
         self.after(lane, batch.channel)
 
-    def _refused(self, lane: Lane[Batch], batch: Batch, answer: PartitionProduceResponse) -> None:
+    def _refused(
+        self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch, answer: PartitionProduceResponse
+    ) -> None:
         """Fail the records that the broker rejects; if it says which, the others of the batch are sent again.
 
         A possibly persisted batch fails as a whole: its other records would get new sequence numbers and be written
@@ -379,20 +383,20 @@ class Dispatcher:
         for piece, (_, message) in zip(out, sorted(why.items()), strict=True):
             self.fail(lane, piece, faults.refused(lane.topic, code, message))
 
-    def after(self, lane: Lane[Batch], channel: Channel) -> None:
+    def after(self, lane: PartitionQueue[ProducerBatch], channel: StreamAccumulator) -> None:
         """React to a changed lane: drain it if it has ended, or mark it as ready."""
-        if lane.phase is Phase.ENDED and channel.course.drain():
+        if lane.phase is SegmentPhase.ENDED and channel.course.drain():
             self.scan(channel)
         elif lane.may_send():
             self.ready[lane] = None
 
-    def scan(self, channel: Channel) -> None:
+    def scan(self, channel: StreamAccumulator) -> None:
         """Mark the lanes of a channel that may send as ready."""
         for lane in channel.course.active:
             if lane.may_send():
                 self.ready[lane] = None
 
-    def settle(self, batch: Batch, how: Callable[[], None]) -> None:
+    def settle(self, batch: ProducerBatch, how: Callable[[], None]) -> None:
         if batch.settled:
             return  # given up before its answer came
         self.bytes -= len(batch.data)
@@ -401,13 +405,15 @@ class Dispatcher:
         self.settled.append(batch)
         self._notify()
 
-    def fail(self, lane: Lane[Batch], batch: Batch, fault: Callable[[], RollbridgeError]) -> None:
+    def fail(
+        self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch, fault: Callable[[], RollbridgeError]
+    ) -> None:
         """Give a batch up; its records fail."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
         lane.drop(batch)
         self.settle(batch, lambda: batch.failed(fault))
 
-    def _return(self, request: Request, *, doubtful: bool) -> None:
+    def _return(self, request: BatchRequest, *, doubtful: bool) -> None:
         """Give all batches of a request back to their lanes, to be sent again."""
         for lane, batch in request.items.values():
             lane.give_back(batch, doubtful=doubtful)
@@ -420,16 +426,16 @@ class Dispatcher:
         link = self.links.pop(node)
         link.connection.close()
         for request in link.requests:
-            asked = request.lanes if isinstance(request, Inquiry) else request.items
+            asked = request.lanes if isinstance(request, EndInquiry) else request.items
             for topic in asked:
                 self._cluster.forget_leader(topic)  # the broker may stay away, and others know the new leader
-            if isinstance(request, Inquiry):
+            if isinstance(request, EndInquiry):
                 self._end(request)
             else:
                 self._return(request, doubtful=True)
         self.back_off()
 
-    def _hold(self, lane: Lane[Batch]) -> None:
+    def _hold(self, lane: PartitionQueue[ProducerBatch]) -> None:
         """Send nothing of a segment for ``_HOLD_S``; others go on."""
         now = time.monotonic()
         self._held = {topic: until for topic, until in self._held.items() if until > now}

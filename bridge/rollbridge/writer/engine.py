@@ -26,9 +26,9 @@ from rollbridge.kafka.pipeline import OwnBatches, new_producer_id
 from rollbridge.kafka.retry import Backoff, Errand
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import accumulator as faults
-from rollbridge.writer.accumulator import Batch, Channel, WriterOptions
-from rollbridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
-from rollbridge.writer.lanes import Lane, Phase
+from rollbridge.writer.accumulator import ProducerBatch, StreamAccumulator, WriterOptions
+from rollbridge.writer.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, RequestDispatcher
+from rollbridge.writer.lanes import PartitionQueue, SegmentPhase
 from rollbridge.zookeeper.catalog import Catalog
 
 # Searches of sealed logs for possibly persisted batches
@@ -51,7 +51,9 @@ class Search:
         not_before: Time before which it does not resume (``time.monotonic()``).
     """
 
-    def __init__(self, channel: Channel, lane: Lane[Batch], end: int, producer_id: int) -> None:
+    def __init__(
+        self, channel: StreamAccumulator, lane: PartitionQueue[ProducerBatch], end: int, producer_id: int
+    ) -> None:
         self.channel = channel
         self.lane = lane
         self.log = OwnBatches(lane.topic, lane.last_offset + 1, end, producer_id, lane.epoch)
@@ -100,11 +102,11 @@ class Searches:
         """Create without searches; ``done`` is called on a search's thread when that thread ends."""
         self._new_cluster = new_cluster
         self._done = done
-        self._searches: dict[Lane[Batch], Search] = {}
+        self._searches: dict[PartitionQueue[ProducerBatch], Search] = {}
         self._closed = False
 
     def turn(
-        self, wanted: Iterable[tuple[Channel, Lane[Batch]]], producer_id: int
+        self, wanted: Iterable[tuple[StreamAccumulator, PartitionQueue[ProducerBatch]]], producer_id: int
     ) -> Iterator[tuple[Search, RollbridgeError | None]]:
         """Start wanted searches, forget unwanted ones; yield those that have ended, with the fault if there is one."""
         lanes = {lane: channel for channel, lane in wanted}
@@ -146,7 +148,7 @@ _CHECK_S: Final = 0.5
 _POLL_MAX_S: Final = 0.5
 
 
-class Engine:
+class PlainSender:
     """Sender of the batches of all channels of one connection.
 
     Attributes:
@@ -187,7 +189,7 @@ class Engine:
         except BaseException:
             self._cluster.close()
             raise
-        self._dispatch = Dispatcher(
+        self._dispatch = RequestDispatcher(
             self._cluster,
             producer,
             options,
@@ -195,7 +197,7 @@ class Engine:
             settled=self._room.notify_all,
         )
         self.pump = self._dispatch.pump
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, StreamAccumulator] = {}
         self._generation = -1
         self._looked_at = 0.0
         self._checked_at = 0.0
@@ -207,7 +209,7 @@ class Engine:
 
     # What writers do ----------------------------------------------------------------------------------------------
 
-    def channel(self, stream: str) -> Channel:
+    def channel(self, stream: str) -> StreamAccumulator:
         """Return the channel of a stream; a new one unless there is one that can be written.
 
         Raises:
@@ -217,7 +219,7 @@ class Engine:
         with self.lock:
             known = self._channels.get(stream)
             if known is None or known.failure is not None or not known.is_of(view):
-                known = self._channels[stream] = Channel(self, view)
+                known = self._channels[stream] = StreamAccumulator(self, view)
             return known
 
     def await_room(self) -> None:
@@ -235,12 +237,12 @@ class Engine:
                 "brokers take nothing, or a segment's successors are awaited; this record was not written"
             )
 
-    def opened(self, channel: Channel) -> None:
+    def opened(self, channel: StreamAccumulator) -> None:
         """Wake the thread, which closes the new batch once it has lingered."""
         if not self._wake.is_set():
             self._wake.set()
 
-    def queued(self, lane: Lane[Batch], batch: Batch) -> None:
+    def queued(self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
         """Send a batch that was closed and queued, if it may be sent now. The caller holds the lock."""
         self._dispatch.bytes += len(batch.data)
         self._dispatch.ready[lane] = None
@@ -248,7 +250,7 @@ class Engine:
         if self._dispatch.ready:
             self._wake.set()
 
-    def replaced(self, size: int, pieces: list[Batch]) -> None:
+    def replaced(self, size: int, pieces: list[ProducerBatch]) -> None:
         """Correct the size of the buffer after a batch of ``size`` bytes was divided."""
         self._dispatch.bytes += sum(len(piece.data) for piece in pieces) - size
 
@@ -314,7 +316,7 @@ class Engine:
     def _unsettled(self) -> int:
         return sum(channel.records for channel in self._channels.values())
 
-    def _stop(self, channel: Channel, fault: Callable[[], RollbridgeError]) -> None:
+    def _stop(self, channel: StreamAccumulator, fault: Callable[[], RollbridgeError]) -> None:
         """Fail all records of a stream, present and future, with ``fault``."""
         with self.lock:
             if channel.failure is None:
@@ -392,7 +394,7 @@ class Engine:
         else:
             self._wake.wait(timeout_s)
 
-    def _lanes(self) -> list[Lane[Batch]]:
+    def _lanes(self) -> list[PartitionQueue[ProducerBatch]]:
         return [lane for channel in self._channels.values() for lane in channel.course.lanes()]
 
     def _let_go(self) -> bool:
@@ -437,7 +439,7 @@ class Engine:
         awaiting = False
         for channel in [item for item in self._channels.values() if item.failure is None]:
             for lane in channel.course.lanes():
-                if lane.phase is Phase.REFUSED and lane.waiting:
+                if lane.phase is SegmentPhase.REFUSED and lane.waiting:
                     awaiting = True
                     if now - self._looked_at >= _LOOK_AGAIN_S:
                         self._catalog.suspect(channel.stream)

@@ -15,7 +15,7 @@ order.
 
 A batch whose answer was lost is *doubtful*, that is possibly persisted. While the segment is open, the batch is sent
 again with the same sequence number, by which the broker recognises it. A sealed segment refuses it without looking, so
-its log must be read before anything of the lane is handed over: see :meth:`Course.unresolved`.
+its log must be read before anything of the lane is handed over: see :meth:`StreamQueues.unresolved`.
 
 Source: KIP-98 for sequence numbers; PDP-24 for the succession of segments.
 """
@@ -36,7 +36,7 @@ SEQUENCE_MAX: Final = (1 << 31) - 1
 _UNNUMBERED: Final = -1
 
 
-class Phase(Enum):
+class SegmentPhase(Enum):
     """State of a segment, as its writer knows it."""
 
     OPEN = "open"
@@ -46,7 +46,7 @@ class Phase(Enum):
     """The history names its successors."""
 
 
-class Event(Enum):
+class SegmentEvent(Enum):
     """Event that changes the state of a segment."""
 
     REFUSAL = "refusal"
@@ -55,17 +55,17 @@ class Event(Enum):
     END = "end"
 
 
-TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[tuple[SegmentPhase, SegmentEvent], SegmentPhase]] = MappingProxyType(
     {
-        (Phase.OPEN, Event.REFUSAL): Phase.REFUSED,
-        (Phase.OPEN, Event.RETRY): Phase.OPEN,
-        (Phase.OPEN, Event.END): Phase.ENDED,
-        (Phase.REFUSED, Event.REFUSAL): Phase.REFUSED,
-        (Phase.REFUSED, Event.RETRY): Phase.OPEN,
-        (Phase.REFUSED, Event.END): Phase.ENDED,
-        (Phase.ENDED, Event.REFUSAL): Phase.ENDED,
-        (Phase.ENDED, Event.RETRY): Phase.ENDED,
-        (Phase.ENDED, Event.END): Phase.ENDED,
+        (SegmentPhase.OPEN, SegmentEvent.REFUSAL): SegmentPhase.REFUSED,
+        (SegmentPhase.OPEN, SegmentEvent.RETRY): SegmentPhase.OPEN,
+        (SegmentPhase.OPEN, SegmentEvent.END): SegmentPhase.ENDED,
+        (SegmentPhase.REFUSED, SegmentEvent.REFUSAL): SegmentPhase.REFUSED,
+        (SegmentPhase.REFUSED, SegmentEvent.RETRY): SegmentPhase.OPEN,
+        (SegmentPhase.REFUSED, SegmentEvent.END): SegmentPhase.ENDED,
+        (SegmentPhase.ENDED, SegmentEvent.REFUSAL): SegmentPhase.ENDED,
+        (SegmentPhase.ENDED, SegmentEvent.RETRY): SegmentPhase.ENDED,
+        (SegmentPhase.ENDED, SegmentEvent.END): SegmentPhase.ENDED,
     }
 )
 
@@ -90,8 +90,8 @@ class Parcel:
 P = TypeVar("P", bound=Parcel)
 
 
-class Lane(Generic[P]):
-    """Queue of one segment and one producer; its :class:`Course` moves batches between lanes.
+class PartitionQueue(Generic[P]):
+    """Queue of one segment and one producer; its :class:`StreamQueues` moves batches between lanes.
 
     Attributes:
         course: The lanes of its stream.
@@ -128,11 +128,11 @@ class Lane(Generic[P]):
         "topic",
     )
 
-    def __init__(self, course: Course[P], segment: Segment, topic: str) -> None:
+    def __init__(self, course: StreamQueues[P], segment: Segment, topic: str) -> None:
         self.course = course
         self.segment = segment
         self.topic = topic
-        self.phase = Phase.OPEN
+        self.phase = SegmentPhase.OPEN
         self.open: P | None = None
         self.inherited: deque[P] = deque()
         self.queue: deque[P] = deque()
@@ -173,7 +173,7 @@ class Lane(Generic[P]):
         rejected temporarily, the second would be written before it. Doubtful batches go alone as well: a broker
         recognises the last five batches only, so nothing may be written behind one without an answer.
         """
-        if self.phase is not Phase.OPEN or self._returned or self._renumber or not self.waiting:
+        if self.phase is not SegmentPhase.OPEN or self._returned or self._renumber or not self.waiting:
             return False
         if self.in_flight:
             fresh = self.inherited[0] if self.inherited else self.queue[0]
@@ -214,7 +214,7 @@ class Lane(Generic[P]):
 
     def refuse(self, parcel: P) -> None:
         """Take back a batch in flight that was refused because the segment is sealed."""
-        self.phase = TRANSITIONS[self.phase, Event.REFUSAL]
+        self.phase = TRANSITIONS[self.phase, SegmentEvent.REFUSAL]
         self.give_back(parcel, doubtful=False)
 
     def give_back(self, parcel: P, *, doubtful: bool) -> None:
@@ -259,7 +259,7 @@ class Lane(Generic[P]):
 
     def retry(self) -> None:
         """Try again after a refusal that may have been temporary."""
-        self.phase = TRANSITIONS[self.phase, Event.RETRY]
+        self.phase = TRANSITIONS[self.phase, SegmentEvent.RETRY]
 
     def restart(self) -> None:
         """Start over with a new producer id, whose sequence numbers begin at 0.
@@ -287,11 +287,11 @@ class Lane(Generic[P]):
                     parcel.sequence = _UNNUMBERED
 
 
-Split = Callable[[P, Sequence[Lane[P]]], Iterable[tuple[P, Lane[P]]]]
+Split = Callable[[P, Sequence[PartitionQueue[P]]], Iterable[tuple[P, PartitionQueue[P]]]]
 """Divider of a batch: each record goes to the first lane whose range holds its key; in order, as new batches."""
 
 
-class Course(Generic[P]):
+class StreamQueues(Generic[P]):
     """Lanes of one stream, from epoch to epoch. Not thread-safe.
 
     Attributes:
@@ -303,9 +303,9 @@ class Course(Generic[P]):
         """Start in the active epoch of a history."""
         self._topic_of = topic_of
         self._split = split
-        self._ended: list[Lane[P]] = []
+        self._ended: list[PartitionQueue[P]] = []
         self.closed = False
-        self.active: list[Lane[P]] = []
+        self.active: list[PartitionQueue[P]] = []
         self.adopt(history)
 
     def adopt(self, history: EpochHistory) -> None:
@@ -315,14 +315,14 @@ class Course(Generic[P]):
         wanted = {item.id for item in current}
         for lane in lanes.values():
             if lane.id not in wanted:
-                if lane.phase is not Phase.ENDED:
+                if lane.phase is not SegmentPhase.ENDED:
                     self._ended.append(lane)
-                lane.phase = TRANSITIONS[lane.phase, Event.END]
+                lane.phase = TRANSITIONS[lane.phase, SegmentEvent.END]
                 # The end of a dropped segment is no longer known: no broker has answered for that long.
                 if not history.is_dropped(lane.id):
                     lane.sealed_end = history.sealed_end(lane.id)
         self._ended.sort(key=lambda lane: lane.id.epoch)
-        self.active = [lanes.get(item.id) or Lane(self, item, self._topic_of(item.id)) for item in current]
+        self.active = [lanes.get(item.id) or PartitionQueue(self, item, self._topic_of(item.id)) for item in current]
         self.drain()
 
     def close(self) -> None:
@@ -332,11 +332,11 @@ class Course(Generic[P]):
             lane.inherited.clear()
             lane.queue.clear()
 
-    def lanes(self) -> tuple[Lane[P], ...]:
+    def lanes(self) -> tuple[PartitionQueue[P], ...]:
         """Return all lanes that hold batches or may be written, older ones first."""
         return (*self._ended, *self.active)
 
-    def is_blocked(self, lane: Lane[P]) -> bool:
+    def is_blocked(self, lane: PartitionQueue[P]) -> bool:
         """Return True if the lane of a predecessor still holds a batch."""
         return any(before.segment.precedes(lane.segment) for before in self._ended)
 
@@ -351,7 +351,7 @@ class Course(Generic[P]):
             moved = True
         return moved
 
-    def unresolved(self) -> list[Lane[P]]:
+    def unresolved(self) -> list[PartitionQueue[P]]:
         """Return ended lanes whose sealed log must be read to learn which of their batches were written."""
         if self.closed:
             return []
@@ -362,7 +362,7 @@ class Course(Generic[P]):
         ]
 
     def resolve(
-        self, lane: Lane[P], written: Mapping[int, int], gap: tuple[int, int] | None = None
+        self, lane: PartitionQueue[P], written: Mapping[int, int], gap: tuple[int, int] | None = None
     ) -> tuple[list[tuple[P, int]], list[P]]:
         """Apply what was read from a sealed log.
 
@@ -397,7 +397,7 @@ class Course(Generic[P]):
         self.drain()
         return found, unknown
 
-    def _hand_over(self, lane: Lane[P]) -> None:
+    def _hand_over(self, lane: PartitionQueue[P]) -> None:
         """Hand the batches of a lane over to the next lanes in the lineage of each key.
 
         Not directly to the active lanes: an ended lane in between may still hold, or receive, later writes of the same

@@ -15,10 +15,10 @@ from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrder, Unav
 from rollbridge.forks import hold, is_gone
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
-from rollbridge.writer.accumulator import Account, Channel, Headers, PlainFuture
+from rollbridge.writer.accumulator import Account, Headers, PlainFuture, StreamAccumulator
 
 if TYPE_CHECKING:
-    from rollbridge.writer.engine import Engine
+    from rollbridge.writer.engine import PlainSender
 
 
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
@@ -32,7 +32,7 @@ class StreamWriter:
     written; each is written once, or its future and :meth:`flush` report that it was not.
     """
 
-    def __init__(self, engine: Engine, channel: Channel, *, rising_ids: bool = False) -> None:
+    def __init__(self, engine: PlainSender, channel: StreamAccumulator, *, rising_ids: bool = False) -> None:
         self._engine = engine
         self._channel = channel
         self._lock = engine.lock

@@ -23,7 +23,7 @@ from rollbridge.model.ids import PART_MAX, SHARED_MAX, TransactionId, counter_of
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import (
     LAYOUT_FORMAT,
-    Cluster,
+    ClusterIdentity,
     Coordinator,
     CreateNode,
     Group,
@@ -31,7 +31,7 @@ from rollbridge.model.records import (
     TransactionRecord,
     Truncation,
 )
-from rollbridge.model.requests import Answer, Request, RequestKind
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
@@ -291,19 +291,19 @@ class Metadata:
 
     # The cluster ------------------------------------------------------------------------------------------------
 
-    def cluster(self) -> Cluster | None:
+    def cluster(self) -> ClusterIdentity | None:
         """Return the Kafka cluster that the path belongs to; None if it was never used."""
         node = self.session.get(paths.CLUSTER)
-        return None if node is None or not node.value else Cluster.from_json(node.value)
+        return None if node is None or not node.value else ClusterIdentity.from_json(node.value)
 
-    def claim_cluster(self, kafka_cluster_id: str, created_ms: int | None = None) -> Cluster:
+    def claim_cluster(self, kafka_cluster_id: str, created_ms: int | None = None) -> ClusterIdentity:
         """Tie the path to a Kafka cluster, or check that it is tied to this one.
 
         Raises:
             WrongClusterError: the path belongs to another cluster, or a newer version laid it out.
         """
         now_ms = int(time.time() * 1000) if created_ms is None else created_ms
-        ours = Cluster(kafka_cluster_id, now_ms)
+        ours = ClusterIdentity(kafka_cluster_id, now_ms)
         while True:
             node = self.session.get(paths.CLUSTER)
             try:
@@ -312,11 +312,11 @@ class Metadata:
                 elif not node.value:
                     self.session.set(paths.CLUSTER, ours.to_json(), node.version)
                 else:
-                    return self._check_cluster(ours, Cluster.from_json(node.value))
+                    return self._check_cluster(ours, ClusterIdentity.from_json(node.value))
             except (NodeExists, NodeVersionMismatch, UnknownWriteError):
                 continue
 
-    def _check_cluster(self, ours: Cluster, found: Cluster) -> Cluster:
+    def _check_cluster(self, ours: ClusterIdentity, found: ClusterIdentity) -> ClusterIdentity:
         where = f"ZooKeeper path {self.session.root} at {self.session.address}"
         if found.kafka_cluster_id != ours.kafka_cluster_id:
             raise WrongClusterError(
@@ -332,7 +332,7 @@ class Metadata:
 
     # Admin requests ---------------------------------------------------------------------------------------------
 
-    def ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
+    def ask(self, group: GroupName, request: AdminRequest, timeout_s: float) -> AdminAnswer:
         """Put a request to a group's leader and wait for the answer. The request ends with this session at the latest.
 
         Raises:
@@ -342,7 +342,7 @@ class Metadata:
         with answers_within(timeout_s):
             return self._ask(group, request, timeout_s)
 
-    def _ask(self, group: GroupName, request: Request, timeout_s: float) -> Answer:
+    def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float) -> AdminAnswer:
         deadline = time.monotonic() + patience_s(timeout_s)  # less, if the caller has less
         name = self._put_request(group, request)
         answer = self._await_answer(group, name, deadline)
@@ -374,7 +374,7 @@ class Metadata:
             return f"coordinator {lead.name} has been taking over group {group} for {lead.age_s(time.time()):.0f} s"
         return f"coordinator {lead.name} leads group {group} but did not answer"
 
-    def _put_request(self, group: GroupName, request: Request) -> str:
+    def _put_request(self, group: GroupName, request: AdminRequest) -> str:
         raw = request.to_json()
         parent = paths.requests(group)
         try:
@@ -389,7 +389,7 @@ class Metadata:
             return own[-1]
         return path.rpartition("/")[2]
 
-    def _await_answer(self, group: GroupName, name: str, deadline: float) -> Answer | None:
+    def _await_answer(self, group: GroupName, name: str, deadline: float) -> AdminAnswer | None:
         """Take the answer away and return it; None at the deadline."""
         path = f"{paths.answers(group)}/{name}"
         while True:
@@ -397,7 +397,7 @@ class Metadata:
             node = self.session.get(path, changed.set if deadline else None)
             if node is not None:
                 self._withdraw(path)
-                return Answer.from_json(node.value)
+                return AdminAnswer.from_json(node.value)
             if not changed.wait(max(deadline - time.monotonic(), 0.0)):
                 return None
 
@@ -410,7 +410,7 @@ class Metadata:
                 if self.session.exists(path) is None:
                     return False  # by us or by the leader: not known, so not ours to claim
 
-    def _may_be_under_way(self, group: GroupName, request: Request) -> bool:
+    def _may_be_under_way(self, group: GroupName, request: AdminRequest) -> bool:
         """Return True if a leader may have begun on a request although its node was still there."""
         match request.kind:
             case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM | RequestKind.DELETE_STREAM:

@@ -88,7 +88,7 @@ class NodeStat:
 
 
 @dataclass(frozen=True, slots=True)
-class Node(NodeStat):
+class Znode(NodeStat):
     """Node as it was read."""
 
     value: bytes
@@ -99,10 +99,10 @@ def stat_of(stat: ZnodeStat) -> NodeStat:
     return NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
 
 
-def node_of(answer: tuple[bytes, ZnodeStat]) -> Node:
+def node_of(answer: tuple[bytes, ZnodeStat]) -> Znode:
     """Convert a value and its stat, as kazoo returns them, into one value."""
     value, stat = answer
-    return Node(stat.version, stat.ctime, stat.mtime, stat.owner_session_id, value)
+    return Znode(stat.version, stat.ctime, stat.mtime, stat.owner_session_id, value)
 
 
 class Once:
@@ -189,7 +189,7 @@ def add_operation(request: TransactionRequest, path: str, operation: NodeOperati
     return size
 
 
-__all__ = ["REQUEST_BYTES_MAX", "Node", "NodeStat", "SessionState", "Watch", "ZooKeeperSession"]
+__all__ = ["REQUEST_BYTES_MAX", "NodeStat", "SessionState", "Watch", "Znode", "ZooKeeperSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -322,7 +322,7 @@ class ZooKeeperSession:
 
     # Reads ------------------------------------------------------------------------------------------------------
 
-    def get(self, path: str, watch: Watch | None = None) -> Node | None:
+    def get(self, path: str, watch: Watch | None = None) -> Znode | None:
         """Return the node, or None. ``watch`` fires once: it changes, appears or goes, or the connection is lost."""
         try:
             return node_of(self._read(path, self._client.get_async, watch))
@@ -352,7 +352,7 @@ class ZooKeeperSession:
         stat: ZnodeStat | None = self._read(path, self._client.exists_async, watch)
         return None if stat is None else stat_of(stat)
 
-    def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+    def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
         """Return several nodes, asked for together; None for an absent one."""
         return self._many(paths, self._client.get_async, node_of, self.get)
 

@@ -25,15 +25,15 @@ from rollbridge_coordinator.procedures.retention import save
 from rollbridge_coordinator.state.effects import (
     AppendLate,
     CommitRound,
+    EffectRefused,
     EndOffsets,
     FindLate,
     ReadLate,
-    Refused,
     StableEnds,
     Steps,
 )
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.streams import LedStream
 from rollbridge_coordinator.state.upkeep import Watched
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     due = group.watch.due(now_ms)
     if not due:
         return
-    places: dict[str, tuple[Watched, StreamState, int]] = {}
+    places: dict[str, tuple[Watched, LedStream, int]] = {}
     for item in due:
         watched = group.streams.get(item[0])
         end = None if watched is None else _end(watched, item[1])
@@ -68,7 +68,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         stable = ends.get(topic)
         try:
             is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable))
-        except Refused as refused:
+        except EffectRefused as refused:
             if refused.code != CorruptDataError.code:
                 raise
             # A writer of that segment can put undecodable bytes there; that must not stop other streams.
@@ -80,7 +80,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
             group.watch.postpone([item], now_ms)
 
 
-def _end(stream: StreamState, segment: SegmentId) -> int | None:
+def _end(stream: LedStream, segment: SegmentId) -> int | None:
     """Return the sealed end of a segment; None if the segment is gone, so that nothing is left to forward."""
     if stream.config.state is not Lifecycle.ACTIVE or stream.history.is_removed(segment):
         return None
@@ -89,7 +89,7 @@ def _end(stream: StreamState, segment: SegmentId) -> int | None:
     return stream.history.sealed_end(segment)
 
 
-def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int, stable: int) -> Steps[bool]:
+def _settle(group: GroupState, stream: LedStream, segment: SegmentId, end: int, stable: int) -> Steps[bool]:
     """Forward what stands between a sealed end and the last stable offset; return False if that must wait."""
     if stream.late.forwarding is not None and not (yield from _finish(group, stream, stream.late.forwarding)):
         return False
@@ -130,7 +130,7 @@ def _settle(group: GroupState, stream: StreamState, segment: SegmentId, end: int
 
 
 def _forward(
-    group: GroupState, stream: StreamState, segment: SegmentId, records: Sequence[LateRecord], reached: int
+    group: GroupState, stream: LedStream, segment: SegmentId, records: Sequence[LateRecord], reached: int
 ) -> Steps[str | None]:
     """Append and commit copies; return the reason if one is refused, and then none was committed."""
     heirs = [heir_of(stream.history, segment, record.key) for record in records]
@@ -147,7 +147,7 @@ def _forward(
     return reason
 
 
-def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[bool]:
+def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bool]:
     """Find out if the copies that were begun earlier were committed; return False if that is unknown now."""
     topic = stream.topic_of(begun.segment)
     targets = {
@@ -168,7 +168,7 @@ def _finish(group: GroupState, stream: StreamState, begun: Forwarding) -> Steps[
     return True
 
 
-def _note(stream: StreamState, notes: LateNotes) -> Steps[None]:
+def _note(stream: LedStream, notes: LateNotes) -> Steps[None]:
     notes = notes.without(stream.history)
     yield from save(stream, paths.late(stream.config.name), notes.to_json())
     stream.late = notes

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rollbridge.model.changes import Committing, Scaling
+from rollbridge.model.changes import CommittingTransactions, EpochTransition
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
@@ -35,7 +35,7 @@ from rollbridge_coordinator.procedures.upkeep import (
     record_long,
     remove_records,
 )
-from rollbridge_coordinator.state.effects import AbortRound, Refused, Steps
+from rollbridge_coordinator.state.effects import AbortRound, EffectRefused, Steps
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
@@ -51,7 +51,7 @@ def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[
         return
     try:
         yield from chore(group, now_ms)
-    except Refused as refused:
+    except EffectRefused as refused:
         yield from AbortRound()
         group.log_end = group.draft = None
         group.counts["chores_refused"] += 1
@@ -132,9 +132,9 @@ def go_on(group: GroupState, now_ms: int) -> Steps[None]:
         if not is_due(item.wait, now_ms, REST_MAX_MS):
             continue
         match item.work:
-            case Scaling():
+            case EpochTransition():
                 yield from go_on_with_scale(group, node, item.work, now_ms)
-            case Committing():
+            case CommittingTransactions():
                 yield from go_on_with_roll(group, node, item.work, now_ms)
 
 

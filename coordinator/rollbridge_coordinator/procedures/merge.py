@@ -29,7 +29,7 @@ from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.sn import ANY
@@ -41,18 +41,18 @@ from rollbridge_coordinator.state.effects import (
     AbortRound,
     AppendTogether,
     CommitRound,
+    EffectRefused,
     Found,
     Look,
     MergeFrames,
     Query,
-    Refused,
     SendOffsets,
     Span,
     Steps,
     Undecided,
 )
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.planning import Target, conditions_of, targets
+from rollbridge_coordinator.state.planning import TargetTopics, conditions_of, targets
 
 # Conditions
 
@@ -61,7 +61,7 @@ TRIES = 5
 """Attempts of a conditional round whose records are interleaved with another writer's."""
 
 
-class Verdict(Enum):
+class ConditionsVerdict(Enum):
     """Result of a check of conditions, unless one of them is not met."""
 
     HOLD = "hold"
@@ -99,7 +99,7 @@ def check_conditions(
     items: Sequence[tuple[str, FrameRef]],
     offsets: Sequence[int],
     rolled: Mapping[str, Before],
-) -> Steps[Verdict | NotMet]:
+) -> Steps[ConditionsVerdict | NotMet]:
     """Decide whether the conditions of a transaction hold.
 
     Args:
@@ -129,7 +129,7 @@ def check_conditions(
         if not holds(query.condition, answer.last, query.course.active_base + answer.end, query.course):
             return (yield from _not_met(query, answer))
     disturbed = any(isinstance(answer, Found) and answer.disturbed for answer in answers)
-    return Verdict.DISTURBED if disturbed else Verdict.HOLD
+    return ConditionsVerdict.DISTURBED if disturbed else ConditionsVerdict.HOLD
 
 
 def _not_met(query: Query, answer: Found) -> Steps[NotMet]:
@@ -164,7 +164,7 @@ def _query(
     condition = item.condition
     if condition.key is None and len(history.active.segments) > 1:
         raise InvalidRequestError(f"{name} has several segments, so a condition on it needs a key")
-    course = Course(history, item.position)
+    course = KeyLineage(history, item.position)
     place = place_of(condition.expected, course)
     # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
@@ -181,7 +181,9 @@ ITEMS_AT_ONCE: Final = 20_000
 class RoundItems(Sequence[tuple[str, FrameRef]]):
     """Items of a large round, frames with their topics, made on access instead of kept in a list."""
 
-    def __init__(self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], topics: Target) -> None:
+    def __init__(
+        self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], topics: TargetTopics
+    ) -> None:
         self._transactions = transactions
         self._topics = topics
         self._ends: list[int] = []
@@ -227,7 +229,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
         try:
             yield from append_round(group, transactions, topics, now_ms)
             yield from CommitRound()
-        except Refused as refused:
+        except EffectRefused as refused:
             # Computed anew: transactions whose offsets were refused in the round have no items any more.
             items, ends = items_of(transactions, topics)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
@@ -240,7 +242,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
 def append_round(
     group: GroupState,
     transactions: Sequence[BufferedTransaction],
-    topics: Target,
+    topics: TargetTopics,
     now_ms: int,
     rolled: Mapping[str, Before] = NOTHING_ROLLED,
 ) -> Steps[None]:
@@ -286,7 +288,7 @@ def append_round(
 def _append_if(
     group: GroupState,
     transaction: BufferedTransaction,
-    topics: Target,
+    topics: TargetTopics,
     now_ms: int,
     rolled: Mapping[str, Before],
 ) -> Steps[None]:
@@ -298,10 +300,12 @@ def _append_if(
         offsets = (yield from MergeFrames(items)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
-            verdict: Verdict | NotMet = Verdict.HOLD  # aborted already, so its conditions do not matter
+            verdict: ConditionsVerdict | NotMet = (
+                ConditionsVerdict.HOLD
+            )  # aborted already, so its conditions do not matter
         else:
             verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
-        if verdict is Verdict.HOLD:
+        if verdict is ConditionsVerdict.HOLD:
             record = _control_record(group, transaction, items, offsets, 0, len(items), now_ms)
             yield from outcomes.append([record])
             return
@@ -319,7 +323,7 @@ def _append_if(
 
 
 def items_of(
-    transactions: Sequence[BufferedTransaction], topics: Target
+    transactions: Sequence[BufferedTransaction], topics: TargetTopics
 ) -> tuple[Sequence[tuple[str, FrameRef]], list[int]]:
     """Return the frames of a round with their topics, and for each transaction the index at which its frames end."""
     ends: list[int] = []

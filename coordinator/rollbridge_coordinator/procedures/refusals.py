@@ -34,11 +34,11 @@ from rollbridge_coordinator.state.effects import (
     STUMBLED,
     AbortRound,
     AppendMessages,
+    EffectRefused,
     Look,
     MendTopics,
     MergeFrames,
     Messages,
-    Refused,
     Seal,
     Steps,
     TopicIds,
@@ -47,7 +47,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
+from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
 
 
 def unsealed_fault(since_ms: int) -> StreamFault:
@@ -55,7 +55,7 @@ def unsealed_fault(since_ms: int) -> StreamFault:
     return StreamFault("segments of a rolling commit are not sealed yet", "", "", since_ms)
 
 
-def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
+def seal_left(group: GroupState, stream: LedStream) -> Steps[None]:
     """Seal the segments that a rolling commit has left open, and publish their ends.
 
     Raises:
@@ -67,7 +67,7 @@ def seal_left(group: GroupState, stream: StreamState) -> Steps[None]:
         held = sorted(set(closed.values()) - ends.keys())
         if held:
             why = "native transactions of others are open on what is to be sealed"
-            raise Refused(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
+            raise EffectRefused(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
         group.forecast.forget(closed.values())
         history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
         complete = history.record(record.epoch)
@@ -89,7 +89,7 @@ def absorb(
     transactions: Sequence[BufferedTransaction],
     items: Items,
     ends: Sequence[int],
-    refused: Refused,
+    refused: EffectRefused,
     now_ms: int,
     *,
     may_wait: bool,
@@ -160,7 +160,12 @@ def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now
 
 
 def _whole(
-    group: GroupState, transactions: Sequence[BufferedTransaction], refused: Refused, now_ms: int, *, may_wait: bool
+    group: GroupState,
+    transactions: Sequence[BufferedTransaction],
+    refused: EffectRefused,
+    now_ms: int,
+    *,
+    may_wait: bool,
 ) -> bool:
     """Handle the refusal of a native transaction as a whole; return True if the round is to be done again now."""
     group.failed_rounds.update(item.id for item in transactions)
@@ -179,7 +184,7 @@ def _whole(
     return len(transactions) == 1 or not may_wait
 
 
-def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tuple[int | None, str]]:
+def _single_out(group: GroupState, items: Items, refused: EffectRefused) -> Steps[tuple[int | None, str]]:
     """Find the item at fault for its content; return its index, or None and the reason if the topic is at fault.
 
     Small frames of many transactions are joined in one batch, and Kafka refuses the batch. Halves of it are appended,
@@ -206,11 +211,11 @@ def _single_out(group: GroupState, items: Items, refused: Refused) -> Steps[tupl
     return places[0], ""
 
 
-def _try(items: Items) -> Steps[Refused | None]:
+def _try(items: Items) -> Steps[EffectRefused | None]:
     """Append frames and abort them; return their refusal, None if they were taken."""
     try:
         yield from MergeFrames(items)
-    except Refused as refused:
+    except EffectRefused as refused:
         return refused
     yield from AbortRound()
     return None
@@ -226,7 +231,7 @@ def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
     try:
         for topic in (*topics, group.commit_log):
             yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
-    except Refused:
+    except EffectRefused:
         return
     yield from AbortRound()
 
@@ -237,12 +242,12 @@ def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
     stream = group.streams[str(name)]
     try:
         wrong = yield from MendTopics([segment_topic_spec(stream.config, segment)])
-    except Refused:
+    except EffectRefused:
         return ""  # the topic may not be described; the earlier refusal says more
     return f"topic {topic}: {wrong[topic]}" if wrong and topic in wrong else ""
 
 
-def note_fault(group: GroupState, stream: str, reason: str, refused: Refused, now_ms: int) -> Steps[None]:
+def note_fault(group: GroupState, stream: str, reason: str, refused: EffectRefused, now_ms: int) -> Steps[None]:
     """Put a stream into an error state, and publish that in ZooKeeper."""
     fault = StreamFault(reason[:FAULT_CHARACTERS_MAX], refused.code, refused.topic or "", now_ms)
     if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
@@ -255,7 +260,7 @@ def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None
     """Write a stream's error state to ZooKeeper, where ``stream describe`` and the doctor find it."""
     path = paths.stream_fault(group.streams[stream].config.name)
     # If the write does not apply, or is refused, the stream waits all the same, only without being shown.
-    with suppress(Refused):
+    with suppress(EffectRefused):
         present = yield from read_node(path)
         yield from Write([CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json())])
 
@@ -276,7 +281,7 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
         if stream.history.unsealed():
             try:
                 yield from seal_left(group, stream)
-            except Refused as refused:
+            except EffectRefused as refused:
                 group.faults.note(name, fault, now_ms)
                 if refused.code != fault.code:
                     fault = replace(fault, reason=refused.reason[:FAULT_CHARACTERS_MAX], code=refused.code)
@@ -296,7 +301,7 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
 def hide_fault(stream: StreamName) -> Steps[None]:
     """Remove a stream's error state from ZooKeeper."""
     path = paths.stream_fault(stream)
-    with suppress(Refused):
+    with suppress(EffectRefused):
         if (yield from read_node(path)) is not None:
             yield from Write([DeleteNode(path)])
 
@@ -307,7 +312,7 @@ def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
         if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
             return False
         yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
-    except Refused:
+    except EffectRefused:
         return False
     yield from AbortRound()
     return True

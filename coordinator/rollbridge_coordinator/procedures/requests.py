@@ -28,19 +28,19 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
-from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, Answer, Request, RequestKind, Story, refusing
+from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from rollbridge_coordinator.procedures.streams import create_stream, delete_again, delete_stream
 from rollbridge_coordinator.procedures.suspended import hold_request, is_due, take_out
-from rollbridge_coordinator.state.effects import EndOffsets, Refused, Steps, Write, read_children, read_node
+from rollbridge_coordinator.state.effects import EffectRefused, EndOffsets, Steps, Write, read_children, read_node
 from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState, Question
+from rollbridge_coordinator.state.group import GroupState, WaitingRequest
 from rollbridge_coordinator.state.planning import why_waits
 from rollbridge_coordinator.state.preserver import Absence, TransactionMetadataPreserver
-from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.streams import LedStream
 
 # Questions
 
@@ -50,10 +50,10 @@ OPEN_SHOWN_MAX: Final = 500
 ANSWER_BYTES_MAX: Final = 900_000
 
 
-def put_question(group: GroupState, name: str, request: Request) -> Steps[None]:
+def put_question(group: GroupState, name: str, request: AdminRequest) -> Steps[None]:
     """Take a question; :func:`answer_questions` answers it."""
     ends = yield from EndOffsets(sorted(group.partitions()))
-    group.questions[name] = Question(request, ends)
+    group.questions[name] = WaitingRequest(request, ends)
 
 
 def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
@@ -65,17 +65,17 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
         try:
             found = _answer_question(group, question.request)
         except RollbridgeError as refusal:
-            answer = Answer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal))
+            answer = AdminAnswer(ok=False, answered_ms=now_ms, code=refusal.code, message=str(refusal))
         else:
             if found is None:
                 continue
-            answer = Answer(ok=True, answered_ms=now_ms, transactions=found)
+            answer = AdminAnswer(ok=True, answered_ms=now_ms, transactions=found)
         raw = answer.to_json()
         if len(raw) > ANSWER_BYTES_MAX:
             why = (
                 f"the answer of {len(raw)} bytes does not fit into a ZooKeeper node; what was asked about is as it was"
             )
-            raw = Answer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why).to_json()
+            raw = AdminAnswer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why).to_json()
         del group.questions[name]
         yield from Write(
             [
@@ -85,7 +85,7 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
         )
 
 
-def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
+def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnswer:
     """Return what is known of a transaction at this moment, with its last events, without waiting for its end.
 
     Raises:
@@ -110,7 +110,7 @@ def describe(group: GroupState, request: Request, now_ms: int) -> Answer:
         found = known[0]
     told = tuple(event._replace(cause=event.cause[:CAUSE_CHARACTERS_MAX]) for event in events)
     story = Story(told, group.serves_since_ms, group.controller_epoch)
-    return Answer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
+    return AdminAnswer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
 
 
 def _waits(group: GroupState, item: BufferedTransaction) -> str:
@@ -125,7 +125,7 @@ def _waits(group: GroupState, item: BufferedTransaction) -> str:
     return ""
 
 
-def _answer_question(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
+def _answer_question(group: GroupState, request: AdminRequest) -> tuple[KnownTransaction, ...] | None:
     """Return the answer; None while it has to wait."""
     if request.kind is RequestKind.FENCE:
         return _fence(group, request)
@@ -140,7 +140,7 @@ def _answer_question(group: GroupState, request: Request) -> tuple[KnownTransact
     return tuple(replace(_opened(item), streams={}, pieces={}) for item in mine[:OPEN_SHOWN_MAX])
 
 
-def _fence(group: GroupState, request: Request) -> tuple[KnownTransaction, ...] | None:
+def _fence(group: GroupState, request: AdminRequest) -> tuple[KnownTransaction, ...] | None:
     """Fence older sessions of a client; the answer waits for the ends that these have asked for before."""
     group.fold.fences.raise_to(request.owner, request.owner_epoch)
     ended = (*group.fold.decided.values(), *group.fold.lines.held())
@@ -159,7 +159,7 @@ def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple
 
 
 def _look_up_label(
-    group: GroupState, unfinished: list[BufferedTransaction], request: Request
+    group: GroupState, unfinished: list[BufferedTransaction], request: AdminRequest
 ) -> tuple[KnownTransaction, ...] | None:
     """Return the client's latest transaction with a label: an open one, else the one that ended last."""
     if unfinished:
@@ -254,12 +254,12 @@ def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:
     """Answer the abort requests whose transactions have ended."""
     for transaction in [item for item in group.answers if item not in group.fold.open]:
         for name in group.answers.pop(transaction):
-            yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+            yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
 
 
 def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None]:
     try:
-        request = Request.from_json(raw)
+        request = AdminRequest.from_json(raw)
         match request.kind:
             case RequestKind.CREATE_STREAM:
                 yield from create_stream(group, name, request, now_ms)
@@ -283,7 +283,7 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from _rebuild(group, name, _stream(group, request), now_ms)
     except RollbridgeError as refusal:
         yield from _refuse(group, name, refusal.code, str(refusal), now_ms)
-    except Refused as refused:
+    except EffectRefused as refused:
         yield from _refuse(group, name, refused.code, refused.reason, now_ms)
 
 
@@ -292,7 +292,7 @@ def _refuse(group: GroupState, name: str, code: str, why: str, now_ms: int) -> S
     yield from _answer(group, name, refusing(code, why, now_ms))
 
 
-def _delete(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     doomed = group.doomed.get(request.stream)
     if doomed is not None:
         yield from delete_again(group, name, doomed)
@@ -300,7 +300,7 @@ def _delete(group: GroupState, name: str, request: Request, now_ms: int) -> Step
         yield from delete_stream(group, name, _stream(group, request), now_ms)
 
 
-def _truncate(group: GroupState, name: str, stream: StreamState, request: Request, now_ms: int) -> Steps[None]:
+def _truncate(group: GroupState, name: str, stream: LedStream, request: AdminRequest, now_ms: int) -> Steps[None]:
     why = yield from hold_request(group, request.stream, abort_foreign=False)
     if why:
         raise StreamBusy(
@@ -309,7 +309,7 @@ def _truncate(group: GroupState, name: str, stream: StreamState, request: Reques
     yield from truncate_stream(group, stream, name, request, now_ms)
 
 
-def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Decide on abort; the answer waits for the round that logs it, which may be that of an earlier leader.
 
     A transaction whose commit was asked for can still be aborted while it waits for something that may take long: its
@@ -318,7 +318,7 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
         _check_was_aborted(group, identifier, request)
-        yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+        yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
         return
     transaction = group.fold.open[identifier.bytes]
     waited = why_waits(group, transaction)
@@ -331,7 +331,7 @@ def _abort(group: GroupState, name: str, request: Request, now_ms: int) -> Steps
     group.answers.setdefault(identifier.bytes, []).append(name)
 
 
-def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Request) -> None:
+def _check_was_aborted(group: GroupState, identifier: TransactionId, request: AdminRequest) -> None:
     """Check that an ended transaction was aborted as the request asks, by a leader that did not come to answer.
 
     Raises:
@@ -351,18 +351,18 @@ def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Re
         raise TransactionNotFound(f"{absent}: it was aborted before ({ended.reason}); nothing was written")
 
 
-def _clear(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
+def _clear(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:
     """Delete a stream's snapshots and end the term: no leader keeps in memory what only snapshot segments held.
 
     Raises:
         StaleStateError: always; the next term reads the buffer again.
     """
     yield from clear_snapshots(group, stream.partitions())
-    yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
     raise StaleStateError(f"the snapshots of {stream.config.name} were deleted as asked; the buffer is read again")
 
 
-def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> Steps[None]:
+def _rebuild(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:
     """Make a stream's snapshots anew: delete them, end the term, and answer when the buffer has been read again.
 
     Raises:
@@ -374,10 +374,10 @@ def _rebuild(group: GroupState, name: str, stream: StreamState, now_ms: int) -> 
         yield from clear_snapshots(group, partitions)
         raise StaleStateError(f"the snapshots of {stream.config.name} are made anew as asked: the buffer is read again")
     yield from write_snapshots(group, partitions, now_ms)
-    yield from _answer(group, name, Answer(ok=True, answered_ms=now_ms))
+    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
 
 
-def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
+def _answer(group: GroupState, name: str, answer: AdminAnswer) -> Steps[None]:
     """Answer a request; if ZooKeeper refuses the answer, remove the request without one.
 
     A request that was withdrawn, or whose removal is refused as well, is not handled again in this term.
@@ -387,12 +387,12 @@ def _answer(group: GroupState, name: str, answer: Answer) -> Steps[None]:
         try:
             if (yield from Write(operations)):
                 return
-        except Refused as refused:
+        except EffectRefused as refused:
             logger.warning("%s: request %s cannot be answered: %s", group.name, name, refused)
     group.unanswered.add(name)
 
 
-def _stream(group: GroupState, request: Request) -> StreamState:
+def _stream(group: GroupState, request: AdminRequest) -> LedStream:
     stream = group.streams.get(request.stream)
     if request.stream in group.doomed:
         raise StreamNotFound(f"stream {request.stream} is being deleted; nothing was written")

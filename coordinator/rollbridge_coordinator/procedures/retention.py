@@ -41,16 +41,16 @@ from rollbridge.model.records import (
     Truncation,
 )
 from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge.model.requests import Answer, Request
+from rollbridge.model.requests import AdminAnswer, AdminRequest
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
 from rollbridge_coordinator.state.effects import (
     DeleteRecords,
     DeleteTopics,
     DiskBytes,
-    GroupCommits,
+    EffectRefused,
     Now,
+    ReadGroupCommits,
     ReadNodes,
-    Refused,
     StableEnds,
     Steps,
     Write,
@@ -59,7 +59,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import StreamState
+from rollbridge_coordinator.state.streams import LedStream
 from rollbridge_coordinator.state.upkeep import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ REMOVED_BYTES: Final = 42
 """Most bytes of a removed segment in the truncation node of a stream, named twice until its topic is gone."""
 
 
-def truncate_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def truncate_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Truncate a stream at the cut of a request. A cut may name what is gone already.
 
     Raises:
@@ -104,12 +104,12 @@ def truncate_stream(group: GroupState, stream: StreamState, name: str, request: 
     yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
-            CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+            CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
 
 
-def update_stream(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def update_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Change the retention of a stream.
 
     Raises:
@@ -122,14 +122,14 @@ def update_stream(group: GroupState, stream: StreamState, name: str, request: Re
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
             SetNode(paths.stream(config.name), config.to_json()),
-            CreateNode(f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms).to_json()),
+            CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
     if written:
         stream.config = config
 
 
-def load_stream(config: StreamConfig) -> Steps[StreamState]:
+def load_stream(config: StreamConfig) -> Steps[LedStream]:
     """Read the state of a stream from ZooKeeper.
 
     Raises:
@@ -146,7 +146,7 @@ def load_stream(config: StreamConfig) -> Steps[StreamState]:
         raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
     late = nodes[paths.late(name)]
     notes = LateNotes() if late is None else LateNotes.from_json(late)
-    stream = StreamState(config, history, truncation.removing, late=notes)
+    stream = LedStream(config, history, truncation.removing, late=notes)
     if marks is not None:
         stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
     return stream
@@ -183,7 +183,7 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
 
 def _retain(
     group: GroupState,
-    stream: StreamState,
+    stream: LedStream,
     ends: Mapping[str, int],
     sizes: Mapping[str, int],
     now_ms: int,
@@ -214,19 +214,19 @@ def _retain(
         yield from save(stream, paths.retention(stream.config.name), RetentionMarks(tuple(stream.marks)).to_json())
 
 
-def _read_by_groups(group: GroupState, stream: StreamState) -> Steps[dict[str, Floors | None]]:
+def _read_by_groups(group: GroupState, stream: LedStream) -> Steps[dict[str, Floors | None]]:
     """Return the floors below which each group of the retention has read; None for a group unknown now."""
     readers = stream.config.retention.groups
     if not readers:
         return {}
-    found = yield from GroupCommits(readers)
+    found = yield from ReadGroupCommits(readers)
     return {
         reader: read_by_group(stream.history, dict(_of_stream(stream, found[reader]))) if reader in found else None
         for reader in readers
     }
 
 
-def _of_stream(stream: StreamState, commits: Mapping[str, int]) -> Iterable[tuple[SegmentId, int]]:
+def _of_stream(stream: LedStream, commits: Mapping[str, int]) -> Iterable[tuple[SegmentId, int]]:
     for topic, offset in commits.items():
         try:
             name, segment = parse_segment_topic(topic)
@@ -236,7 +236,7 @@ def _of_stream(stream: StreamState, commits: Mapping[str, int]) -> Iterable[tupl
             yield segment, offset
 
 
-def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors) -> None:
+def _check_read(stream: LedStream, floors: Floors, reader: str, spared: Floors) -> None:
     for segment, floor in sorted(floors.items()):
         read = spared.get(segment, 0)
         if segment not in stream.history.removed and read < floor:
@@ -246,7 +246,7 @@ def _check_read(stream: StreamState, floors: Floors, reader: str, spared: Floors
             )
 
 
-def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Steps[bool]:
+def _delete_below(group: GroupState, stream: LedStream, floors: Floors) -> Steps[bool]:
     """Delete everything below consistent floors; return False if Kafka did not delete all of it.
 
     As many segments are marked as removed as the truncation node has room for. Of the others the records are deleted;
@@ -275,7 +275,7 @@ def _delete_below(group: GroupState, stream: StreamState, floors: Floors) -> Ste
     return not refused
 
 
-def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps[None]:
+def _delete_topics(group: GroupState, stream: LedStream, now_ms: int) -> Steps[None]:
     """Delete topics of removed segments; after a failure the next attempt waits for the retention interval."""
     work = f"removal {stream.config.name}"
     if not group.housekeeping.is_due(work, now_ms, group.settings.retention_check_ms):
@@ -285,7 +285,7 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
     try:
         if not (yield from DeleteTopics(topics)):
             return
-    except Refused as refused:
+    except EffectRefused as refused:
         logger.warning("%s: topics of removed segments stay for now: %s", stream.config.name, refused.reason)
         return
     group.forecast.forget(topics)
@@ -296,7 +296,7 @@ def _delete_topics(group: GroupState, stream: StreamState, now_ms: int) -> Steps
     del group.housekeeping.done_ms[work]
 
 
-def _save_truncation(stream: StreamState, history: EpochHistory, removing: frozenset[SegmentId]) -> Steps[None]:
+def _save_truncation(stream: LedStream, history: EpochHistory, removing: frozenset[SegmentId]) -> Steps[None]:
     yield from save(stream, paths.truncation(stream.config.name), _truncation(history, removing))
 
 
@@ -304,7 +304,7 @@ def _truncation(history: EpochHistory, removing: frozenset[SegmentId]) -> bytes:
     return Truncation(history.removed, removing, history.foundation).to_json()
 
 
-def save(stream: StreamState, path: str, value: bytes, *beside: NodeOperation) -> Steps[None]:
+def save(stream: LedStream, path: str, value: bytes, *beside: NodeOperation) -> Steps[None]:
     """Write a node that belongs to a stream in one multi with other operations, if the stream still exists.
 
     Raises:

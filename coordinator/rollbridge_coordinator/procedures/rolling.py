@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollbridge.model import paths
-from rollbridge.model.changes import Committing, Roll
+from rollbridge.model.changes import CommittingTransactions, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.names import is_segment_topic, parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction
@@ -58,8 +58,8 @@ from rollbridge_coordinator.state.effects import (
     AbortRound,
     CommitRound,
     CreateTopics,
+    EffectRefused,
     Look,
-    Refused,
     Seal,
     Steps,
     Write,
@@ -67,9 +67,9 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
-from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
+from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
 
-_Plan = tuple[Roll, StreamState, EpochRecord, EpochRecord]
+_Plan = tuple[Roll, LedStream, EpochRecord, EpochRecord]
 """Plan of one stream: its new epochs are the duplicate of the transactions' epoch, and that of the active one."""
 
 
@@ -77,7 +77,7 @@ def roll(
     group: GroupState, transactions: Sequence[BufferedTransaction], rolls: tuple[Roll, ...], now_ms: int
 ) -> Steps[None]:
     """Commit transactions whose epochs are no longer active."""
-    committing = Committing(
+    committing = CommittingTransactions(
         tuple(transaction.transaction_id for transaction in transactions),
         rolls,
         now_ms,
@@ -90,7 +90,7 @@ def roll(
 
 
 def finish_roll(
-    group: GroupState, committing: Committing, transactions: Sequence[BufferedTransaction] | None, node: str
+    group: GroupState, committing: CommittingTransactions, transactions: Sequence[BufferedTransaction] | None, node: str
 ) -> Steps[None]:
     """Carry out the rest of a rolling commit, whatever part of it has been done.
 
@@ -120,7 +120,7 @@ def finish_roll(
                 if transactions:
                     yield from CommitRound()
                 break
-            except Refused as refused:
+            except EffectRefused as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
                 if not isinstance(refused.effect, (*ROUND, Look)):
                     if may_wait or node in group.suspended:
@@ -160,7 +160,7 @@ def finish_roll(
         yield from reopen(group, committing.streams, committing.created_ms)
 
 
-def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms: int) -> Steps[None]:
+def go_on_with_roll(group: GroupState, node: str, committing: CommittingTransactions, now_ms: int) -> Steps[None]:
     """Finish a suspended rolling commit, unless it must wait longer.
 
     A transaction may not fit into it any more: another of its streams was scaled or deleted, or is in an error state.
@@ -193,7 +193,7 @@ def go_on_with_roll(group: GroupState, node: str, committing: Committing, now_ms
     yield from finish_roll(group, committing, transactions, node)
 
 
-def resume_roll(group: GroupState, node: str, committing: Committing) -> Steps[None]:
+def resume_roll(group: GroupState, node: str, committing: CommittingTransactions) -> Steps[None]:
     """Finish a rolling commit that an earlier leader had begun; suspend what is left of an outdated record."""
     left = _still_named(group, committing)
     if left == committing:
@@ -202,7 +202,7 @@ def resume_roll(group: GroupState, node: str, committing: Committing) -> Steps[N
         yield from put_aside(group, node, left)
 
 
-def _still_named(group: GroupState, committing: Committing) -> Committing:
+def _still_named(group: GroupState, committing: CommittingTransactions) -> CommittingTransactions:
     """Return the record of a rolling commit without transactions that were taken out, after a ZooKeeper set-back.
 
     A record from before the set-back may name transactions that have an outcome of their own since then, or that do not
@@ -225,7 +225,7 @@ def _can_seal(topics: Sequence[str]) -> Steps[bool]:
     """Seal topics; return False if native transactions of others are open on some. A refusal is left to the roll."""
     try:
         return len((yield from Seal(topics))) == len(topics)
-    except Refused:
+    except EffectRefused:
         return True
 
 
@@ -242,13 +242,13 @@ def _seal_duplicates(
     try:
         sealed = yield from Seal(everything)
         return sealed, frozenset(everything) - sealed.keys()
-    except Refused:
+    except EffectRefused:
         ends: dict[str, int] = {}
         held: set[str] = set()
     for (roll, *_), own in zip(plans, topics, strict=True):
         try:
             sealed = yield from Seal(own)
-        except Refused as refused:
+        except EffectRefused as refused:
             reason = f"the segments of a rolling commit cannot be sealed, readers wait there: {refused.reason}"
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
         else:
@@ -259,7 +259,7 @@ def _seal_duplicates(
 
 def _append(
     group: GroupState,
-    committing: Committing,
+    committing: CommittingTransactions,
     transactions: Sequence[BufferedTransaction],
     plans: Sequence[_Plan],
     node: str,
@@ -299,7 +299,7 @@ def _append(
 def _give_up(
     group: GroupState,
     transactions: Sequence[BufferedTransaction],
-    refused: Refused,
+    refused: EffectRefused,
     plans: Sequence[_Plan],
     now_ms: int,
 ) -> Steps[None]:
@@ -315,7 +315,7 @@ def _give_up(
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
 
 
-def _leave(group: GroupState, committing: Committing, refused: Refused, node: str) -> Steps[None]:
+def _leave(group: GroupState, committing: CommittingTransactions, refused: EffectRefused, node: str) -> Steps[None]:
     """Put the stream whose topic cannot be created or sealed into an error state, so that all others go on.
 
     If the refusal does not name a stream of the rolling commit, all of its streams wait.
@@ -329,7 +329,7 @@ def _leave(group: GroupState, committing: Committing, refused: Refused, node: st
     yield from _undo(group, committing, node, refused.reason)
 
 
-def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> Steps[None]:
+def _undo(group: GroupState, committing: CommittingTransactions, node: str, reason: str) -> Steps[None]:
     """Give up a rolling commit of which nothing is visible yet; its transactions are planned anew.
 
     Active segments that it has closed get successors all the same, or plain writers would look for these for ever: a
@@ -347,7 +347,7 @@ def _undo(group: GroupState, committing: Committing, node: str, reason: str) -> 
     yield from reopen(group, committing.streams, committing.created_ms)
 
 
-def _is_published(roll: Roll, stream: StreamState) -> bool:
+def _is_published(roll: Roll, stream: LedStream) -> bool:
     return stream.history.active.epoch >= roll.duplicate_epoch
 
 
@@ -356,7 +356,7 @@ def _unpublished(plans: Sequence[_Plan]) -> list[_Plan]:
     return [plan for plan in plans if not _is_published(plan[0], plan[1])]
 
 
-def _plans(group: GroupState, committing: Committing) -> list[_Plan]:
+def _plans(group: GroupState, committing: CommittingTransactions) -> list[_Plan]:
     return [
         (roll, group.streams[roll.stream], *_epochs(group, roll, committing.created_ms)) for roll in committing.rolls
     ]
@@ -387,7 +387,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     if len(ends) < len(topics):
         return False
     operations: list[CreateNode] = []
-    histories: list[tuple[StreamState, EpochHistory]] = []
+    histories: list[tuple[LedStream, EpochHistory]] = []
     for _, stream, duplicate, fresh in left:
         name = stream.config.name
         closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
@@ -403,7 +403,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     return True
 
 
-def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[StreamState, EpochHistory]]) -> Steps[None]:
+def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[LedStream, EpochHistory]]) -> Steps[None]:
     if not (yield from Write(operations)):
         raise StaleStateError("an epoch of the rolling commit exists already")
     for stream, history in histories:

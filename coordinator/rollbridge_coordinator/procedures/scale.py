@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from rollbridge.errors import StreamBusy
 from rollbridge.model import paths
-from rollbridge.model.changes import Scaling
+from rollbridge.model.changes import EpochTransition
 from rollbridge.model.conditions import name_some
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.records import CreateNode, DeleteNode, check_segments
-from rollbridge.model.requests import Answer, Request, refusing
+from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
     abort_lasting,
@@ -35,13 +35,13 @@ from rollbridge_coordinator.procedures.suspended import (
     suspend,
     tell,
 )
-from rollbridge_coordinator.state.effects import CreateTopics, Now, Refused, Seal, Steps, Write
+from rollbridge_coordinator.state.effects import CreateTopics, EffectRefused, Now, Seal, Steps, Write
 from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Wait
-from rollbridge_coordinator.state.streams import StreamState, segment_topic_spec
+from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
 
 
-def scale(group: GroupState, stream: StreamState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Carry out a request to scale. An invalid one is refused before anything is written.
 
     Raises:
@@ -54,7 +54,7 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
     if (yield from _is_held(group, list(closed.values()), name, request, now_ms)):
         return
-    scaling = Scaling(
+    scaling = EpochTransition(
         stream.config.name,
         name,
         record.epoch,
@@ -71,7 +71,7 @@ def scale(group: GroupState, stream: StreamState, name: str, request: Request, n
         yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 
-def _is_held(group: GroupState, topics: list[str], name: str, request: Request, now_ms: int) -> Steps[bool]:
+def _is_held(group: GroupState, topics: list[str], name: str, request: AdminRequest, now_ms: int) -> Steps[bool]:
     """Return True if the scale has to wait for native transactions of others, or for a suspended change of the stream.
 
     Nothing is closed yet, so nobody else waits. With ``abort_foreign`` the native transactions are aborted.
@@ -106,7 +106,7 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: Request, 
     return True
 
 
-def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
+def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Steps[None]:
     """Carry out the rest of a scale that is recorded in ``node``, whatever part of it has been done."""
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
@@ -118,7 +118,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
         ends = yield from Seal(topics)
-    except Refused as refused:
+    except EffectRefused as refused:
         yield from _give_up(group, scaling, refused, node)
         return
     if len(ends) < len(topics):
@@ -126,7 +126,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
         return
     group.forecast.forget(topics)
     record = replace(record, sealed_ends={item: ends[topic] for item, topic in closed.items()})
-    answer = Answer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
+    answer = AdminAnswer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from Write(
         [
             CreateNode(paths.epoch(scaling.stream, record.epoch), record.to_json()),
@@ -141,7 +141,7 @@ def finish_scale(group: GroupState, scaling: Scaling, node: str) -> Steps[None]:
     yield from end_suspension(group, node)
 
 
-def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
+def go_on_with_scale(group: GroupState, node: str, scaling: EpochTransition, now_ms: int) -> Steps[None]:
     """Finish a suspended scale, unless it must wait longer."""
     stream = group.streams[str(scaling.stream)]
     _, _, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
@@ -150,7 +150,7 @@ def go_on_with_scale(group: GroupState, node: str, scaling: Scaling, now_ms: int
 
 
 def _plan(
-    stream: StreamState, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
+    stream: LedStream, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
 ) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, str]]:
     """Return the epoch that a scale makes, the history with it, and the topics of the segments that it seals."""
     record = stream.history.plan_scale(seal_numbers, ranges, created_ms)
@@ -158,14 +158,14 @@ def _plan(
     return record, history, {item.id: stream.topic_of(item.id) for item in history.ended_with(record.epoch)}
 
 
-def _answering(group: GroupState, scaling: Scaling, answer: Answer) -> list[CreateNode]:
+def _answering(group: GroupState, scaling: EpochTransition, answer: AdminAnswer) -> list[CreateNode]:
     """Return the write that answers the request for a scale; none if it was answered before."""
     if not scaling.request:
         return []
     return [CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())]
 
 
-def _give_up(group: GroupState, scaling: Scaling, refused: Refused, node: str) -> Steps[None]:
+def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefused, node: str) -> Steps[None]:
     """Answer that a scale is refused; the next one uses the topics that were created for it.
 
     A scale that has closed segments is suspended instead, or plain writers would look for successors for ever.

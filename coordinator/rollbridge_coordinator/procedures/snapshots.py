@@ -33,7 +33,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, needed_with, plan_ongoing
 from rollbridge_coordinator.state.metrics import Op
-from rollbridge_coordinator.state.snapshots import Marks, Needed, Plan
+from rollbridge_coordinator.state.snapshots import Marks, Needed, SnapshotPlan
 from rollbridge_coordinator.state.streams import snapshot_topic_spec
 
 SNAPSHOTS_PER_ROUND: Final = 32
@@ -53,7 +53,7 @@ def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: 
     yield from _ensure_topics(group)
     log_end = (yield from EndOffsets([(group.commit_log, 0)]))[group.commit_log, 0]
     low, floor = group.fold.low_water(), group.fold.log_floor()
-    plans: list[Plan] = []
+    plans: list[SnapshotPlan] = []
     for partition in partitions:
         position = group.fold.positions.get(partition, state.partitions[partition].log_start)
         marks = Marks(position, low.get(partition, position), min(floor.get(partition, log_end), log_end), log_end)
@@ -112,7 +112,7 @@ def partitions_of(group: GroupState, transaction: TransactionId, streams: Iterab
     return [group.streams[name].partition_for(transaction) for name in streams if name in group.streams]
 
 
-def _append(group: GroupState, plans: list[Plan], ongoing: list[OngoingTransactions]) -> Steps[list[Snapshot]]:
+def _append(group: GroupState, plans: list[SnapshotPlan], ongoing: list[OngoingTransactions]) -> Steps[list[Snapshot]]:
     """Append segments, indexes and tombstones; nothing is visible before the round is committed."""
     state = group.snapshots
     segments = [item for plan in plans for item in plan.segments]

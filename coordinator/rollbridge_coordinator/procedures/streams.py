@@ -44,7 +44,7 @@ from rollbridge.model.records import (
     leading,
 )
 from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge.model.requests import Answer, Request, refusing
+from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
 from rollbridge_coordinator.procedures.journal import note_deletion
 from rollbridge_coordinator.procedures.retention import load_stream, save
@@ -54,10 +54,10 @@ from rollbridge_coordinator.state import streams
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
     DeleteTopics,
+    EffectRefused,
     EndOffsets,
     EnsureNodes,
     ReadNodes,
-    Refused,
     Steps,
     TopicIds,
     Write,
@@ -66,7 +66,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import StreamState as LedStream
+from rollbridge_coordinator.state.streams import LedStream as LedStream
 from rollbridge_coordinator.state.streams import buffer_topic_spec, segment_topic_spec
 from rollbridge_coordinator.state.upkeep import marks_within
 
@@ -74,7 +74,7 @@ BUFFER_PARTITIONS_MAX = 256
 RECORD_BYTES_LIMIT = 64 * 1024 * 1024
 
 
-def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -> Steps[None]:
+def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Create a stream with its topics and its first epoch: 0, or above all that former lives of its name have used.
 
     Raises:
@@ -135,12 +135,13 @@ def create_stream(group: GroupState, name: str, request: Request, now_ms: int) -
             CreateNode(paths.epoch(stream, former.epoch), history.active.to_json()),
             *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
             CreateNode(
-                f"{paths.answers(group.name)}/{name}", Answer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json()
+                f"{paths.answers(group.name)}/{name}",
+                AdminAnswer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json(),
             ),
         ]
     )
     if created:
-        group.add_stream(streams.StreamState(config, history))
+        group.add_stream(streams.LedStream(config, history))
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
@@ -179,7 +180,7 @@ ASKED_MAX: Final = 100
 """Most requests that wait for the end of one deletion."""
 
 
-def delete_stream(group: GroupState, name: str, stream: streams.StreamState, now_ms: int) -> Steps[None]:
+def delete_stream(group: GroupState, name: str, stream: streams.LedStream, now_ms: int) -> Steps[None]:
     """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
 
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
@@ -235,13 +236,13 @@ def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
             try:
                 if (yield from _step(group, doomed, now_ms)):
                     group.housekeeping.done_ms.pop(doomed.work, None)
-            except Refused as refused:
+            except EffectRefused as refused:
                 yield from _answer_refused(group, doomed, refused, now_ms)
             left = left or (doomed.work not in group.housekeeping.done_ms and str(doomed.config.name) in group.doomed)
     return left
 
 
-def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: Refused, now_ms: int) -> Steps[None]:
+def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRefused, now_ms: int) -> Steps[None]:
     """Answer the requests for a deletion that is refused now; it is tried again at intervals."""
     name, waiting = doomed.config.name, doomed.config.deletion_requests
     if not waiting:
@@ -312,7 +313,7 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
     if len(taken) < len(numbers):
         applied = yield from Write(gone)
     else:
-        answer = Answer(ok=True, answered_ms=now_ms).to_json()
+        answer = AdminAnswer(ok=True, answered_ms=now_ms).to_json()
         applied = yield from Write(
             [
                 *gone,
@@ -358,7 +359,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
     return taken, frozenset(segments)
 
 
-def _keep_numbers(stream: streams.StreamState) -> Steps[None]:
+def _keep_numbers(stream: streams.LedStream) -> Steps[None]:
     """Write down the numbers that a stream has used, before any part of it is deleted."""
     name, history = stream.config.name, stream.history
     kept = yield from read_children(paths.formers(name.scope))

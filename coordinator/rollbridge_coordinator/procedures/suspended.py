@@ -38,24 +38,32 @@ from typing import Final
 
 from rollbridge.errors import CorruptDataError, StreamBusy
 from rollbridge.model import paths
-from rollbridge.model.changes import SUSPENDED, Committing, Roll, Scaling, StreamFault, Work, work_from_json
+from rollbridge.model.changes import (
+    SUSPENDED,
+    CommittingTransactions,
+    EpochTransition,
+    Roll,
+    StreamChange,
+    StreamFault,
+    work_from_json,
+)
 from rollbridge.model.conditions import ForeignTransaction, Obstacle, name_some
 from rollbridge.model.names import parse_segment_topic
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode
-from rollbridge.model.requests import Answer, refusing
+from rollbridge.model.requests import AdminAnswer, refusing
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
     Closed,
+    EffectRefused,
     EndForeign,
     LookForObstacles,
     MendTopics,
     Now,
     ReadNodes,
-    Refused,
     Steps,
-    TopicSpec,
+    TopicCreation,
     Write,
     read_children,
 )
@@ -148,15 +156,15 @@ BLIND_MS: Final = 10_000
 they have ended, and the whole group waits some seconds for it."""
 
 
-def describe(work: Work) -> str:
+def describe(work: StreamChange) -> str:
     """Return a description of a suspended change for messages."""
     streams = ", ".join(work.streams)
-    if isinstance(work, Scaling):
+    if isinstance(work, EpochTransition):
         return f"the scale of {streams} to epoch {work.epoch}"
     return f"a rolling commit of {streams}"
 
 
-def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> Steps[None]:
+def suspend(group: GroupState, node: str, work: StreamChange, topics: Sequence[str]) -> Steps[None]:
     """Suspend a change that waits for native transactions on topics, which have been closed.
 
     Args:
@@ -179,7 +187,7 @@ def suspend(group: GroupState, node: str, work: Work, topics: Sequence[str]) -> 
     yield from _show(group, known, now_ms)
 
 
-def put_aside(group: GroupState, node: str, work: Work) -> Steps[str]:
+def put_aside(group: GroupState, node: str, work: StreamChange) -> Steps[str]:
     """Move a change in progress to a suspended node, and return the path of that.
 
     The caller sets what the change waits for, with :func:`postpone` or in :func:`suspend`.
@@ -213,7 +221,7 @@ def load_suspended(group: GroupState) -> Steps[None]:
         take_up(group, node, work_from_json(node.rpartition("/")[2], raw))
 
 
-def take_up(group: GroupState, node: str, work: Work) -> None:
+def take_up(group: GroupState, node: str, work: StreamChange) -> None:
     """Add a suspended change to the group's state, due on the next turn, and suspend its streams."""
     group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
     for name in work.streams:
@@ -236,7 +244,7 @@ def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int)
     item.wait = tell(group, describe(item.work), item.wait, now_ms)
     if item.wait.told_ms != before:
         yield from _show(group, item, now_ms)
-    if isinstance(item.work, Scaling):
+    if isinstance(item.work, EpochTransition):
         if item.work.abort_foreign:
             yield from abort_lasting(group, found)
         if item.work.request and now_ms - since_ms >= group.settings.scale_wait_ms:
@@ -269,7 +277,7 @@ def _why(item: Suspended) -> str:
     return f"{describe(item.work)} has begun, what it replaces is closed, and it waits for {named}"
 
 
-def open_of(group: GroupState, committing: Committing) -> list[BufferedTransaction] | None:
+def open_of(group: GroupState, committing: CommittingTransactions) -> list[BufferedTransaction] | None:
     """Return the transactions of a rolling commit in their order; None if the commit log has their outcomes already.
 
     Raises:
@@ -285,7 +293,7 @@ def open_of(group: GroupState, committing: Committing) -> list[BufferedTransacti
     return transactions if transactions or not known else None
 
 
-def change(group: GroupState, node: str, work: Work) -> Steps[None]:
+def change(group: GroupState, node: str, work: StreamChange) -> Steps[None]:
     """Replace the record of a suspended change by what is still to be done."""
     if not (yield from Write([SetNode(node, work.to_json())])):
         raise StaleStateError(f"{describe(work)} was finished by someone else")
@@ -296,7 +304,7 @@ def take_out(group: GroupState, transaction: BufferedTransaction) -> Steps[None]
     """Take a transaction out of all suspended rolling commits, so that it can be decided on in another way."""
     for node, item in list(group.suspended.items()):
         work = item.work
-        if isinstance(work, Committing) and transaction.transaction_id in work.transactions:
+        if isinstance(work, CommittingTransactions) and transaction.transaction_id in work.transactions:
             left = {other.bytes for other in work.transactions} - {transaction.id}
             yield from change(group, node, work.with_only(left))
 
@@ -317,24 +325,26 @@ def end_suspension(group: GroupState, node: str) -> Steps[None]:
                 yield from hide_fault(group.streams[name].config.name)
 
 
-def without_stream(group: GroupState, stream: str, now_ms: int) -> tuple[list[NodeOperation], dict[str, Work | None]]:
+def without_stream(
+    group: GroupState, stream: str, now_ms: int
+) -> tuple[list[NodeOperation], dict[str, StreamChange | None]]:
     """Return the writes that take a deleted stream out of suspended changes, and the rest of each change by node.
 
     The rest is None for a change of that stream alone.
     """
     operations: list[NodeOperation] = []
-    left: dict[str, Work | None] = {}
+    left: dict[str, StreamChange | None] = {}
     for node, item in group.suspended.items():
         work = item.work
         if stream not in work.streams:
             continue
-        if isinstance(work, Committing) and len(work.rolls) > 1:
+        if isinstance(work, CommittingTransactions) and len(work.rolls) > 1:
             left[node] = rest = work.without(stream)
             operations.append(SetNode(node, rest.to_json()))
             continue
         left[node] = None
         operations.append(DeleteNode(node))
-        if isinstance(work, Scaling) and work.request:
+        if isinstance(work, EpochTransition) and work.request:
             why = f"stream {stream} was deleted before it could be scaled"
             answer = refusing("stream-not-found", why, now_ms).to_json()
             operations.append(CreateNode(f"{paths.answers(group.name)}/{work.request}", answer))
@@ -346,7 +356,7 @@ def kept_of(transactions: Sequence[BufferedTransaction]) -> set[bytes]:
     return {item.id for item in transactions if item.state is State.COMMITTING}
 
 
-def refuse_request(group: GroupState, node: str, scaling: Scaling, answer: Answer) -> Steps[None]:
+def refuse_request(group: GroupState, node: str, scaling: EpochTransition, answer: AdminAnswer) -> Steps[None]:
     """Answer a request for a scale with a refusal; the scale itself is finished all the same once that is possible."""
     if not scaling.request:
         return
@@ -358,7 +368,7 @@ def refuse_request(group: GroupState, node: str, scaling: Scaling, answer: Answe
     group.counts["requests_refused"] += 1
 
 
-def _answer(group: GroupState, node: str, scaling: Scaling, now_ms: int) -> Steps[None]:
+def _answer(group: GroupState, node: str, scaling: EpochTransition, now_ms: int) -> Steps[None]:
     why = (
         f"{_why(group.suspended[node])}; it will be finished as soon as they have ended, and the stream takes nothing "
         "until then: end them, or ask for a scale that aborts them (--abort-foreign, abort_foreign=True)"
@@ -390,7 +400,7 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
         segments = [item for topic, item in topics.items() if topic in closed]
         if not segments:
             continue
-        scaling = Scaling(
+        scaling = EpochTransition(
             stream.config.name,
             "",
             int(stream.history.next_epoch),
@@ -410,7 +420,7 @@ def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
     """Return the topics that are closed; none if Kafka refuses to say, as appends to them are refused then anyway."""
     try:
         return (yield from Closed(topics))
-    except Refused:
+    except EffectRefused:
         return frozenset()
 
 
@@ -451,7 +461,7 @@ def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
     yield from reopen(group, sorted({str(parse_segment_topic(topic)[0]) for topic in wrong}), now_ms)
 
 
-def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
+def _mend(group: GroupState, specs: list[TopicCreation]) -> Steps[list[str] | None]:
     """Mend topics, leaving out those for which that is refused.
 
     Returns:
@@ -459,7 +469,7 @@ def _mend(group: GroupState, specs: list[TopicSpec]) -> Steps[list[str] | None]:
     """
     try:
         found = yield from MendTopics(specs, optional=True)
-    except Refused as refused:
+    except EffectRefused as refused:
         if len(specs) == 1:
             logger.warning("%s: %s stays as it is: %s", group.name, specs[0].name, refused.reason)
             return []

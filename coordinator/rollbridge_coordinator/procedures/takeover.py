@@ -21,7 +21,7 @@ from typing import Final
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import Committing, Scaling, StreamFault
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
@@ -61,7 +61,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
-from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots, Place, log_start
+from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, BufferPlace, Needed, PartitionSnapshots, log_start
 from rollbridge_coordinator.state.streams import Doomed, commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
 
@@ -83,7 +83,7 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     ends = yield from EndOffsets([*sorted(configs), (group.commit_log, 0)])
     starts = yield from StartOffsets(sorted(configs))
     log_end = ends[group.commit_log, 0]
-    places: dict[Partition, Place] = {}
+    places: dict[Partition, BufferPlace] = {}
     for partition, config in configs.items():
         topic_id = config.buffer_topic_id
         known = state.of(partition, topic_id)
@@ -103,7 +103,7 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
         if choice.snapshot is not None:
             yield from _adopt(group, partition, known, choice.snapshot, found)
             ongoing = _choose_ongoing(group, partition, known, choice.snapshot, found[state.index_topic])
-        place = Place(topic_id, str(config.name), choice.snapshot, ongoing, starts[partition], ends[partition])
+        place = BufferPlace(topic_id, str(config.name), choice.snapshot, ongoing, starts[partition], ends[partition])
         if ongoing is not None:
             known.spared = Needed(ongoing.replay_position, place.log_floor(log_end))
         group.fold.positions[partition] = place.floor
@@ -269,7 +269,7 @@ def take_over(
     yield from _check_buffers(group)
     yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
-        yield from finish_scale(group, Scaling.from_json(raw), paths.scaling(name))
+        yield from finish_scale(group, EpochTransition.from_json(raw), paths.scaling(name))
     ends = yield from EndOffsets(sorted(group.partitions()))
     return group, dict(ends)
 
@@ -284,7 +284,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
-        yield from resume_roll(group, paths.committing(group.name), Committing.from_json(raw))
+        yield from resume_roll(group, paths.committing(group.name), CommittingTransactions.from_json(raw))
     for name, stream in group.streams.items():
         if stream.history.unsealed() and group.faults.get(name) is None:
             group.faults.restore(name, unsealed_fault(0))

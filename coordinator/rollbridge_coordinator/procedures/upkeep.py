@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model import paths
-from rollbridge.model.changes import Committing
+from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.cooperative import JointState
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import check_client_name
 from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, TransactionRecord, leading
-from rollbridge.model.requests import Answer
+from rollbridge.model.requests import AdminAnswer
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
 from rollbridge_coordinator.procedures.snapshots import drop_aborted
@@ -218,7 +218,7 @@ def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
 
 def _answered_ms(raw: bytes) -> int:
     try:
-        return Answer.from_json(raw).answered_ms
+        return AdminAnswer.from_json(raw).answered_ms
     except CorruptDataError:
         return 0  # a damaged answer is of no use, so it counts as old
 
@@ -284,10 +284,10 @@ def load_sessions(group: GroupState) -> Steps[None]:
     """Raise the fences to the sessions on record, but for transactions that were begun, or decided on, before."""
     for session in (yield from _read_sessions(group)):
         group.fold.fences.raise_to(session.client_name, session.epoch)
-    decided = [item.work for item in group.suspended.values() if isinstance(item.work, Committing)]
+    decided = [item.work for item in group.suspended.values() if isinstance(item.work, CommittingTransactions)]
     raw = yield from read_node(paths.committing(group.name))
     if raw is not None:
-        decided.append(Committing.from_json(raw))
+        decided.append(CommittingTransactions.from_json(raw))
     group.fold.fences.decided_before = {key: part for item in decided for key, part in item.owner_parts().items()}
     group.fold.fences.replaying = True
 

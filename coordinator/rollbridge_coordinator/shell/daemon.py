@@ -40,7 +40,7 @@ from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch
 from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
-from rollbridge_coordinator.shell.presence import Presence, Roll, Vigils, local_address, within
+from rollbridge_coordinator.shell.presence import CoordinatorRoll, Presence, Vigils, local_address, within
 from rollbridge_coordinator.state.metrics import Vitals, coordinator_lines, faults, joined, process_lines
 from rollbridge_coordinator.state.succession import Candidates
 
@@ -71,7 +71,7 @@ class Daemon:
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._roll = Roll(self._session, self._changed.set)
+        self._roll = CoordinatorRoll(self._session, self._changed.set)
         self._leaderships: dict[GroupName, Leadership] = {}
         self._pulse = Pulse(settings)
         self._board = MetricsBoard() if settings.metrics_endpoint else None

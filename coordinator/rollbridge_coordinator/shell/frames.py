@@ -25,7 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from rollbridge.errors import CorruptDataError, KafkaUnavailable
 from rollbridge.kafka.batches import (
     BatchBuilder,
-    Record,
+    LogRecord,
     check_crc,
     check_numbering,
     complete_batches,
@@ -137,8 +137,8 @@ class FrameReader:
         self._partition: Partition | None = None
         self._batches: Sequence[_Batch] = ()
         self._opened: _Batch | None = None
-        self._records: Iterator[Record] = iter(())
-        self._record: Record | None = None
+        self._records: Iterator[LogRecord] = iter(())
+        self._record: LogRecord | None = None
 
     def read(self, frame: FrameRef) -> bytes:
         """Return the record batch of a frame.

@@ -246,7 +246,7 @@ class Measures:
             return {}
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
-        """Carry out :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.ReadGroupCommits`."""
         found: dict[str, dict[str, int]] = {}
         for name in groups:
             try:

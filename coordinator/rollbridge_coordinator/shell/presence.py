@@ -16,7 +16,7 @@ the session time-out. Safety does not depend on the judgement being right: the c
 decide who can act, see ``docs/protocol.md``. A live coordinator that was taken for dead finds its node gone, gives up
 what it leads and registers anew without an address, and so is never judged by a connection again.
 
-Threads: one serves the port; each :class:`Vigil` has one that watches another coordinator; :class:`Roll` and
+Threads: one serves the port; each :class:`Vigil` has one that watches another coordinator; :class:`CoordinatorRoll` and
 :class:`Vigils` belong to the daemon's main thread, but for what their classes say.
 """
 
@@ -43,7 +43,7 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator, DeleteNode
 from rollbridge.zookeeper.errors import NodeMissing
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Node, ZooKeeperSession
+from rollbridge.zookeeper.session import Znode, ZooKeeperSession
 from rollbridge_coordinator.state.succession import Candidates
 
 logger = logging.getLogger(__name__)
@@ -280,7 +280,7 @@ class Vigils:
         self._name = name
         self._kept: dict[tuple[str, str, str, int | None], Vigil] = {}
 
-    def keep(self, records: Mapping[str, tuple[Node, Coordinator]]) -> None:
+    def keep(self, records: Mapping[str, tuple[Znode, Coordinator]]) -> None:
         """Watch exactly the coordinators of ``records``."""
         wanted = {
             (name, said.address, said.life, node.owner_session_id)
@@ -351,7 +351,7 @@ SILENT = Coordinator(0, 0)
 """Record of a coordinator of which only the name is known."""
 
 
-class Roll:
+class CoordinatorRoll:
     """Live coordinators and their records in ZooKeeper.
 
     One thread reads. ``candidates`` and ``records`` are replaced as a whole, so any thread may use them. Watches fire
@@ -363,12 +363,12 @@ class Roll:
         self._session = session
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, Znode] = {}
         self._is_read = False
         self._names: list[str] = []
         self.candidates = Candidates()
         """Coordinators that are alive, and the groups that each is ready for."""
-        self.records: Mapping[str, tuple[Node, Coordinator]] = {}
+        self.records: Mapping[str, tuple[Znode, Coordinator]] = {}
         """Nodes of the coordinators with their records, by name."""
 
     def read(self) -> None:
@@ -384,7 +384,7 @@ class Roll:
             except BaseException:
                 self._is_read = False
                 raise
-        found: dict[str, Node] = {}
+        found: dict[str, Znode] = {}
         for name in self._names:
             node = self._nodes.get(name)
             if node is None:

@@ -34,7 +34,7 @@ from rollbridge_coordinator.procedures.takeover import MakeFold
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile
 from rollbridge_coordinator.shell.frames import LogTail
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.snapshots import Place, log_start
+from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ HAND_OVER_S: Final = 2.0
 class _Look:
     """Start of a takeover: where to read the buffers from, and the commit log."""
 
-    places: Mapping[Partition, Place]
+    places: Mapping[Partition, BufferPlace]
     start: int
 
 
@@ -201,7 +201,7 @@ class Standby(threading.Thread):
         found = [item for config in configs for item in reader.of(config)]
         starts = admin.start_offsets([item.partition for item in found])
         places = {
-            item.partition: Place(
+            item.partition: BufferPlace(
                 item.stream.buffer_topic_id,
                 str(item.stream.name),
                 item.snapshot,

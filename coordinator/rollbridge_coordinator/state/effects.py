@@ -27,7 +27,7 @@ from rollbridge.model.conditions import ForeignTransaction, Obstacle
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
-from rollbridge.model.lineage import Course
+from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import FrameRef, Partition
 from rollbridge.model.records import NodeOperation
@@ -103,7 +103,7 @@ ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
 
 
 @dataclass(frozen=True, slots=True)
-class TopicSpec:
+class TopicCreation:
     """A topic to create; ``config`` are Kafka topic settings."""
 
     name: str
@@ -119,7 +119,7 @@ class CreateTopics(Effect[Mapping[str, str]]):
     Topics that exist already with the same settings are kept.
     """
 
-    topics: Sequence[TopicSpec]
+    topics: Sequence[TopicCreation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class MendTopics(Effect[Mapping[str, str] | None]):
     if that is ``optional``, None is given where brokers do not answer in time.
     """
 
-    topics: Sequence[TopicSpec]
+    topics: Sequence[TopicCreation]
     optional: bool = False
 
 
@@ -283,7 +283,7 @@ class Query:
     """
 
     stream: StreamName
-    course: Course
+    course: KeyLineage
     condition: Condition
     since: int | None
     end: int | None
@@ -372,7 +372,7 @@ class DiskBytes(Effect[Mapping[str, int]]):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
+class ReadGroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
     """Look up what each consumer group has committed, by topic; what cannot be told now is left out."""
 
     groups: Sequence[str]
@@ -508,7 +508,7 @@ STUMBLED: Final = "UNKNOWN_SERVER_ERROR"
 """Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""
 
 
-class Refused(Exception):
+class EffectRefused(Exception):
     """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
 
     Nothing of the effect will ever be visible. If it was part of a round, the round is empty again, and the procedure

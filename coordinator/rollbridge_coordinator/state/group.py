@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import Committing, Work
+from rollbridge.model.changes import CommittingTransactions, StreamChange
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.ids import GroupCounter, SegmentId
 from rollbridge.model.names import GroupName
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, Partition
-from rollbridge.model.requests import Request
+from rollbridge.model.requests import AdminRequest
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.faults import Doubts, Faults
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
-from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, Plan, Snapshots, SnapshotSettings
-from rollbridge_coordinator.state.streams import Doomed, JournalState, StreamState
+from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
+from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
 from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
 
@@ -159,10 +159,10 @@ class LeaderSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WaitingRequest:
     """A request whose answer waits until everything that was in the buffers has been folded."""
 
-    request: Request
+    request: AdminRequest
     barrier: Mapping[Partition, int]
 
 
@@ -209,7 +209,7 @@ class Suspended:
         refused: Why that was; empty if nothing was.
     """
 
-    work: Work
+    work: StreamChange
     wait: Wait
     rest: Rest | None = None
     refused: str = ""
@@ -260,7 +260,7 @@ class GroupState:
     fold: BufferFold
     settings: LeaderSettings = field(default_factory=LeaderSettings)
     serves_since_ms: int = 0
-    streams: dict[str, StreamState] = field(default_factory=dict)
+    streams: dict[str, LedStream] = field(default_factory=dict)
     doomed: dict[str, Doomed] = field(default_factory=dict)
     barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
@@ -269,7 +269,7 @@ class GroupState:
     unmended: list[tuple[str, SegmentId]] | None = None
     finished: list[bytes] = field(default_factory=list)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
-    questions: dict[str, Question] = field(default_factory=dict)
+    questions: dict[str, WaitingRequest] = field(default_factory=dict)
     held: dict[str, Wait] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
@@ -301,7 +301,7 @@ class GroupState:
         """Topic of the commit log."""
         return self.name.commit_log_topic
 
-    def add_stream(self, stream: StreamState) -> None:
+    def add_stream(self, stream: LedStream) -> None:
         """Take up a stream that nothing has been written to yet."""
         self.streams[str(stream.config.name)] = stream
         for partition in stream.partitions():
@@ -340,7 +340,10 @@ class GroupState:
     def is_rolling(self, transaction: BufferedTransaction) -> bool:
         """Whether a rolling commit that waits half done names a transaction."""
         works = (item.work for item in self.suspended.values())
-        return any(isinstance(work, Committing) and transaction.transaction_id in work.transactions for work in works)
+        return any(
+            isinstance(work, CommittingTransactions) and transaction.transaction_id in work.transactions
+            for work in works
+        )
 
     def holds_roll(self, streams: Iterable[str]) -> bool:
         """Whether a rolling commit of these streams waits for native transactions of others."""
@@ -363,7 +366,7 @@ ONGOING_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one record: about half a million frames. What does not fit is read again, as everything after it."""
 
 
-def plan_ongoing(group: GroupState, plan: Plan) -> OngoingTransactions | None:
+def plan_ongoing(group: GroupState, plan: SnapshotPlan) -> OngoingTransactions | None:
     """The record to write with a snapshot; None if it is not worth it, or not now."""
     partition, draft = plan.partition, plan.draft
     known = group.snapshots.partitions[partition]
@@ -403,7 +406,7 @@ def plan_ongoing(group: GroupState, plan: Plan) -> OngoingTransactions | None:
     return record if listed and min(saved) >= 0 and max(saved) > 0 else None
 
 
-def needed_with(known: PartitionSnapshots, plan: Plan) -> Needed | None:
+def needed_with(known: PartitionSnapshots, plan: SnapshotPlan) -> Needed | None:
     """What a new leader needs by the record that there is, once a snapshot has been taken; None if it is of no use."""
     spared = known.spared
     return spared if spared is not None and spared.position > plan.draft.max_read_position else None

@@ -24,11 +24,11 @@ from rollbridge_coordinator.state.group import GroupState
 ROLL_BYTES_MAX: Final = 1_000_000
 """Of the two epochs that a rolling commit publishes of a stream at once; ZooKeeper takes 1 MiB."""
 
-Target = Mapping[tuple[str, int, int], str]
+TargetTopics = Mapping[tuple[str, int, int], str]
 """(stream, reference epoch, segment number) → topic."""
 
 
-Line = LineKey | str
+OrderKey = LineKey | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def plan_round(group: GroupState) -> Round:
     shapes = _Shapes(group)
     ready: list[BufferedTransaction] = []
     incomplete: list[BufferedTransaction] = []
-    held: set[Line] = set()
+    held: set[OrderKey] = set()
     size = 0
     for transaction in group.fold.decided.values():
         if transaction.state is State.COMMITTING:
@@ -110,7 +110,7 @@ def is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
     return transaction.id in group.failed_rounds or group.doubts.is_suspect(transaction.id)
 
 
-def line_of(transaction: BufferedTransaction) -> Line:
+def line_of(transaction: BufferedTransaction) -> OrderKey:
     """Whose commits keep their order: those of one connection, or of a client name where they are not numbered."""
     return transaction.begin.client_name if transaction.order is None else transaction.order.line
 
@@ -216,7 +216,7 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
     and, so that the commits of a connection keep their order, those of which an earlier one was left out.
     """
     chosen: list[BufferedTransaction] = []
-    passed: set[Line] = set()
+    passed: set[OrderKey] = set()
     most = min(group.settings.rolling_transactions_max, ids_beside(rolls, group.settings.write_bytes_max))
     for transaction in [first] if _is_alone(group, first) else group.fold.decided.values():
         if len(chosen) >= most:
@@ -244,7 +244,7 @@ def still_fitting(
     Another stream of a transaction may have been scaled or deleted meanwhile, or be in an error state.
     """
     fitting: list[BufferedTransaction] = []
-    passed: set[Line] = set()
+    passed: set[OrderKey] = set()
     for transaction in transactions:
         concerned = transaction.written_streams() | transaction.expected_streams()
         waits = any(group.faults.get(name) is not None for name in concerned - rolls.keys())
@@ -260,7 +260,7 @@ def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
 
     Nothing of them has been appended for good, and nothing will be before that is over, so they may still be aborted.
     """
-    held: dict[Line, BufferedTransaction] = {}
+    held: dict[OrderKey, BufferedTransaction] = {}
     for transaction in list(group.fold.decided.values()):
         if transaction.state is not State.COMMITTING or not transaction.is_complete():
             continue
@@ -310,7 +310,7 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
     return not (transaction.written_streams() - own.keys()) & rolls.keys()
 
 
-def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Target:
+def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> TargetTopics:
     """Where the pieces of transactions go: the active epochs, and the duplicates that ``rolls`` name."""
     topics: dict[tuple[str, int, int], str] = {}
     rolled = {roll.stream: roll for roll in rolls}

@@ -20,7 +20,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import GONE, Terminated, decode_terminated, encode_terminated
 
-Record = tuple[bytes, bytes | None]
+KeyValue = tuple[bytes, bytes | None]
 """Key and value of a message of the compacted topic; None is a tombstone."""
 
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -53,7 +53,7 @@ class ClientHistory:
 class Draft:
     """What is to be written, and what is remembered once that is durable; None for a name that goes."""
 
-    records: Sequence[Record]
+    records: Sequence[KeyValue]
     histories: Mapping[str, ClientHistory | None]
     gone_below: int
     added: Sequence[tuple[str, Terminated]] = ()
@@ -139,7 +139,7 @@ class TransactionMetadataPreserver:
         for (client, item), position in zip(appended, positions, strict=True):
             by_client.setdefault(client, []).append(replace(item, position=position))
         histories: dict[str, ClientHistory | None] = {}
-        records: list[Record] = []
+        records: list[KeyValue] = []
         added: list[tuple[str, Terminated]] = []
         removed: list[Terminated] = []
         for client, fresh in by_client.items():
@@ -178,7 +178,7 @@ class TransactionMetadataPreserver:
                 removed += due
         if not changed:
             return None
-        records: list[Record] = [] if gone_below == self.gone_below else [_horizon(gone_below)]
+        records: list[KeyValue] = [] if gone_below == self.gone_below else [_horizon(gone_below)]
         records += [
             (client.encode(), None if history is None else history.encode()) for client, history in changed.items()
         ]
@@ -249,5 +249,5 @@ def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
     return excess
 
 
-def _horizon(gone_below: int) -> Record:
+def _horizon(gone_below: int) -> KeyValue:
     return GONE.encode(), encode_terminated((), gone_below)

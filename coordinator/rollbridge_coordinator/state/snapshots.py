@@ -116,7 +116,7 @@ class PartitionSnapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SnapshotPlan:
     """A snapshot that is to be written: first the segments, then the index that names them, then what is deleted."""
 
     partition: Partition
@@ -203,7 +203,7 @@ class Snapshots:
                 due.append(partition)
         return due
 
-    def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> Plan | None:
+    def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> SnapshotPlan | None:
         """What to write for a partition; None if a single snapshot can not hold it."""
         known = self.partitions[partition]
         aborted = known.aborted
@@ -247,11 +247,11 @@ class Snapshots:
             first_position=rest.first_position,
             aborts=tuple(rest.unsealed),
         )
-        return Plan(
+        return SnapshotPlan(
             partition, tuple(cuts), segments, tuple(aborted.expired(known.log_start)), draft, rest.encoded.encode()
         )
 
-    def taken(self, plan: Plan, snapshot: Snapshot) -> None:
+    def taken(self, plan: SnapshotPlan, snapshot: Snapshot) -> None:
         """A planned snapshot has become durable."""
         known = self.partitions[plan.partition]
         sealed = [item for item in snapshot.indexes if item.sequence_id >= plan.draft.sequence_id]
@@ -291,7 +291,7 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """A buffer partition as it is found: what a takeover would begin with.
 
     Attributes:
@@ -328,9 +328,9 @@ class Place:
         return 0 if self.snapshot is None else min(self.snapshot.commit_log_position, log_end)
 
 
-Places = Mapping[Partition, Place]
+BufferPlaces = Mapping[Partition, BufferPlace]
 
 
-def log_start(places: Places, log_end: int, again: int) -> int:
+def log_start(places: BufferPlaces, log_end: int, again: int) -> int:
     """From where on the commit log has to be read."""
     return max(min((place.log_floor(log_end) for place in places.values()), default=log_end) - again, 0)

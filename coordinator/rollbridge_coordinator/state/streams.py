@@ -18,12 +18,12 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation
 from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge_coordinator.state.effects import TopicSpec
+from rollbridge_coordinator.state.effects import TopicCreation
 from rollbridge_coordinator.state.upkeep import ByteCounter
 
 
 @dataclass(slots=True)
-class StreamState:
+class LedStream:
     """A stream as its leader knows it."""
 
     config: StreamConfig
@@ -92,7 +92,7 @@ class JournalState:
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _epochs: dict[str, EpochRecord] = field(default_factory=dict)
 
-    def changes(self, streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
+    def changes(self, streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
         """What is to be written so that it says what these streams are; None is a node that is gone."""
         found: dict[str, bytes | None] = {}
         for name, stream in streams.items():
@@ -112,7 +112,7 @@ class JournalState:
         return found
 
     def adopt(
-        self, changes: Mapping[str, bytes | None], streams: Mapping[str, StreamState], faults: Mapping[str, StreamFault]
+        self, changes: Mapping[str, bytes | None], streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]
     ) -> None:
         """The changes are durable."""
         for path, value in changes.items():
@@ -126,7 +126,7 @@ class JournalState:
         for item in active.values():
             self._epochs |= {paths.epoch(item.config.name, record.epoch): record for record in item.history.records}
 
-    def _of(self, stream: StreamState, fault: StreamFault | None) -> dict[str, bytes | None]:
+    def _of(self, stream: LedStream, fault: StreamFault | None) -> dict[str, bytes | None]:
         name, history = stream.config.name, stream.history
         wanted: dict[str, bytes | None] = {paths.stream(name): stream.config.to_json()}
         kept = {paths.epoch(name, record.epoch): record for record in history.records}
@@ -147,7 +147,7 @@ class JournalState:
         return [path for path in self.nodes if path.startswith(f"{paths.stream(name)}/")]
 
 
-def _state_of(stream: StreamState, fault: StreamFault | None) -> tuple[object, ...]:
+def _state_of(stream: LedStream, fault: StreamFault | None) -> tuple[object, ...]:
     """All that the journal says of a stream, as values that are replaced and never changed."""
     return stream.config, stream.history, stream.removing, stream.late, fault
 
@@ -182,9 +182,9 @@ def segment_bytes_max(config: StreamConfig) -> int:
     return max(config.record_bytes_max, RECORD_BYTES_MAX_DEFAULT) + BATCH_OVERHEAD_BYTES
 
 
-def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
+def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicCreation:
     """The topic of a segment: records keep the time that their writers gave, retention is the stream's matter."""
-    return TopicSpec(
+    return TopicCreation(
         config.name.segment_topic(segment),
         replication_factor=config.replication_factor,
         config={
@@ -196,9 +196,9 @@ def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicSpec:
     )
 
 
-def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
+def buffer_topic_spec(config: StreamConfig) -> TopicCreation:
     """The transaction buffer: leases run on the append time, which no client chooses; truncated only by us."""
-    return TopicSpec(
+    return TopicCreation(
         config.buffer_topic,
         partitions=config.buffer_partitions,
         replication_factor=config.replication_factor,
@@ -211,9 +211,9 @@ def buffer_topic_spec(config: StreamConfig) -> TopicSpec:
     )
 
 
-def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicCreation:
     """The commit log: never compacted, because its order is the commit order."""
-    return TopicSpec(
+    return TopicCreation(
         group.commit_log_topic,
         replication_factor=replication_factor,
         config={
@@ -224,19 +224,19 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicSpe
     )
 
 
-def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicSpec:
+def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicCreation:
     """The topic of terminated transactions."""
     return _compacted_topic_spec(group.terminated_topic, replication_factor)
 
 
-def snapshot_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+def snapshot_topic_spec(name: str, replication_factor: int) -> TopicCreation:
     """A topic of snapshots."""
     return _compacted_topic_spec(name, replication_factor)
 
 
-def _compacted_topic_spec(name: str, replication_factor: int) -> TopicSpec:
+def _compacted_topic_spec(name: str, replication_factor: int) -> TopicCreation:
     """Compacted often, so that what a new leader reads of it stays small."""
-    return TopicSpec(
+    return TopicCreation(
         name,
         replication_factor=replication_factor,
         config={

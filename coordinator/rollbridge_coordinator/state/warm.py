@@ -22,7 +22,7 @@ from rollbridge.model.buffer import BufferFold
 from rollbridge.model.fences import Fences
 from rollbridge.model.pieces import Partition
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.snapshots import Places
+from rollbridge_coordinator.state.snapshots import BufferPlaces
 
 
 class WarmTail:
@@ -33,7 +33,7 @@ class WarmTail:
         log_end: The next offset of the commit log to read.
     """
 
-    def __init__(self, fold: BufferFold, terminated: dict[bytes, int], places: Places, start: int) -> None:
+    def __init__(self, fold: BufferFold, terminated: dict[bytes, int], places: BufferPlaces, start: int) -> None:
         """Begin where a takeover would.
 
         Args:
@@ -87,7 +87,7 @@ class WarmTail:
         self._begun.difference_update(said.terminated)
         self.log_end = max(self.log_end, said.end)
 
-    def trim(self, places: Places, start: int) -> bool:
+    def trim(self, places: BufferPlaces, start: int) -> bool:
         """Forget what new snapshots say; False if the group has other buffers by now, so that a new tail is needed.
 
         Args:
