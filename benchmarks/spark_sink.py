@@ -144,7 +144,7 @@ def _written(site: Site, places: list[tuple[str, int]], count: int, write: Calla
     write()
     while sum(stable_end(reader, *place) for place in places) < base + count:
         if time.perf_counter() > started + _PATIENCE_S:
-            raise TimeoutError(f"{count} rows can not be read")
+            raise TimeoutError(f"{count} rows cannot be read")
         time.sleep(0.001)
     elapsed_s = time.perf_counter() - started
     reader.close()

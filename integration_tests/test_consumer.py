@@ -449,7 +449,7 @@ def test_streams_and_partitions_that_do_not_exist(client: rollbridge.Bridge, ord
             consumer.pause([TopicPartition(orders, 7)])
         with pytest.raises(InvalidRequestError, match="names no segment"):
             consumer.seek(TopicPartition("foreign", 0, 0))
-        with pytest.raises(InvalidRequestError, match="can not be committed"):
+        with pytest.raises(InvalidRequestError, match="cannot be committed"):
             consumer.commit(offsets=[TopicPartition(orders, 0, -5)])
 
 

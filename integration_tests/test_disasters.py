@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"file systems can not be mounted here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"file systems cannot be mounted here: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 

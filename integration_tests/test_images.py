@@ -212,7 +212,7 @@ def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: 
     recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
     monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
     with pytest.raises(
-        EnvironmentProblem, match=r"(?s)can not be built: .*not like this\n.*returned a non-zero code: 3"
+        EnvironmentProblem, match=r"(?s)cannot be built: .*not like this\n.*returned a non-zero code: 3"
     ):
         provide([name])
     with pytest.raises(ImageNotFound):

@@ -371,7 +371,7 @@ def _long(name: str, *values: object) -> object:
         pytest.param(
             "repeat('x', IF(id = 7, 2000000, 1)) AS value",
             {},
-            r"row 2 of partition 1 can not be written: it takes 2000",
+            r"row 2 of partition 1 cannot be written: it takes 2000",
             id="too large",
         ),
         _long(

@@ -364,7 +364,7 @@ def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: roll
 def test_a_corrupt_record_under_the_key_is_said(client: rollbridge.Bridge, ledger: str) -> None:
     with client.cas_writer(ledger) as writer:
         writer.write(KEY, b"{", expected=EMPTY, headers=[(MARK_HEADER, b"1 snapshot")])
-    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:0:0 can not be decoded"):
+    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:0:0 cannot be decoded"):
         client.synchronizer(ledger, KEY, 0, lambda state, _: state, states=Codec.json())
 
 

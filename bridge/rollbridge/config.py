@@ -132,7 +132,7 @@ class ConnectionSettings:
 
 
 def _content_of(path: Path) -> bytes:
-    """What a file holds, or the files of a directory; nothing where it can not be read: whoever uses it says so."""
+    """What a file holds, or the files of a directory; nothing where it cannot be read: whoever uses it says so."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())
@@ -291,7 +291,7 @@ def _content(variable: str, path: str, faults: list[str]) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as exc:
-        faults.append(f"{variable}: {path} can not be read: {exc}")
+        faults.append(f"{variable}: {path} cannot be read: {exc}")
         return ""
 
 

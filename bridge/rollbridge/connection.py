@@ -646,9 +646,7 @@ class Bridge(Resuming):
                 # This concerns that transaction alone, as when its stream was deleted and made anew; its next write or
                 # its commit reports it.
                 if key not in self._stuck:
-                    logger.warning(
-                        "records of transaction %s can not be sent: %s", TransactionId.from_bytes(key), fault
-                    )
+                    logger.warning("records of transaction %s cannot be sent: %s", TransactionId.from_bytes(key), fault)
                 self._stuck.add(key)
 
     def _look_at_streams(self) -> None:
@@ -657,11 +655,11 @@ class Bridge(Resuming):
             try:
                 engine.look()
             except RollbridgeError as fault:
-                logger.warning("a plain writer can not follow its stream now: %s", fault)
+                logger.warning("a plain writer cannot follow its stream now: %s", fault)
 
     def _who_leads(self, group: GroupName) -> str:
         if not self._session.is_connected:
-            return "ZooKeeper can not be reached either"
+            return "ZooKeeper cannot be reached either"
         try:
             with answers_within(_EXPLAIN_S):
                 return self._metadata.who_leads(group)

@@ -281,4 +281,4 @@ def test_the_end_of_another_clients_transaction_with_the_same_id_is_told_apart(k
     assert not Completion(ID.bytes).is_of_another(value), "whose it is is not known here"
     for name in ("cc", "d", "dd", ""):
         assert Completion(ID.bytes, name).is_of_another(value)
-    assert not Completion(ID.bytes, "d").is_of_another(b"\x02\x00"), "what can not be read says nothing"
+    assert not Completion(ID.bytes, "d").is_of_another(b"\x02\x00"), "what cannot be read says nothing"

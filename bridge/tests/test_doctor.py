@@ -299,7 +299,7 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         Severity.PROBLEM,
         f"commit log {LOG}",
     ),
-    "outcomes that can not be read": (
+    "outcomes that cannot be read": (
         lambda: with_group(outcome_faults=["client c: not a record"]),
         "outcomes-damaged",
         Severity.WARNING,

@@ -63,7 +63,7 @@ def test_what_there_can_not_be_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
-    """A leader must never meet a number that its own requests can not hold."""
+    """A leader must never meet a number that its own requests cannot hold."""
     datum = {
         "entries": [],
         "offsets": [
@@ -76,7 +76,7 @@ def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
             }
         ],
     }
-    with pytest.raises(CorruptDataError, match="offsets or conditions that there can not be"):
+    with pytest.raises(CorruptDataError, match="offsets or conditions that there cannot be"):
         decode_manifest(rollbridge_schemas.codec("commit_frame").encode(datum))
 
 

@@ -54,7 +54,7 @@ def test_what_has_no_begin_is_foreign_or_corrupt_is_not_shown() -> None:
     assert Tail()(begin(STREAMS[1]), data(0)) == []
     tail = Tail()
     assert tail(begin(), (data(0, 2)[0], b"1|other")) == []
-    assert tail(data(2)) == [], "a transaction with a corrupt frame can not be committed any more"
+    assert tail(data(2)) == [], "a transaction with a corrupt frame cannot be committed any more"
 
 
 def test_after_an_abort_nothing_is_shown() -> None:

@@ -145,7 +145,7 @@ def test_secrets_come_from_the_environment_and_from_files_that_it_names(tmp_path
     settings = load_settings(addresses, environ=environ)
     assert (settings.kafka, settings.zookeeper_security) == (KAFKA, ZOOKEEPER)
     secret.unlink()
-    with pytest.raises(ConfigError, match=r"ROLLBRIDGE_KAFKA_SASL_PASSWORD_FILE: .* can not be read"):
+    with pytest.raises(ConfigError, match=r"ROLLBRIDGE_KAFKA_SASL_PASSWORD_FILE: .* cannot be read"):
         load_settings(addresses, environ=environ)
     for variable in ("ROLLBRIDGE_ZOOKEEPER_SECURITY_DIGEST_PASWORD", "ROLLBRIDGE_KAFKA_PLUGIN_FILE"):
         with pytest.raises(ConfigError, match=f"{variable}: is not a security setting"):

@@ -377,7 +377,7 @@ def test_the_simulation_notices_owners_who_let_an_end_be_taken_back() -> None:
 def test_a_group_with_other_streams_is_refused() -> None:
     topic = "sales.orders.segment-0.epoch-0"
     check_streams("g", ["sales/orders"], [(topic, ""), (topic, mark_of(["sales/orders"])), ("plain", "x")])
-    with pytest.raises(ConflictError, match="consumer group g reads sales/orders, so it can not read sales/payments"):
+    with pytest.raises(ConflictError, match="consumer group g reads sales/orders, so it cannot read sales/payments"):
         check_streams("g", ["sales/payments"], [(topic, "")])
     for streams in (["sales/orders", "sales/payments"], ["sales/payments"]):
         with pytest.raises(ConflictError, match="give each set of streams a group of its own"):

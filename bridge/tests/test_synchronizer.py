@@ -257,9 +257,9 @@ def test_an_update_that_rests_on_what_was_not_met_is_refused() -> None:
 def test_what_can_not_be_decoded_is_said_with_its_place() -> None:
     machine = Machine(0, lambda state, change: state + change, Codec.json(), Codec.json())
     replica = machine.take(machine.begin(place(0)), snapshot(place(0), b"1"))
-    with pytest.raises(CorruptDataError, match=r"update at 0-0:2:0 can not be decoded"):
+    with pytest.raises(CorruptDataError, match=r"update at 0-0:2:0 cannot be decoded"):
         machine.take(replica, update(place(2), place(0), b"{"))
-    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:2:0 can not be decoded"):
+    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:2:0 cannot be decoded"):
         machine.take(replica, snapshot(place(2), b"{"))
 
 

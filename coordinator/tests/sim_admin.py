@@ -118,7 +118,7 @@ class Administrator:
 
 
 def denying(world: World, operations: Sequence[NodeOperation]) -> Sequence[NodeOperation]:
-    """A defect: the mark of a deletion does not know who asked, so another leader that ends it can not answer."""
+    """A defect: the mark of a deletion does not know who asked, so another leader that ends it cannot answer."""
     if "denying-successor" not in world.faults:
         return operations
     return [

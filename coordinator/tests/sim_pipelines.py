@@ -1,7 +1,7 @@
 """A client of the simulation that asks for commits without waiting for answers, and what it is promised of their order.
 
 Its frames wait for each buffer partition apart from the others, as in a producer, so they arrive in any order; now and
-then a commit can not be delivered, and now and then the connection dies with frames that nobody will ever see.
+then a commit cannot be delivered, and now and then the connection dies with frames that nobody will ever see.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PipeliningClient(Client):
         self._send(attempt, attempt.begin.home, *commit_frame(attempt))
 
     def _fail(self, connection: Connection, attempt: Attempt) -> None:
-        """The COMMIT frame can not be delivered; nor can, perhaps, the ABORT frame that takes it back."""
+        """The COMMIT frame cannot be delivered; nor can, perhaps, the ABORT frame that takes it back."""
         assert attempt.order is not None
         attempt.ended = "silent"
         if self.rng.random() < 0.5:

@@ -222,7 +222,7 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
         return "INVALID_RECORD" not in reason and any(
             reason.startswith(f"expired while stream {name} was in an error state") for name in denied
         )
-    told = ("its rolling commit is refused", "its conditions can not be looked at")
+    told = ("its rolling commit is refused", "its conditions cannot be looked at")
     return bool(denied) and (DENIED in reason or LEADERLESS in reason or reason.startswith(told))
 
 

@@ -85,7 +85,7 @@ class RestartingClient(Client):
         self._ask(lambda _: self._fenced(attempt, before), RequestKind.FENCE, owner_epoch=self.epoch)
 
     def _fenced(self, attempt: Attempt, before: int) -> None:
-        """The older session can not change anything any more, try as it may."""
+        """The older session cannot change anything any more, try as it may."""
         self._look_up(attempt.id, lambda answer: self._resume(attempt, answer))
         if self.rng.random() < 0.5:
             self._send(attempt, attempt.begin.home, *commit_frame(attempt))

@@ -38,7 +38,7 @@ class Gone(Exception):
 
 
 class Blocked(Exception):
-    """The effect can not be carried out yet."""
+    """The effect cannot be carried out yet."""
 
 
 BROKERS = 3
@@ -185,7 +185,7 @@ class World:
     ``broad-refusal`` (what is refused for one frame is held against its stream), ``hasty-expiry`` (that a lease has run
     out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
-    done), ``blames-all`` (what can not be made or sealed for one stream of a rolling commit is held against all),
+    done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
     ``blind-reopening`` (what was closed in vain is not looked for).
     """
 
@@ -546,7 +546,7 @@ class World:
         return draft is not None
 
     def _draft(self, operations: Sequence[NodeOperation]) -> dict[str, bytes | None] | None:
-        """What nodes a multi would leave, None for those that it deletes; None if it can not be carried out."""
+        """What nodes a multi would leave, None for those that it deletes; None if it cannot be carried out."""
         draft: dict[str, bytes | None] = {}
 
         def value_of(path: str) -> bytes | None:

@@ -261,7 +261,7 @@ def test_the_transaction_is_aborted_with_the_reason(name: str) -> None:
 def test_what_cannot_be_sealed_after_the_commit_is_sealed_later(takes_over: bool) -> None:
     """The transaction is committed by then; its stream waits, a new leader goes on with it, and others never notice.
 
-    Nor does retention, which can not tell what is older than a cut while it is not known where a segment ends.
+    Nor does retention, which cannot tell what is older than a cut while it is not known where a segment ends.
     """
     scene = Scene()
     policy = Retention(ms=1)

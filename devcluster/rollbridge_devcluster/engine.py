@@ -198,7 +198,7 @@ class Image:
 
 
 class PullFailed(Exception):
-    """An image can not be pulled; the message says why."""
+    """An image cannot be pulled; the message says why."""
 
     def __init__(self, message: str, *, unreachable: bool) -> None:
         super().__init__(message)
@@ -225,7 +225,7 @@ class ContainerEngine:
 
     def find(self, name: str) -> Image | None:
         """The image of this name, if the engine has one."""
-        with _translated(f"the engine can not look for {name}"):
+        with _translated(f"the engine cannot look for {name}"):
             try:
                 found = self._client.images.get(name)
             except ImageNotFound:
@@ -274,7 +274,7 @@ class ContainerEngine:
         """
         said: list[str] = []
         made = ""
-        with tempfile.TemporaryFile() as packed, _translated("the image can not be built"):
+        with tempfile.TemporaryFile() as packed, _translated("the image cannot be built"):
             context.pack(packed)
             packed.seek(0)
             for event in self._client.api.build(
@@ -291,7 +291,7 @@ class ContainerEngine:
                 if "error" in event:
                     shown = "\n".join(line for line in said if line.strip())
                     raise EnvironmentProblem(
-                        "the image can not be built: "
+                        "the image cannot be built: "
                         + "\n".join([*shown.splitlines()[-_LINES_SHOWN:], str(event["error"])])
                     )
                 made = _built(event) or made
@@ -302,7 +302,7 @@ class ContainerEngine:
     def name(self, image_id: str, name: str) -> None:
         """Let the image of this id, or other name, have this name, whichever had it before."""
         repository, _, tag = name.rpartition(":")
-        with _translated(f"{name} can not be named"):
+        with _translated(f"{name} cannot be named"):
             self._client.api.tag(image_id, repository, tag, force=True)
 
     def forget(self, image_id: str) -> None:
@@ -314,7 +314,7 @@ class ContainerEngine:
 
     def forget_stages(self) -> None:
         """Remove what builds with several stages have left, unless something needs it."""
-        with _translated("the engine can not look for what builds have left"):
+        with _translated("the engine cannot look for what builds have left"):
             left = self._client.images.list(filters={"dangling": True, "label": names.LABEL_STAGE})
         for image in left:
             self.forget(str(image.id))

@@ -1,7 +1,7 @@
 """Names of the container images that rollbridge uses, and the labels on those that it has built.
 
 This module imports no other one, so that whoever only needs the names needs no Docker library either.
-``KAFKA``, ``ZOOKEEPER`` and ``PYTHON`` are official images; where they can not be had, stand-ins of the same name and
+``KAFKA``, ``ZOOKEEPER`` and ``PYTHON`` are official images; where they cannot be had, stand-ins of the same name and
 contract are built. The others are ours.
 """
 

@@ -94,7 +94,7 @@ def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
 
 
 class Store(Protocol):
-    """Part of :class:`~rollbridge_devcluster.engine.ContainerEngine` that is used here; promises are documented there."""
+    """Part of :class:`~rollbridge_devcluster.engine.ContainerEngine` that is used here, with the same promises."""
 
     def find(self, name: str) -> Image | None: ...
     def pull(self, name: str, digest: str, patience_s: float) -> None: ...
@@ -150,7 +150,7 @@ class Provider:
             self._report(f"{name}: asking its registry")
             self._engine.pull(name, names.DIGESTS[name], PULL_S)
         except PullFailed as fault:
-            self._report(f"{name}: can not be pulled, so a stand-in is built: {fault}")
+            self._report(f"{name}: cannot be pulled, so a stand-in is built: {fault}")
             # Others would keep us waiting for as long.
             self._pull = not fault.unreachable
             return False

@@ -212,7 +212,7 @@ def java(home: Path, cache: Path) -> Tree:
         cache: Directory in which linked runtimes are kept.
 
     Raises:
-        EnvironmentProblem: the runtime can not be made.
+        EnvironmentProblem: the runtime cannot be made.
     """
     key = hashlib.sha256(java_identity(home).encode()).hexdigest()[:16]
     runtime = cache / "runtimes" / key
@@ -441,7 +441,7 @@ def _wheels(lock: Path, cache: Path) -> Path:
         command += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock), "--dest", str(draft)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise EnvironmentProblem(f"the wheels of {lock} can not be fetched: {done.stderr.strip()}")
+            raise EnvironmentProblem(f"the wheels of {lock} cannot be fetched: {done.stderr.strip()}")
         draft.rename(wheels)
     return wheels
 

@@ -1,4 +1,4 @@
-"""A segment that nobody leads can not be sealed: what needs that waits, with its stream, and all others go on."""
+"""A segment that nobody leads cannot be sealed: what needs that waits, with its stream, and all others go on."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
             transaction = innocent.begin(other)
             transaction.write(other, key=b"k", value=b"%d" % number)
             transaction.commit(timeout=COMMIT_S)
-        with pytest.raises(StreamBusy, match=r"the leader of topic .*alone.*, which can not be reached"):
+        with pytest.raises(StreamBusy, match=r"the leader of topic .*alone.*, which cannot be reached"):
             client.admin.scale(alone.name, seal=[1], ranges=[(0.0, 0.25), (0.25, 0.5)])
         assert not future.done()
     finally:

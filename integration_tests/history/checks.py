@@ -117,7 +117,7 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                     continue
                 course = KeyLineage(facts.history.streams[stream].history, position_of_key(row.key.encode()))
                 if course.base(segment) is None:
-                    yield Fault("misplaced", f"{write.value} stands in {segment}, where its key can not be")
+                    yield Fault("misplaced", f"{write.value} stands in {segment}, where its key cannot be")
                 if write.place is not None:
                     told = DLSN.parse(write.place)
                     if (told.segment, told.offset) != (segment, row.offset):

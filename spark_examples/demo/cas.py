@@ -58,7 +58,7 @@ class Ledger:
         """The account once the entry at ``wanted`` has been read."""
         while self.account.sn.dlsn != wanted.dlsn:
             if not self.read_some(PATIENCE_S):
-                raise TimeoutError(f"the entry {wanted} can not be read")
+                raise TimeoutError(f"the entry {wanted} cannot be read")
         return self.account
 
     def read_some(self, timeout_s: float = 0.0) -> bool:

@@ -316,7 +316,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
         try:
             Path(svg).write_text(picture, encoding="utf-8")
         except OSError as exc:
-            raise EnvironmentProblem(f"can not write the picture to {svg}: {exc.strerror}") from exc
+            raise EnvironmentProblem(f"cannot write the picture to {svg}: {exc.strerror}") from exc
     name = StreamName.parse(stream_name)
     document: dict[str, Any] = {
         "stream": stream_name,

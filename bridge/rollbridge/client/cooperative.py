@@ -257,7 +257,7 @@ class SharedClient:
                     )
                 case SeriesStep.BEHIND:
                     raise ConflictError(
-                        f"{label_of(series, number)} can not be written: number {work and work.number} of the series "
+                        f"{label_of(series, number)} cannot be written: number {work and work.number} of the series "
                         "has been begun already; nothing was written. A late task may be ignored; a Spark query whose "
                         "checkpoint was wound back goes on under a new checkpoint"
                     )
@@ -301,7 +301,7 @@ class SharedClient:
         size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
         if size > SESSION_BYTES_MAX:
             raise InvalidRequestError(
-                f"{fresh.label} can not be written: client {self._client_name} has written so many labels, or series, "
+                f"{fresh.label} cannot be written: client {self._client_name} has written so many labels, or series, "
                 f"within {_KEPT_DAYS} days that no other one could be remembered ({SESSION_BYTES_MAX} bytes); nothing "
                 "was written: use several client names, or one label with numbers that rise"
             )

@@ -142,7 +142,7 @@ class ClientSessions:
             try:
                 self._watch(group)
             except UnavailableError as fault:
-                logger.info("whether a newer session has begun in group %s can not be said now: %s", group, fault)
+                logger.info("whether a newer session has begun in group %s cannot be said now: %s", group, fault)
                 self._suspect.add(group)
                 return
 

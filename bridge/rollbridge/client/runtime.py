@@ -192,7 +192,7 @@ class Planner:
                 f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; nothing was written"
             )
         if retain is not None and retain < timedelta(0):
-            raise InvalidTimeoutError(f"an outcome can not be remembered for {retain}; nothing was written")
+            raise InvalidTimeoutError(f"an outcome cannot be remembered for {retain}; nothing was written")
         generation = self._catalog.generation
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group

@@ -165,7 +165,7 @@ class Commits:
                 if place.offset == OFFSET_INVALID:
                     continue  # what `position` returns for a segment that was not begun
                 if place.offset < 0:
-                    raise InvalidRequestError(f"offset {place.offset} can not be committed; nothing was committed")
+                    raise InvalidRequestError(f"offset {place.offset} cannot be committed; nothing was committed")
                 with suppress(TruncatedError):
                     wanted[self._places.topic(place)] = place.offset
             if not wanted and any(place.offset != OFFSET_INVALID for place in offsets):

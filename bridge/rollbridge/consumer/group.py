@@ -235,7 +235,7 @@ class Membership:
             self._changed.set()  # raised again by the next call
             raise
         except UnavailableError as fault:
-            logger.warning("the epochs can not be read now, trying again: %s", fault)
+            logger.warning("the epochs cannot be read now, trying again: %s", fault)
             self._changed.set()
             self._load_at = time.monotonic() + _ASK_MAX_S
             return False
@@ -362,7 +362,7 @@ class Membership:
         try:
             asked = self._asking.take()
         except UnavailableError as fault:
-            logger.info("the commits of group %s can not be read now: %s", self._group_id, fault)
+            logger.info("the commits of group %s cannot be read now: %s", self._group_id, fault)
             self._ask_at = now + _ASK_MAX_S
             return
         if asked is None:
@@ -504,7 +504,7 @@ class Membership:
                 self._consumer.resume([place])
         except KafkaException as exc:
             # The consumer may not be ready right after an assignment; the next step tries again.
-            logger.debug("segment %s of %s can not be opened yet: %s", item.segment, item.stream, exc)
+            logger.debug("segment %s of %s cannot be opened yet: %s", item.segment, item.stream, exc)
             self._ask_at = 0.0
             return
         item.phase = Phase.OPEN

@@ -123,7 +123,7 @@ class PreviewTail:
                 )
         except (CorruptDataError, InvalidRequestError) as fault:
             # The leader refuses the transaction when it reaches that frame; a preview only leaves it out.
-            logger.warning("a frame of transaction %s can not be shown: %s", transaction, fault)
+            logger.warning("a frame of transaction %s cannot be shown: %s", transaction, fault)
 
     def _learn(self, offsets: LogOffsets) -> set[bytes]:
         """Return the ids of the transactions that have ended."""
@@ -174,7 +174,7 @@ class PreviewTail:
             first = self._consumer.poll(_POLL_S)
             silent = silent + 1 if first is None else 0
             if silent > _SILENT_POLLS_MAX:
-                raise KafkaUnavailable(f"the buffer of {self._stream} can not be read: no broker answers")
+                raise KafkaUnavailable(f"the buffer of {self._stream} cannot be read: no broker answers")
             for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
                 error = message.error()
                 if error is None:

@@ -529,7 +529,7 @@ class Reader:
         except UnavailableError as exc:
             if not self._follow:
                 raise
-            logger.warning("the epochs of %s can not be read now, trying again: %s", self._stream, exc)
+            logger.warning("the epochs of %s cannot be read now, trying again: %s", self._stream, exc)
             self._changed.set()
             self._refresh_at = time.monotonic() + _RETRY_S
             return

@@ -325,7 +325,7 @@ def headers_of(raw: KafkaMessage | Preview) -> HeaderList:
         found = _UNREADABLE
     if found is _UNREADABLE:
         raise CorruptDataError(
-            f"the headers of the record at {raw.topic()}, offset {raw.offset()}, can not be given, as a name is not "
+            f"the headers of the record at {raw.topic()}, offset {raw.offset()}, cannot be given, as a name is not "
             "UTF-8; key and value can be read without them"
         )
     # The type that confluent-kafka shares with producers is wider than what a consumer hands out.

@@ -369,7 +369,7 @@ def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
                     f"the position {place} is beyond the end of the commit log, which is at {end}"
                 )
             if place.offset < first:
-                raise TruncatedError(f"the commit log of {group} begins at {first} now, so {place} can not be begun at")
+                raise TruncatedError(f"the commit log of {group} begins at {first} now, so {place} cannot be begun at")
             return place.offset
         case Since() | datetime() | int():
             ms = _milliseconds(place)

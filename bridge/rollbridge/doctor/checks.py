@@ -72,7 +72,7 @@ def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
         for fault in found.faults:
             yield warning(
                 "snapshot-damaged",
-                f"a snapshot of {name} can not be used: {fault}",
+                f"a snapshot of {name} cannot be used: {fault}",
                 f"nothing, if it goes away: the next one replaces it; else: rollbridge snapshot rebuild {stream}",
             )
         if not found.has_all_segments:
@@ -120,7 +120,7 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
         if group.outcome_faults:
             yield warning(
                 "outcomes-damaged",
-                f"{len(group.outcome_faults)} records of topic {name} can not be read; {group.outcome_faults[0]}",
+                f"{len(group.outcome_faults)} records of topic {name} cannot be read; {group.outcome_faults[0]}",
                 "nothing: the next leader leaves them out, and answers with OutcomeExpired to whoever asks; look who "
                 "but coordinators may write there",
             )
@@ -332,7 +332,7 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem("stream-error", f"the transactions of stream {name} wait: {stream.error.reason}", way_out)
         if stream.history is None:
             yield problem(
-                "epoch-history", f"the epochs of stream {name} can not be read: {stream.fault}", "restore ZooKeeper"
+                "epoch-history", f"the epochs of stream {name} cannot be read: {stream.fault}", "restore ZooKeeper"
             )
             continue
         for fault in check_chain(stream.history.records, stream.history.first, stream.history.born):

@@ -244,7 +244,7 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
     answers, configs = ask_to_describe_configs(cluster, RESOURCE_BROKER, [str(node)], connection)
     code, detail = answers[str(node)]
     if code is ErrorCode.cluster_authorization_failed:
-        logger.warning("the settings of broker %d can not be looked at: %s", node, detail or code.name)
+        logger.warning("the settings of broker %d cannot be looked at: %s", node, detail or code.name)
     elif code is not ErrorCode.none:
         raise refusal(code, f"describe broker {node}", f"broker {node}", detail)
     return BrokerFacts(node, connection.transaction_version, configs[str(node)])
@@ -317,7 +317,7 @@ def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> 
                     continue  # its buffer or commit log is gone, which other checks report
                 yield from (SnapshotFacts(item, reader.ended_since(item)) for item in found)
         except NotAuthorizedError as fault:
-            logger.warning("the snapshots of scope %s can not be looked at: %s", scope, fault)
+            logger.warning("the snapshots of scope %s cannot be looked at: %s", scope, fault)
 
 
 def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
@@ -326,7 +326,7 @@ def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
     try:
         records = read_latest(settings.bootstrap_servers, settings.kafka, topic)
     except NotAuthorizedError as fault:
-        logger.warning("outcomes that are remembered can not be looked at: %s", fault)
+        logger.warning("outcomes that are remembered cannot be looked at: %s", fault)
         return faults
     for key in split({key: item.value for key, item in records.items()})[0]:
         try:
@@ -384,7 +384,7 @@ def _open_natives(cluster: Cluster, topic: str) -> Iterator[OpenNative]:
     answer = cluster.connection(cluster.leader(topic, 0)).call(request, DescribeProducersResponse)
     for partition in answer.topics[0].partitions:
         if partition.error_code != ErrorCode.none:
-            logger.warning("the producers of %s can not be looked at: %s", topic, partition.error_code.name)
+            logger.warning("the producers of %s cannot be looked at: %s", topic, partition.error_code.name)
             continue
         for producer in partition.active_producers:
             if producer.current_txn_start_offset >= 0:

@@ -301,7 +301,7 @@ def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
                     sizes[found.name] = sizes.get(found.name, 0) + sum(current)
     except (CodeError, ConnectionLostError) as exc:
         cluster.forget()
-        raise KafkaUnavailable(f"the sizes of topics can not be read now: {exc}") from exc
+        raise KafkaUnavailable(f"the sizes of topics cannot be read now: {exc}") from exc
     return sizes
 
 
@@ -309,4 +309,4 @@ def _check(code: ErrorCode) -> None:
     if code == ErrorCode.cluster_authorization_failed:
         raise NotAuthorizedError("not allowed to describe the log directories", resource="cluster")
     if code != ErrorCode.none:
-        raise KafkaUnavailable(f"the sizes of topics can not be read now: {codes.name(code)}")
+        raise KafkaUnavailable(f"the sizes of topics cannot be read now: {codes.name(code)}")

@@ -98,5 +98,5 @@ class Lookout:
             with self._clusters.borrow(deadline) as cluster:
                 return ask_once(cluster, places, self._question).found
         except RollbridgeError as fault:
-            logger.debug("where partitions end can not be told now: %s", fault)
+            logger.debug("where partitions end cannot be told now: %s", fault)
             return {}

@@ -185,8 +185,7 @@ class Tail:
                 except CorruptDataError as fault:
                     self.skipped += 1
                     logger.warning(
-                        "messages up to offset %d of partition %d of %s are passed over, since they can not be read: "
-                        "%s",
+                        "messages up to offset %d of partition %d of %s are passed over, since they cannot be read: %s",
                         end - 1,
                         partition[1],
                         partition[0],
@@ -341,7 +340,7 @@ class _Fetcher(threading.Thread):
                     self._ask()
                     self._wait()
                 except RollbridgeError as fault:  # nobody says who leads what
-                    logger.info("partitions can not be followed now: %s", fault)
+                    logger.info("partitions cannot be followed now: %s", fault)
                     self._sleep(0.2)
                 except Exception:
                     logger.exception("a defect ended a look at partitions; going on")

@@ -178,7 +178,7 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
 
 
 def is_refuted(condition: Condition, last: SN, course: KeyLineage) -> bool:
-    """Whether a condition can not hold any more, whatever stands behind ``last``, a committed record in its scope.
+    """Whether a condition cannot hold any more, whatever stands behind ``last``, a committed record in its scope.
 
     One that expects a record behind that is not: somebody may have seen it already.
 
@@ -203,7 +203,7 @@ def judge(
 ) -> list[Verdict]:
     """Decide a round that was appended to the active segment of its writes.
 
-    A write may rely on accepted ones before it. If one is refused, the round can not be committed as it is; the
+    A write may rely on accepted ones before it. If one is refused, the round cannot be committed as it is; the
     verdicts of the refused stand nevertheless, since each rests on what is committed already.
 
     Args:

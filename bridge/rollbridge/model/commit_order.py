@@ -57,7 +57,7 @@ class CommitOrder(NamedTuple):
         return self.connection, self.epoch
 
     def fields(self) -> tuple[int, int, int]:
-        """Return the values for segment, first count and records of an end's header, which has no other use for them."""
+        """Return the values for segment, first count and records of an end's header, otherwise unused."""
         high = self.connection >> _LOW_BITS
         return self.connection & _LOW_MASK, high << NUMBER_BITS | self.number, self.behind
 

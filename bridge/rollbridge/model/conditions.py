@@ -186,7 +186,7 @@ class Leaderless:
     topic: str
 
     def __str__(self) -> str:
-        return f"the leader of topic {self.topic}, which can not be reached"
+        return f"the leader of topic {self.topic}, which cannot be reached"
 
 
 Obstacle = ForeignTransaction | Leaderless

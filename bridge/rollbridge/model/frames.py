@@ -300,7 +300,7 @@ def _manifest(value: bytes) -> Manifest:
         offsets = tuple(map(_OFFSETS.of_datum, datum["offsets"]))
         conditions = tuple(map(_CONDITIONS.of_datum, datum["conditions"]))
     except InvalidRequestError as fault:
-        raise CorruptDataError(f"a COMMIT frame holds offsets or conditions that there can not be: {fault}") from fault
+        raise CorruptDataError(f"a COMMIT frame holds offsets or conditions that there cannot be: {fault}") from fault
     if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:
         raise CorruptDataError(
             f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"

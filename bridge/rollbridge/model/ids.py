@@ -227,7 +227,7 @@ def split_counter(transaction: bytes) -> tuple[int, int]:
 class Note(NamedTuple):
     """What a leader has seen of the counters, as its group's journal keeps it.
 
-    The versions count how often the nodes were written, and can not be lowered by those who may write them: where one
+    The versions count how often the nodes were written, and cannot be lowered by those who may write them: where one
     is lower, ZooKeeper was set back; where the value alone is, somebody has written nonsense.
     """
 
@@ -279,7 +279,7 @@ class GroupCounter:
         return counter_of(self.number, self.note.value) if self.number else 1 << 96
 
     def is_given(self, transaction: bytes) -> bool:
-        """Whether an id was given out, as far as is known; ids of former numbers can not be told from forged ones.
+        """Whether an id was given out, as far as is known; ids of former numbers cannot be told from forged ones.
 
         These are never given out again, so nobody else's are taken by believing them.
         """

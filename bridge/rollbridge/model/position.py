@@ -215,7 +215,7 @@ def _at(stream: StreamName, places: list[DLSN | SN]) -> At:
     for place in places:
         dlsn = place.dlsn if isinstance(place, SN) else place
         if not isinstance(dlsn, DLSN):
-            raise InvalidRequestError(f"{place} can not be begun at: an SN needs its dlsn for that")
+            raise InvalidRequestError(f"{place} cannot be begun at: an SN needs its dlsn for that")
         if not 0 <= dlsn.offset <= _OFFSET_MAX:
             raise InvalidRequestError(f"offset {dlsn.offset} of {dlsn} is not in 0..{_OFFSET_MAX}")
         if dlsn.segment in offsets:
@@ -248,7 +248,7 @@ FOLDED_AT_ONCE: Final = 500
 SEQUENCE_SLACK: Final = 1 << 32
 """More records than are still written plainly between the look at the ends of a stream and the end of its topics."""
 UNSEEN_RECORDS: Final = 1 << 40
-"""More records than there are in a segment whose end can not be told, because its topic is gone."""
+"""More records than there are in a segment whose end cannot be told, because its topic is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,6 @@ def check_streams(group: str, streams: Iterable[str], commits: Iterable[tuple[st
         if str(stream) not in ours or theirs != ours:
             named = ", ".join(sorted(theirs | {str(stream)})) if theirs != ours else str(stream)
             raise ConflictError(
-                f"consumer group {group} reads {named}, so it can not read {', '.join(sorted(ours))}: give each set "
+                f"consumer group {group} reads {named}, so it cannot read {', '.join(sorted(ours))}: give each set "
                 "of streams a group of its own, or delete the offsets of the group if it is not in use any more"
             )

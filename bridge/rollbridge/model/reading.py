@@ -70,7 +70,7 @@ class ReadingPlan:
         continued = self._history.graph.ancestors(start or ())
         if both := continued.intersection(start or ()):
             raise InvalidRequestError(
-                f"what continues segment {min(both)} is to be read from a place of its own, so it can not be begun at"
+                f"what continues segment {min(both)} is to be read from a place of its own, so it cannot be begun at"
             )
         self._done |= continued
         self._adopt(history)
@@ -201,7 +201,7 @@ class ReadingPlan:
 
 # --------------------------------------------------------------------------------------------------------------------
 # Previews: which frames of a transaction buffer belong to transactions that are open, as far as is known.
-# Builds on :class:`~rollbridge.model.buffer.BufferFold`, which drops duplicates, zombies and what can not be read; it
+# Builds on :class:`~rollbridge.model.buffer.BufferFold`, which drops duplicates, zombies and what cannot be read; it
 # keeps no bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of
 # it later is not shown.
 

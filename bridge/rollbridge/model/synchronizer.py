@@ -168,7 +168,7 @@ class Machine(Generic[S, U]):
         """The replica after one more entry.
 
         Raises:
-            CorruptDataError: It can not be decoded, or rests on a snapshot that was not met.
+            CorruptDataError: It cannot be decoded, or rests on a snapshot that was not met.
             Exception: What ``apply`` raises, with a note of where.
         """
         if entry.since is None:
@@ -284,7 +284,7 @@ def _decode(codec: Codec[T], entry: KeyRecord, what: str) -> T:
     try:
         return codec.decode(entry.value)
     except Exception as fault:
-        raise CorruptDataError(f"the {what} at {entry.place} can not be decoded: {fault!r}") from fault
+        raise CorruptDataError(f"the {what} at {entry.place} cannot be decoded: {fault!r}") from fault
 
 
 def _to_json(value: object) -> bytes:

@@ -244,7 +244,7 @@ class Producer:
         with self._lock:
             self._check_open()
             if self._phase is not _Phase.READY:
-                raise wrong_state(f"a transaction can not be begun: this producer is {self._phase.value}")
+                raise wrong_state(f"a transaction cannot be begun: this producer is {self._phase.value}")
             for writer in self._writers.values():
                 with kafka_exceptions():
                     writer.flush()

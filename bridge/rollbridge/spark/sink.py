@@ -330,7 +330,7 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
     except RowRefused as fault:
         context = TaskContext.get()
         where = "" if context is None else f" of partition {context.partitionId()}"
-        why = f"row {fault.row}{where} can not be written: {fault}; nothing of {written.work} becomes visible"
+        why = f"row {fault.row}{where} cannot be written: {fault}; nothing of {written.work} becomes visible"
         raise RowRefused(why, row=fault.row) from fault
     finally:
         keep_what_stays()
@@ -429,7 +429,7 @@ def _check_replay(
     if committed is None:
         logger.warning(
             "%s was committed as %s by an older version, which did not note what it held: whether these %d records "
-            "are the same can not be told, and nothing is written",
+            "are the same cannot be told, and nothing is written",
             work,
             transaction,
             replayed.records,

@@ -147,7 +147,7 @@ class RequestDispatcher:
             for topic, code in missing.items():
                 self._missing(lanes[topic], code)
             if why is not None:
-                logger.info("a broker can not be reached now: %s", why)
+                logger.info("a broker cannot be reached now: %s", why)
                 for topic in lanes:
                     self._cluster.forget_leader(topic)
                 for node in nodes:

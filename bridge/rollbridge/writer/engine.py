@@ -259,7 +259,7 @@ class PlainSender:
         try:
             return self._catalog.read(stream)
         except RollbridgeError as fault:
-            logger.info("stream %s can not be read again: %s", stream, fault)
+            logger.info("stream %s cannot be read again: %s", stream, fault)
             return None
 
     def look(self) -> None:
@@ -276,7 +276,7 @@ class PlainSender:
                 self._stop(channel, channel.gone)
                 continue
             except UnavailableError as fault:
-                logger.info("stream %s can not be read now: %s", stream, fault)
+                logger.info("stream %s cannot be read now: %s", stream, fault)
                 self._generation = -1
                 continue
             if not channel.is_of(view):
@@ -418,7 +418,7 @@ class PlainSender:
             # Ask once, without retries: this thread serves all writers, and comes back by itself.
             producer = new_producer_id(self._cluster, timeout_s=0.0)
         except RollbridgeError as fault:
-            logger.info("a new producer id can not be had now: %s", fault)
+            logger.info("a new producer id cannot be had now: %s", fault)
             with self.lock:
                 self._dispatch.back_off()
             return

@@ -112,7 +112,7 @@ class Catalog:
             except (StreamNotFound, ScopeNotFound):
                 self.forget(stream)
             except UnavailableError as fault:
-                logger.info("stream %s can not be read again now: %s", stream, fault)
+                logger.info("stream %s cannot be read again now: %s", stream, fault)
                 self._stale.add(stream)
                 return
 

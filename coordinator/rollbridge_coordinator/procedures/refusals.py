@@ -122,10 +122,10 @@ def absorb(
         if refused.code == LEADERLESS and refused.topic is not None and may_wait:
             stream, _ = parse_segment_topic(refused.topic)
             yield from note_fault(
-                group, str(stream), f"its segments can not be looked at: {refused.reason}", refused, now_ms
+                group, str(stream), f"its segments cannot be looked at: {refused.reason}", refused, now_ms
             )
             return False
-        refuse(group, transaction, f"its conditions can not be looked at: {refused.reason}", now_ms)
+        refuse(group, transaction, f"its conditions cannot be looked at: {refused.reason}", now_ms)
         return True
     if not isinstance(refused.effect, ROUND):
         raise refused

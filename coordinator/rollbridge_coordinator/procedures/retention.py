@@ -85,7 +85,7 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
     for segment in active:
         end = ends.get(stream.topic_of(segment))
         if end is None:
-            raise UnavailableError(f"where segment {segment} ends can not be told now; nothing was deleted; try again")
+            raise UnavailableError(f"where segment {segment} ends cannot be told now; nothing was deleted; try again")
         if floors[segment] > end:
             raise InvalidRequestError(
                 f"offset {floors[segment]} of segment {segment} is beyond its last stable offset, which is at {end}; "
@@ -94,7 +94,7 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
     floors = consistent(history, floors)
     for reader, spared in (yield from _read_by_groups(group, stream)).items():
         if spared is None:
-            raise UnavailableError(f"what group {reader} has read can not be told now; nothing was deleted; try again")
+            raise UnavailableError(f"what group {reader} has read cannot be told now; nothing was deleted; try again")
         _check_read(stream, floors, reader, spared)
     if not (yield from _delete_below(group, stream, floors)):
         raise UnavailableError(

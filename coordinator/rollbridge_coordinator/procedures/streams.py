@@ -249,7 +249,7 @@ def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRe
         return
     who = refused.by
     why = (
-        f"{who} refuses to delete what there is of stream {name}: {refused.reason}; the stream can not be used any "
+        f"{who} refuses to delete what there is of stream {name}: {refused.reason}; the stream cannot be used any "
         f"more, and what is left of it is deleted once {who} allows it; ask again to wait for that"
     )
     answer = refusing(refused.code, why, now_ms).to_json()

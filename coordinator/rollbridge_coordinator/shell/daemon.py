@@ -202,7 +202,7 @@ class Daemon:
         except EnvironmentProblem as fault:
             if given is not None:
                 raise
-            logger.warning("others can not see whether this coordinator lives: %s", fault)
+            logger.warning("others cannot see whether this coordinator lives: %s", fault)
             yield
             return
         with presence:

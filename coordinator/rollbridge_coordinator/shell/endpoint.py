@@ -57,7 +57,7 @@ class Endpoint:
         try:
             self._server = _Server(host, port, metrics, faults)
         except OSError as fault:
-            raise EnvironmentProblem(f"metrics can not be served at {host}:{port}: {fault}") from fault
+            raise EnvironmentProblem(f"metrics cannot be served at {host}:{port}: {fault}") from fault
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
 
     @property

@@ -234,7 +234,7 @@ class Measures:
                 backoff.sleep(deadline)
         except RollbridgeError as fault:
             why = fault
-        logger.warning("the ends of %d segments, %s among them, can not be told now: %s", len(left), left[0][0], why)
+        logger.warning("the ends of %d segments, %s among them, cannot be told now: %s", len(left), left[0][0], why)
         return found
 
     def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
@@ -242,7 +242,7 @@ class Measures:
         try:
             return leader_bytes(self._cluster, topics)
         except RollbridgeError as fault:
-            logger.warning("the sizes of segments can not be told now, so none is truncated by size: %s", fault)
+            logger.warning("the sizes of segments cannot be told now, so none is truncated by size: %s", fault)
             return {}
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -252,7 +252,7 @@ class Measures:
             try:
                 found[name] = {item.topic: item.offset for item in self._commits_of(name).read(timeout_s=ANSWER_S)}
             except RollbridgeError as fault:
-                logger.warning("what group %s has read can not be told now, so it is waited for: %s", name, fault)
+                logger.warning("what group %s has read cannot be told now, so it is waited for: %s", name, fault)
         return found
 
     def _commits_of(self, name: str) -> GroupCommits:

@@ -99,7 +99,7 @@ class Presence:
         try:
             self._server = _bound(host, port)
         except OSError as fault:
-            raise EnvironmentProblem(f"port {port} of {host} can not be listened at: {fault}") from fault
+            raise EnvironmentProblem(f"port {port} of {host} cannot be listened at: {fault}") from fault
         self._server.setblocking(False)
         shown = f"[{host}]" if ":" in host else host
         self.address: Final = f"{shown}:{self._server.getsockname()[1]}"
@@ -432,5 +432,5 @@ def _parse(name: str, value: bytes) -> Coordinator:
     try:
         return Coordinator.from_json(value) if value else SILENT
     except (CorruptDataError, InvalidRequestError) as fault:
-        logger.warning("what coordinator %s says of itself can not be read: %s", name, fault)
+        logger.warning("what coordinator %s says of itself cannot be read: %s", name, fault)
         return SILENT

@@ -135,7 +135,7 @@ class Doubts:
 
         Args:
             transactions: Those of the round.
-            together: Whether they can not be merged one by one; the largest is suspected then.
+            together: Whether they cannot be merged one by one; the largest is suspected then.
         """
         self._round = tuple(item.id for item in transactions)
         self._suspect = None

@@ -59,7 +59,7 @@ class Forecast:
         self._topics: dict[str, _Topic] = {}
 
     def offsets(self, items: Items) -> list[int] | None:
-        """The offset that each frame's first record will get; None if that can not be said, or is not worth it."""
+        """The offset that each frame's first record will get; None if that cannot be said, or is not worth it."""
         ends: dict[str, int] = {}
         size = 0
         expected = []

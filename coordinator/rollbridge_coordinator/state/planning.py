@@ -1,6 +1,6 @@
 """Planning: which of the decided transactions go into the next round, and to which segments. Pure.
 
-Transactions leave in the order of their decisions. One that can not leave yet holds up later ones of its line, which
+Transactions leave in the order of their decisions. One that cannot leave yet holds up later ones of its line, which
 are the commits of its connection, and nobody else's. Those whose epoch shares its root with the active one merge
 directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
 

@@ -111,7 +111,7 @@ class TransactionMetadataPreserver:
         """Take what the compacted topic holds: the latest value of each key.
 
         Returns:
-            What was wrong: records that can not be read are left out, and :attr:`gone_below` has to be raised.
+            What was wrong: records that cannot be read are left out, and :attr:`gone_below` has to be raised.
         """
         faults = []
         for key, value in records.items():

@@ -204,7 +204,7 @@ class Snapshots:
         return due
 
     def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> SnapshotPlan | None:
-        """What to write for a partition; None if a single snapshot can not hold it."""
+        """What to write for a partition; None if a single snapshot cannot hold it."""
         known = self.partitions[partition]
         aborted = known.aborted
         cuts: list[Cut] = []
@@ -214,7 +214,7 @@ class Snapshots:
             cuts = aborted.seal_all(room) if known.is_other_format else aborted.cuts(room)
         elif aborted.encoded.size > SINGLE_BYTES_MAX:
             self.warn(
-                f"a single snapshot can not hold the {len(aborted)} aborted transactions of "
+                f"a single snapshot cannot hold the {len(aborted)} aborted transactions of "
                 f"{partition_name(partition)}; none is written until segmented snapshots are enabled"
             )
             known.changes = 0
