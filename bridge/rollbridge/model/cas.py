@@ -1,4 +1,4 @@
-"""Compare-and-set, as a pure decision: does a condition hold where the log had already put the record?
+"""Compare-and-set as a pure decision on a record that the log has already placed.
 
 A conditional write is appended first, inside a native transaction of its own, and decided afterwards: its offset fixes
 which records are earlier, and once all of these are committed or aborted, nothing can change what the condition is
@@ -30,7 +30,7 @@ from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 
 
 class Scope(StrEnum):
-    """What a condition is about."""
+    """Scope of a condition."""
 
     SEGMENT = "segment"
     """The last record of the segment in which the key is."""
@@ -40,7 +40,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a write expects.
+    """Condition of a write.
 
     Raises:
         InvalidRequestError: the scope is ``key`` and there is no key.
@@ -77,7 +77,7 @@ class ConditionalWrite:
 
     @property
     def checks_ids(self) -> bool:
-        """Whether the last transaction id before it matters."""
+        """True if the last transaction id before the write matters."""
         return self.rising_ids and any(number is not None for number in self.transaction_ids)
 
 
@@ -118,9 +118,9 @@ Verdict = Accepted | Refused | Falling
 
 
 def place_of(expected: SN, course: KeyLineage) -> int | None:
-    """Where an expected record stands, as a sequence id; None if the SN does not say.
+    """Return the place of an expected record as a sequence id; None if the SN does not give it.
 
-    In a segment that the history has dropped, it is where the SN's sequence id says; without one nobody can tell.
+    In a segment that the history has dropped, only the SN's sequence id gives the place.
 
     Raises:
         InvalidRequestError: its segment is not one in which records of this key can stand, or it is of a stream of the
@@ -145,7 +145,7 @@ def place_of(expected: SN, course: KeyLineage) -> int | None:
 
 
 def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool:
-    """Whether a condition holds.
+    """Return whether a condition holds.
 
     Args:
         condition: What is expected.
@@ -178,9 +178,9 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
 
 
 def is_refuted(condition: Condition, last: SN, course: KeyLineage) -> bool:
-    """Whether a condition cannot hold any more, whatever stands behind ``last``, a committed record in its scope.
+    """Return whether a condition cannot hold any more, whatever follows ``last``, a committed record in its scope.
 
-    One that expects a record behind that is not: somebody may have seen it already.
+    A condition that expects a record behind ``last`` is not refuted: its writer may have read that record already.
 
     Raises:
         InvalidRequestError: see :func:`place_of`.
@@ -261,7 +261,7 @@ def _falling(transaction_ids: Sequence[int | None], last: int | None) -> Falling
 
 
 class Mates:
-    """The writes of a round while it is put together."""
+    """Writes of a round while it is being assembled."""
 
     def __init__(self) -> None:
         self.entries: list[ConditionalWrite] = []
@@ -269,9 +269,9 @@ class Mates:
         self._last_id: int | None = None
 
     def fits(self, entry: ConditionalWrite) -> bool:
-        """Whether a write can be in one round with those before it: they being accepted must not refuse it.
+        """Return whether a write can join the round: the acceptance of the writes before it must not refuse it.
 
-        What it expects of the log itself, before the round, is left to :func:`judge`.
+        Its condition on the log before the round is left to :func:`judge`.
         """
         if not self.entries:
             return True
@@ -289,7 +289,7 @@ class Mates:
                 assert_never(never)
 
     def add(self, entry: ConditionalWrite) -> None:
-        """Take one that fits."""
+        """Add a write that fits."""
         for key, number in zip(entry.keys, entry.transaction_ids, strict=True):
             self._place_of_key[key] = len(self.entries)
             if number is not None:
@@ -297,9 +297,7 @@ class Mates:
         self.entries.append(entry)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What callers may pass to a conditional writer, and what it means.
-
+# Arguments of conditional writers.
 
 Expected = SN | DLSN
 """An SN with any of its members, or a DLSN alone. Not a number alone: it might be either of two ids."""

@@ -1,4 +1,4 @@
-"""What a leader is carrying out, as ZooKeeper has it, so that the next leader finishes exactly that."""
+"""Changes in progress, recorded in ZooKeeper so that the next leader finishes exactly these."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollbridge.model.names import GroupName, StreamName
 
 _SCALE: Final = "scale-"
 NODE_BYTES: Final = 1_000
-"""What a ``committing`` node takes at most beside rolls and ids, with its path and a root path."""
+"""Upper bound on a ``committing`` node without rolls and ids, with its path and a root path."""
 ROLL_BYTES: Final = 170
-"""What a roll takes in it at most beside the name of its stream."""
+"""Upper bound on a roll in it, without the name of its stream."""
 ID_BYTES: Final = 52
-"""What a transaction takes in it at most: its id and the part of its owner."""
+"""Upper bound on a transaction in it: its id and the part of its owner."""
 
 
 def ids_beside(streams: Iterable[str], bytes_max: int) -> int:
@@ -107,7 +107,7 @@ class EpochTransition(NodeRecord):
 
 
 StreamChange = EpochTransition | CommittingTransactions
-"""What may have to wait for native transactions of others when it is half done."""
+"""Change that may have to wait, half done, for native transactions of other producers."""
 
 
 def work_from_json(title: str, raw: bytes) -> StreamChange:
@@ -126,9 +126,7 @@ def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str
         yield path, work_from_json(path.removeprefix(prefix), nodes[path])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The error state of a stream: what keeps its transactions from being merged, while all others go on.
-
+# Error state of a stream.
 
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
@@ -136,13 +134,13 @@ SUSPENDED: Final = "native-transaction-open"
 
 @dataclass(frozen=True, slots=True)
 class StreamFault(NodeRecord):
-    """Why the transactions of a stream wait.
+    """Fault that keeps the transactions of one stream from being merged, while all others proceed.
 
     Attributes:
-        reason: As a sentence for people.
+        reason: Sentence for people.
         code: Kafka's name of the error, such as ``TOPIC_AUTHORIZATION_FAILED``.
-        topic: Topic that is refused; empty if it is no single one.
-        since_ms: Since when, ms since 1970.
+        topic: Refused topic; empty if the fault concerns no single one.
+        since_ms: Time of the first failure, ms since 1970.
     """
 
     SCHEMA: ClassVar = "stream_fault"

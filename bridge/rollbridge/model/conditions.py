@@ -1,4 +1,4 @@
-"""Conditions of a transaction: what must hold where it is merged, and which one did not.
+"""Conditions of a transaction, the segment tails that decide them, and obstacles to sealing a segment.
 
 They are carried by the COMMIT frame and decided by the leader; :mod:`rollbridge.model.cas` says what holds.
 
@@ -35,7 +35,7 @@ class StreamCondition:
 
     @property
     def position(self) -> float:
-        """Where its key is in the key space; a stream of one segment needs no key."""
+        """Position of its key in the key space; a stream of one segment needs no key."""
         return position_of(self.condition.key)
 
 
@@ -60,11 +60,8 @@ class RefusedCondition:
         return f"525: {self.stream}{key}: expected {self.expected}, the log has {self.actual}"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What is known of the end of a segment: its last committed record, the last one of each key that was seen, and the
-# last transaction id that a user gave.
-# Everything below ``end`` has been decided and looked at, so a writer reads no offset twice.
-
+# Segment tail: the last committed record, the last one of each key seen, and the last transaction id that a user gave.
+# Everything below ``end`` is decided and was examined, so a writer reads no offset twice.
 
 KEYS_MAX: Final = 50_000
 """Most keys that are remembered of one segment; beyond it, they are collected anew."""
@@ -144,12 +141,10 @@ class Examined:
         return self._keys.get(key)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What keeps a segment from being sealed: native transactions of others that are open there, or nobody leads it.
-
+# Obstacles to sealing: open native transactions of other producers, and missing leaders.
 
 NAMED_MAX: Final = 5
-"""How many obstacles of a kind are named."""
+"""Number of obstacles of a kind that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +185,7 @@ class Leaderless:
 
 
 Obstacle = ForeignTransaction | Leaderless
-"""For what a seal has to wait."""
+"""Obstacle that a seal has to wait for."""
 
 
 def name_some(found: Collection[Obstacle]) -> str:

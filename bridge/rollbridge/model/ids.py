@@ -1,5 +1,19 @@
 """Identifiers: segments, transactions, parts and local sequence numbers, each with its bit layout.
 
+The 96-bit counter of a transaction id is ``group number(32) | count(64)``. Coordinators number the groups, from a node
+that only they may write; the count comes from a node of the group, which its members write. So whatever they write
+there, other groups' ids stay distinct. Number 0 marks ids from the counter that all groups shared in earlier versions;
+a group that is older than that, or that was repaired, also has ids of *former* numbers. Clients reserve counts between
+the ``floor`` and the ``ceiling`` in the group's record, which only coordinators write: a node outside of these is
+damaged, and the group's leader repairs it. An id whose count the node has not issued is forged. Pure.
+
+The 96-bit counter of a transaction id is ``group number(32) | count(64)``. Coordinators number the groups, from a node
+that only they may write; the count comes from a node of the group, which its members write. So whatever they write
+there, other groups' ids stay distinct. Number 0 marks ids from the counter that all groups shared in earlier versions;
+a group that is older than that, or that was repaired, also has ids of *former* numbers. Clients reserve counts between
+the ``floor`` and the ``ceiling`` in the group's record, which only coordinators write: a node outside of these is
+damaged, and the group's leader repairs it. An id whose count the node has not issued is forged. Pure.
+
 Source: PDP-24, "Implementation Details": ``long segmentId = 32bit<epoch>32bit<segmentNumber>``;
 ``UUID txn id = 16 bit epoch + 96 bit counter``.
 """
@@ -35,9 +49,9 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class SegmentId:
-    """One segment: ``number`` (primary: which key range lineage) and ``epoch`` (secondary: which incarnation).
+    """Segment id: ``number`` (primary id, names the key range) and ``epoch`` (secondary id, names the incarnation).
 
-    Packs into 64 bits as ``epoch << 32 | number`` and sorts so.
+    Packs into 64 bits as ``epoch << 32 | number``, and sorts by that.
     """
 
     number: SegmentNumber
@@ -72,7 +86,7 @@ class SegmentId:
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class TransactionId:
-    """A transaction: 16 bits of its reference epoch, 96 bits of a counter that is unique in the cluster.
+    """Transaction id: 16 bits of its reference epoch, 96 bits of a counter that is unique in the cluster.
 
     Laid out in a UUID as ``epoch(16) | zero(16) | counter(96)``, so ids sort by counter within an epoch. A reference
     epoch beyond 65,535 keeps its low 16 bits here; the BEGIN frame carries the whole number for every stream.
@@ -113,7 +127,7 @@ class TransactionId:
 
     @classmethod
     def of_any(cls, transaction: TransactionId | str) -> TransactionId:
-        """An id as callers may give it: as it is, or as text; raises as :meth:`parse` does."""
+        """Return an id given as such or as text; raise as :meth:`parse` does."""
         return cls.parse(transaction) if isinstance(transaction, str) else transaction
 
     @property
@@ -139,7 +153,7 @@ class TransactionId:
 
 
 def local_sequence(part: int, count: int) -> int:
-    """The 64-bit local sequence number of a record: the writing part (23 bits) and its count within it (40 bits).
+    """Return a record's 64-bit local sequence number: the writing part (23 bits) and its count there (40 bits).
 
     For the ordinary one-process transaction the part is 0, so the local sequence number is the plain count from 0.
 
@@ -153,44 +167,36 @@ def local_sequence(part: int, count: int) -> int:
 
 
 def split_local_sequence(value: int) -> tuple[int, int]:
-    """The part and the count of a local sequence number; the inverse of :func:`local_sequence`."""
+    """Return the part and the count of a local sequence number; the inverse of :func:`local_sequence`."""
     return value >> COUNT_BITS, value & COUNT_MAX
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Counters of transaction ids: how a group's ids differ from all others, and what of a counter's node is believed.
-# The 96 bits of a transaction's counter are ``group number(32) | count(64)``. Coordinators number the groups, from a
-# node that nobody else may write; the count comes from a node of the group, which its members write. So whatever they
-# write there, ids of other groups stay apart, and go on. Number 0 is that of ids from the counter that all groups
-# shared in earlier versions; a group that is older than that, or that was repaired, also has ids of *former* numbers.
-# Clients reserve counts between the ``floor`` and the ``ceiling`` in the group's record, which only coordinators
-# write: outside of these the node is damaged, and the group's leader sets it right. An id whose count the node has
-# not given out is forged. Pure.
+# Counters of transaction ids.
 
 
 NUMBER_MAX: Final = (1 << 32) - 1
-"""The highest number of a group."""
+"""Highest number of a group."""
 ISSUED_BITS: Final = 64
 ISSUED_MAX: Final = (1 << 62) - 1
-"""The highest count of a group; snapshots show counts in 63 bits."""
+"""Highest count of a group; snapshots show counts in 63 bits."""
 SHARED_MAX: Final = ISSUED_MAX
-"""The highest counter that the shared node may hold."""
+"""Highest counter that the shared node may hold."""
 FIRST_COUNT: Final = 1
 STRIDE: Final = 1 << 40
-"""How far the ceiling is above what is known to be given out; a million transactions a second take 12 days for it."""
+"""Distance of the ceiling above the highest issued count; a million transactions a second use it up in 12 days."""
 JUMP: Final = 1 << 32
-"""How far a counter that is set right goes beyond all that was seen in use: nobody knows which blocks are reserved."""
+"""Distance of a repaired counter above all counts seen in use, since the reserved blocks are unknown."""
 START_MAX: Final = 1 << 53
-"""The count of an older group begins beyond the shared counter, since connections are told apart by 55 bits of it."""
+"""Limit on the shared counter, beyond which an older group's count begins: connections are told apart by 55 bits."""
 NOT_GIVEN_OUT: Final = "its id was not given out by the counter of its group: begin it again"
 _DIGITS_MAX: Final = 20
-"""No number that is believed is longer; Python refuses to convert thousands of digits, and takes long for fewer."""
+"""Longest number accepted; Python refuses to convert thousands of digits, and takes long for fewer."""
 _COUNTER: Final = slice(4, 16)
 _SHOWN: Final = 40
 
 
 def parse_number(raw: bytes | None, most: int, least: int = 0) -> int | None:
-    """The decimal number in a node's value; None if it is none between the bounds, whatever it is."""
+    """Parse the decimal number in a node's value; return None for any other value, or one out of bounds."""
     if raw is None or not 0 < len(raw) <= _DIGITS_MAX or not raw.isdigit():
         return None
     number = int(raw)
@@ -198,10 +204,10 @@ def parse_number(raw: bytes | None, most: int, least: int = 0) -> int | None:
 
 
 def need_number(path: str, raw: bytes | None, most: int, what_to_do: str) -> int:
-    """The same for a node that is needed, of which ``what_to_do`` says how it is put right.
+    """Parse the number in a required node; ``what_to_do`` tells in the error how to repair it.
 
     Raises:
-        CorruptDataError: it holds no such number.
+        CorruptDataError: The node holds no such number.
     """
     number = parse_number(raw, most)
     if number is None:
@@ -214,21 +220,21 @@ def need_number(path: str, raw: bytes | None, most: int, what_to_do: str) -> int
 
 
 def counter_of(number: int, count: int) -> int:
-    """The counter of an id, from the number of its group and a count."""
+    """Return the counter of an id, from the number of its group and a count."""
     return number << ISSUED_BITS | count
 
 
 def split_counter(transaction: bytes) -> tuple[int, int]:
-    """The number of the group and the count in the 16 bytes of an id."""
+    """Return the number of the group and the count in the 16 bytes of an id."""
     counter = int.from_bytes(transaction[_COUNTER], "big")
     return counter >> ISSUED_BITS, counter & (1 << ISSUED_BITS) - 1
 
 
 class Note(NamedTuple):
-    """What a leader has seen of the counters, as its group's journal keeps it.
+    """Counters as last seen by a leader, kept in its group's journal.
 
-    The versions count how often the nodes were written, and cannot be lowered by those who may write them: where one
-    is lower, ZooKeeper was set back; where the value alone is, somebody has written nonsense.
+    The znode versions count writes, and clients that may write the nodes cannot lower them: a lower version means that
+    ZooKeeper was restored, a lower value alone that a client wrote nonsense.
     """
 
     number: int
@@ -238,12 +244,12 @@ class Note(NamedTuple):
     shared_version: int = -1
 
     def to_text(self) -> bytes:
-        """As it stands in the journal."""
+        """Return the text for the journal."""
         return " ".join(map(str, self)).encode()
 
     @classmethod
     def from_text(cls, raw: bytes | None) -> Note | None:
-        """The inverse; None if there is none, or none of a version that we know."""
+        """Parse the text of :meth:`to_text`; return None if there is none, or one of an unknown version."""
         try:
             return None if raw is None or len(raw) > 200 else cls(*(int(item) for item in raw.split()))
         except (TypeError, ValueError):
@@ -255,14 +261,14 @@ NOTHING: Final = Note(0, 0, -1)
 
 @dataclass(slots=True)
 class GroupCounter:
-    """What the leader of a group knows of its counter.
+    """Counter of a group as its leader knows it.
 
     Attributes:
-        number: The number of the group; 0 before it has one: then all ids are believed.
-        formers: Those that it had before.
-        ceiling: Up to where clients reserve.
-        note: What was seen last of the nodes.
-        noted: What of it the journal holds.
+        number: Number of the group; 0 before it has one: then all ids are accepted.
+        formers: Former numbers of the group.
+        ceiling: Count up to which clients reserve.
+        note: Nodes as last seen.
+        noted: Note in the journal.
     """
 
     number: int = 0
@@ -271,17 +277,17 @@ class GroupCounter:
     note: Note = NOTHING
     noted: Note | None = None
     _range: tuple[Note, int, bytes, bytes] = field(init=False, default=(NOTHING, 0, b"", b""))
-    """Between what ids of the group are, but for their epochs; for which note and number."""
+    """Bounds of the group's ids without their epochs, cached for a note and number."""
 
     @property
     def bound(self) -> int:
-        """Above the counters of all ids that were given out, as far as is known."""
+        """Bound above the counters of all issued ids, as far as is known."""
         return counter_of(self.number, self.note.value) if self.number else 1 << 96
 
     def is_given(self, transaction: bytes) -> bool:
-        """Whether an id was given out, as far as is known; ids of former numbers cannot be told from forged ones.
+        """Return whether an id was issued, as far as is known; true for all ids of former numbers.
 
-        These are never given out again, so nobody else's are taken by believing them.
+        Forged ids of a former number cannot be recognised, but are never issued again, so they take no one else's.
         """
         note, of, low, high = self._range
         if note is not self.note or of != self.number:
@@ -295,11 +301,11 @@ class GroupCounter:
         return not self.number or not number or number in self.formers
 
     def is_ours(self, transaction: bytes) -> bool:
-        """Whether an id has the number of the group, so that a newer look at the counter may tell more of it."""
+        """Return whether an id has the number of the group, so that a fresh read of the counter may decide it."""
         return split_counter(transaction)[0] == self.number
 
 
 def shared_count(transaction: bytes) -> int:
-    """The counter of an id that the shared counter may have given out; -1 of others."""
+    """Return the counter of an id that the shared counter may have issued; -1 for others."""
     number, count = split_counter(transaction)
     return -1 if number or count >= SHARED_MAX else count

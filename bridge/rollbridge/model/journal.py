@@ -1,14 +1,20 @@
-"""The journal of a group: what its leader has last written to ZooKeeper, once more, in Kafka.
+"""Journal of a group: a copy in Kafka of what its leader has last written to ZooKeeper, and the repair from it.
 
-ZooKeeper may be restored from a backup; Kafka then knows of what ZooKeeper has forgotten. So a leader keeps a copy of
-the nodes that say what there is: the group's streams with their epochs and what was removed of them, its controller
-epoch, and how far the counters of transactions were, and how often they had been written. The copy follows ZooKeeper
-and is never ahead of it, so whatever it knows and ZooKeeper does not has been lost there. Values of the counters are
-not compared: who may write them may set them back, see :mod:`rollbridge.model.ids`.
+ZooKeeper may be restored from a backup, and Kafka then knows what ZooKeeper has lost. So a leader copies the nodes that
+define the group: its streams with their epochs and removed segments, its controller epoch, and the values and znode
+versions of the transaction counters. The copy follows ZooKeeper and is never ahead of it, so anything that only the
+journal knows was lost in ZooKeeper. Values of the counters are not compared: clients that may write them may lower
+them, see :mod:`rollbridge.model.ids`.
 
-It stands in the compacted topic of terminated transactions, beside the client names: the key of a record is a zero byte
-and the path of the node. In place of a stream that was deleted stands the name of the node that keeps the numbers which
-it has used (:mod:`rollbridge.model.position`), or nothing. Pure.
+The journal stands in the compacted topic of terminated transactions, beside the client names: the key of a record is a
+zero byte and the path of the node. The value for a deleted stream is the name of the node that keeps its used numbers
+(:mod:`rollbridge.model.position`), or empty.
+
+:func:`plan` repairs a ZooKeeper that was restored, from the journal of each group, the ids in its commit log and its
+buffers, and the existing topics. Counters are raised beyond anything that may have been issued meanwhile, lost nodes
+are written again, and changes that were in progress at the time of the backup and finished since are removed, so that
+they are not carried out twice. A repair begins with a mark that keeps every leader away and ends with its removal; each
+step may be repeated. Pure.
 """
 
 from __future__ import annotations
@@ -41,31 +47,31 @@ from rollbridge.model.records import (
 
 _MARK: Final = b"\0"
 DELETED: Final = b""
-"""Stands for a stream that was deleted, and of which no numbers are known."""
+"""Value for a deleted stream of which no numbers are known."""
 
 Journal = Mapping[str, bytes]
 """Values of nodes by their paths."""
 
 
 def key_of(path: str) -> bytes:
-    """The key of a node's record."""
+    """Return the key of a node's record."""
     return _MARK + path.encode()
 
 
 def is_deleted(value: bytes) -> bool:
-    """Whether this stands for a stream that was deleted; others have a configuration, which is JSON."""
+    """Return whether a value stands for a deleted stream; others have a configuration, which is JSON."""
     return not value.startswith(b"{")
 
 
 def split(records: Mapping[bytes, bytes]) -> tuple[dict[bytes, bytes], dict[str, bytes]]:
-    """The records of client names, and the journal, of what stands in the topic."""
+    """Split the records of the topic into those of client names and the journal."""
     clients = {key: value for key, value in records.items() if not key.startswith(_MARK)}
     journal = {key[1:].decode("utf-8", "replace"): value for key, value in records.items() if key.startswith(_MARK)}
     return clients, journal
 
 
 def streams_of(journal: Journal) -> dict[StreamName, bytes]:
-    """The values of all streams that it knows, deleted ones included."""
+    """Return the values of all streams in the journal, deleted ones included."""
     found = {}
     for path, value in journal.items():
         parts = path.split("/")
@@ -75,7 +81,7 @@ def streams_of(journal: Journal) -> dict[StreamName, bytes]:
 
 
 def epochs_of(journal: Journal, stream: StreamName) -> dict[int, bytes]:
-    """The values of a stream's epochs, by their numbers, in order."""
+    """Return the values of a stream's epochs, by their numbers, in order."""
     prefix = f"{paths.epochs(stream)}/"
     found = {int(path.removeprefix(prefix)): value for path, value in journal.items() if path.startswith(prefix)}
     return dict(sorted(found.items()))
@@ -88,7 +94,7 @@ def lost(
     name: GroupName,
     next_epoch: int,
 ) -> list[str]:
-    """What the journal knows and ZooKeeper does not, as sentences; empty unless ZooKeeper was set back.
+    """Describe what the journal knows and ZooKeeper does not, as sentences; empty unless ZooKeeper was restored.
 
     Args:
         journal: Of the group.
@@ -133,7 +139,7 @@ def lost(
 
 
 def highest_number(group: bytes | None) -> int:
-    """The highest number that a group ever had, as its node says; 0 if it has none."""
+    """Return the highest number that a group ever had, from its node; 0 if it has none."""
     if not group:
         return 0
     record = Group.from_json(group)
@@ -141,7 +147,7 @@ def highest_number(group: bytes | None) -> int:
 
 
 def _age(config: bytes) -> tuple[int, int]:
-    """Which of two configurations of a stream is the newer one."""
+    """Return the sort key of a stream's configurations, from older to newer."""
     known = StreamConfig.from_json(config)
     return known.first_epoch, known.revision
 
@@ -149,7 +155,7 @@ def _age(config: bytes) -> tuple[int, int]:
 def _lost_deletion(
     stream: StreamName, value: bytes, there: StreamConfig | None, formers: Collection[str]
 ) -> Iterator[str]:
-    """What is lost of a deletion: that the stream is gone, or which numbers it has used."""
+    """Describe what was lost of a deletion: the deletion itself, or the numbers that the stream has used."""
     _, former = parse_former(value.decode("utf-8", "replace"))
     if there is not None and there.state is StreamState.ACTIVE and there.first_epoch < former.epoch:
         yield f"stream {stream} was deleted, ZooKeeper has it"
@@ -158,7 +164,7 @@ def _lost_deletion(
 
 
 def _late(raw: bytes | None) -> dict[SegmentId, int]:
-    """Up to where records behind the ends of segments have been settled."""
+    """Return the offsets up to which records behind the ends of segments were settled."""
     notes = LateNotes() if raw is None else LateNotes.from_json(raw)
     return {segment: item.looked_to for segment, item in notes.segments.items()}
 
@@ -167,28 +173,21 @@ def _removed(raw: bytes | None) -> frozenset[SegmentId]:
     return frozenset() if raw is None else Truncation.from_json(raw).removed
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The repair of a ZooKeeper that was set back: what is to be written there, told from what Kafka knows. Pure.
-# What Kafka knows: the journal of each group (:mod:`rollbridge.model.journal`), the ids in its commit log and its
-# buffers, and which topics there are. What counts up is raised beyond anything that may have been given out
-# meanwhile; what was lost is written again; what was under way at the time of the backup and is finished since is
-# taken out, so that nobody does it a second time.
-# A repair begins with a mark that keeps every leader away, and ends with taking it out; each step can be done again.
-
+# Repair of a restored ZooKeeper.
 
 COUNTER_JUMP: Final = 1 << 48
-"""Clients reserve counters in blocks, and nobody knows which of them they have not used yet."""
+"""Distance by which counters are raised: clients reserve them in blocks, of which the unused part is unknown."""
 VERSION_JUMP: Final = 2_000
-"""How often a node is written whose version counts: by more than may have been given out since the backup."""
+"""Number of writes to a node whose version counts: more than may have happened since the backup."""
 BATCH_BYTES_MAX: Final = 900_000
-"""Of one ZooKeeper multi; ZooKeeper takes 1 MiB."""
+"""Size limit of one ZooKeeper multi; ZooKeeper accepts 1 MiB."""
 
 Nodes = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """One thing to do: what for, and the multis, each of which is carried out whole or not at all."""
+    """Step of a repair: its purpose, and its multis, each of which is atomic."""
 
     what: str
     batches: tuple[tuple[NodeOperation, ...], ...]
@@ -196,7 +195,7 @@ class RepairStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvidence:
-    """What Kafka knows of a group.
+    """Evidence about a group in Kafka.
 
     Attributes:
         journal: Its journal.
@@ -215,7 +214,7 @@ class GroupEvidence:
 
 
 def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[RepairStep]:
-    """What is to be done, in this order.
+    """Return the steps of a repair, in order.
 
     Args:
         nodes: All of ZooKeeper below the root path, by path.
@@ -223,7 +222,7 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
         now_ms: The time.
 
     Raises:
-        CorruptDataError: something was lost that nobody knows any more; nothing can be repaired.
+        CorruptDataError: A loss cannot be reconstructed; nothing can be repaired.
     """
     steps = list(_parents(nodes, groups))
     steps += [step for group in groups for step in _mark(nodes, group, now_ms)]
@@ -237,7 +236,7 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
 
 
 def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
-    """That of earlier versions. Whatever anybody has written there: beyond the bound nothing was given out."""
+    """Raise the shared counter of earlier versions. Whatever value it holds, none beyond the bound was issued."""
     known = parse_number(nodes.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0
     journaled = [parse_number(group.journal.get(paths.TRANSACTION_COUNTER), SHARED_MAX) or 0 for group in groups]
     used = [group.counter + 1 for group in groups if group.counter < SHARED_MAX]
@@ -249,7 +248,7 @@ def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep
 
 
 def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
-    """Have every group numbered anew: what its counter has given out since the backup then does not matter."""
+    """Renumber every group, so that ids issued by its counter since the backup do not matter."""
     operations: list[NodeOperation] = []
     highest = (parse_number(nodes.get(paths.GROUP_NUMBERS), NUMBER_MAX) or 1) - 1
     for group in groups:
@@ -270,7 +269,7 @@ def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
 
 
 def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairStep]:
-    """What groups and streams stand below, of scopes that were made after the backup."""
+    """Create the parent nodes of groups and streams, for scopes created after the backup."""
     scopes = sorted({group.name.scope for group in groups})
     wanted = [path for scope in scopes for path in (f"{paths.SCOPES}/{scope}", paths.streams(scope))]
     missing = [path for path in (paths.SCOPES, *wanted, paths.GROUPS) if path not in nodes]
@@ -279,9 +278,9 @@ def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairSt
 
 
 def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
-    """Keep everybody from leading a group; one that was created after the backup is made, together with that.
+    """Keep every coordinator from leading a group, and restore one that was created after the backup.
 
-    With it is made whatever a coordinator would make that sees the group, and tries to lead it, at once.
+    A restored group gets its mark, and all nodes that a coordinator would create for it, in one multi.
     """
     name = group.name
     path, outdated = paths.group(name), paths.outdated(name)
@@ -326,7 +325,7 @@ def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairSt
 
 
 def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> RepairStep:
-    """Its version counts as well: a leader of before must not find the one that it knew."""
+    """Raise the controller epoch, and the node's version with it: an old leader must not find the version it knew."""
     path = paths.controller(group.name)
     raw, journaled = nodes.get(path), group.journal.get(path)
     known = ControllerEpoch.from_json(raw).epoch if raw else 0
@@ -357,7 +356,7 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
 
 
 def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[NodeOperation]:
-    """Take out what the backup has of a life that has ended since. It comes first: by the configuration it is told."""
+    """Delete nodes of a life that ended since the backup; comes first, since the configuration identifies that life."""
     raw = nodes.get(paths.stream(stream))
     if raw is None:
         return []
@@ -383,7 +382,7 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
 
 
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
-    """What was finished since the backup must not be finished again."""
+    """Remove changes that were finished since the backup, so that they are not carried out again."""
     deleted = {str(name) for name, value in streams_of(group.journal).items() if is_deleted(value)}
     for path, work in works_of(nodes, group.name):
         gone = sorted(deleted.intersection(work.streams))
@@ -405,7 +404,7 @@ def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
 
 
 def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
-    """Whether the duplicates that ended with this epoch have got their ends: that is the last thing that is written."""
+    """Return whether the duplicates that ended with this epoch have their ends, which is the last write of a roll."""
     known = epochs_of(journal, StreamName.parse(stream))
     raw = known.get(epoch)
     if raw is None:
@@ -414,7 +413,7 @@ def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
 
 
 def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
-    """Nobody knows which of them is the newest, so each is over: whoever goes on begins a new one."""
+    """End every session, since the newest one is unknown: a client that continues begins a new one."""
     operations = []
     parent = paths.sessions(group.name)
     known = {path: ClientSession.from_json(nodes[path]) for path in _children(nodes, parent) if nodes[path]}
@@ -430,7 +429,7 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Repai
 
 
 def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
-    """Raise CorruptDataError if there are segments of epochs that nobody has written down."""
+    """Raise CorruptDataError if segments exist of an epoch that no record describes."""
     begun: dict[StreamName, int] = {}
     for _, work in works_of(nodes, group.name):
         if isinstance(work, EpochTransition):

@@ -100,11 +100,11 @@ class StreamName:
         return cls(*parts)
 
     def segment_topic(self, segment: SegmentId) -> str:
-        """The Kafka topic of a segment."""
+        """Return the Kafka topic of a segment."""
         return f"{self.scope}.{self.stream}.segment-{segment.number}.epoch-{segment.epoch}"
 
     def buffer_topic(self, first_epoch: int = 0) -> str:
-        """The Kafka topic of the transaction buffer of the life of the stream that began with an epoch."""
+        """Return the Kafka topic of the transaction buffer of the life of the stream that began with an epoch."""
         topic = f"{self.scope}.{self.stream}{_BUFFER}"
         return f"{topic}.epoch-{first_epoch}" if first_epoch else topic
 
@@ -123,32 +123,32 @@ class StreamName:
 
 
 def snapshot_topic(scope: str) -> str:
-    """The Kafka topic of a scope's single snapshots. No stream's name begins with ``__``, so no client writes to it."""
+    """Return the Kafka topic of a scope's single snapshots; no stream begins with ``__``, so no client writes to it."""
     return f"{scope}{_SNAPSHOT}"
 
 
 def snapshot_segments_topic(scope: str) -> str:
-    """The Kafka topic of a scope's sealed snapshot segments (PIP-196)."""
+    """Return the Kafka topic of a scope's sealed snapshot segments (PIP-196)."""
     return f"{snapshot_topic(scope)}_segments"
 
 
 def snapshot_indexes_topic(scope: str) -> str:
-    """The Kafka topic of a scope's snapshot indexes with the unsealed snapshots (PIP-196)."""
+    """Return the Kafka topic of a scope's snapshot indexes with the unsealed snapshots (PIP-196)."""
     return f"{snapshot_topic(scope)}_indexes"
 
 
 def terminated_topics(scope: str) -> str:
-    """What the topics of terminated transactions of a scope's groups begin with."""
+    """Return the prefix of the topics of terminated transactions of a scope's groups."""
     return f"{_TERMINATED}{scope}."
 
 
 def scope_of(topic: str) -> str:
-    """The scope to which a topic of ours belongs."""
+    """Return the scope that a topic of ours belongs to."""
     return topic.removeprefix(_TERMINATED).partition(".")[0]
 
 
 def is_compacted_topic(topic: str) -> bool:
-    """Whether a Kafka topic is one of those that hold a state by key: snapshots, and terminated transactions."""
+    """Return whether a Kafka topic holds a state by key, as those of snapshots and terminated transactions do."""
     return topic.startswith(_TERMINATED) or _SNAPSHOT in topic
 
 
@@ -185,7 +185,7 @@ class GroupName:
         return terminated_topics(self.scope) + self.group
 
     def transactional_id(self, index: int) -> str:
-        """The ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""
+        """Return the ``index``-th of the fixed Kafka transactional ids that the group's leader uses in turn."""
         return f"rollbridge.{self.scope}.{self.group}.{index}"
 
     @property
@@ -260,12 +260,12 @@ def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | N
 
 
 def segment_topic_pattern(stream: StreamName) -> str:
-    """A regular expression for all segments of a stream, for ``subscribe("^...")`` and Spark's ``subscribePattern``."""
+    """Return a pattern for all segments of a stream, for ``subscribe("^...")`` and Spark's ``subscribePattern``."""
     return rf"{re.escape(stream.scope)}\.{re.escape(stream.stream)}\.segment-[0-9]+\.epoch-[0-9]+"
 
 
 def group_of_terminated(topic: str) -> GroupName | None:
-    """The group whose topic of terminated transactions this is; None if it is none."""
+    """Return the group of a topic of terminated transactions; None for any other topic."""
     try:
         return GroupName.parse(topic.removeprefix(_TERMINATED)) if topic.startswith(_TERMINATED) else None
     except InvalidNameError:

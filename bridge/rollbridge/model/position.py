@@ -1,4 +1,4 @@
-"""Positions of readers as values with a text form, and what a reader may be told to begin at.
+"""Positions of readers as values with a text form, start positions, and the numbers kept of deleted streams.
 
 ===========================================  ======================================================
 text of a start                              begins with
@@ -34,9 +34,10 @@ _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """How far a stream has been read: the next offset in each segment at the front.
+    """Reading position in a stream: the next offset in each segment at the front.
 
-    What these segments continue has been read to its end; what neither they nor their predecessors cover is unread.
+    Predecessors of these segments have been read to their ends; what neither they nor their predecessors cover is
+    unread.
     Printed as ``sales/orders@EPOCH-NUMBER:OFFSET,...`` and parsed back by :meth:`parse`.
     """
 
@@ -77,7 +78,7 @@ class ReadPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a commit log has been read: the next offset. Printed as ``sales/default@1234``."""
+    """Reading position in a commit log: the next offset. Printed as ``sales/default@1234``."""
 
     group: GroupName
     offset: int
@@ -130,11 +131,11 @@ class At:
 
 Start = Earliest | Latest | Since | At
 StartLike = str | int | datetime | DLSN | SN | ReadPosition | Iterable[DLSN | SN]
-"""How a caller may put a start; an int is a time in ms since 1970."""
+"""Start position as callers may give it; an int is a time in ms since 1970."""
 
 
 def parse_log_start(text: str) -> Earliest | Latest | Since | LogPosition:
-    """What the text of a start means for a commit log: ``earliest``, ``latest``, a time, or a position.
+    """Parse a start position for a commit log: ``earliest``, ``latest``, a time, or a position.
 
     Raises:
         InvalidRequestError: it means nothing.
@@ -147,7 +148,7 @@ def parse_log_start(text: str) -> Earliest | Latest | Since | LogPosition:
 
 
 def parse_start(stream: StreamName, start: StartLike) -> Start:
-    """What a caller's start means for a stream.
+    """Interpret a caller's start position for a stream.
 
     Raises:
         InvalidRequestError: it means nothing, belongs to another stream, or says two things of one segment.
@@ -226,25 +227,21 @@ def _at(stream: StreamName, places: list[DLSN | SN]) -> At:
     return At(offsets)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Lives of a stream: what is kept of a deleted one, so that nothing of two lives of a name can be taken for each
-# other.
-# A stream that is created under the name of a deleted one goes on with epochs, sequence ids and partition numbers
-# above all that were ever used there. Topics of segments and of the buffer, DLSNs, SNs, saved positions, placements
+# Lives of a stream. A stream created under the name of a deleted one continues with epochs, sequence ids and partition
+# numbers above all that were used there. Topics of segments and of the buffer, DLSNs, SNs, saved positions, placements
 # in COMMIT records, offsets by partition and the reference epochs of BEGIN frames then differ between the two, and a
-# paused process that acts on a name which it knew meets nothing.
-# What is kept of a deleted stream is an empty node below its scope, ``former/STREAM#EPOCH.SEQUENCE.PARTITION``: the
-# first numbers that it has not used. Its name says all, so that two leaders of a scope's groups never overwrite what
-# the other knows. When there are many, some are folded into a *floor*, ``former/#EPOCH.SEQUENCE.PARTITION``, above
-# which every name begins. Of several nodes of a name, or floors, the highest number counts in each respect.
-
+# paused process that acts on a name from before finds nothing.
+# A deleted stream leaves an empty node below its scope, ``former/STREAM#EPOCH.SEQUENCE.PARTITION``: the first numbers
+# that it has not used. The name holds everything, so that two leaders of a scope's groups never overwrite each other's
+# knowledge. When there are many, some are folded into a *floor*, ``former/#EPOCH.SEQUENCE.PARTITION``, above which
+# every name begins. Of several nodes of a name, or floors, the highest number counts in each field.
 
 PARTITION_MAX: Final = (1 << 31) - 1 - (1 << 24)
-"""The last number from which a stream may begin to count its segments; Kafka's protocol has 31 bits for it."""
+"""Highest partition number from which a stream may begin to count its segments, of Kafka's 31 bits."""
 FORMER_MAX: Final = 1_000
 """Nodes of a scope's deleted streams; their names stay far below ZooKeeper's limit of 1 MiB for a list."""
 FOLDED_AT_ONCE: Final = 500
-"""How many of them are folded in one ZooKeeper multi."""
+"""Number of nodes folded in one ZooKeeper multi."""
 SEQUENCE_SLACK: Final = 1 << 32
 """More records than are still written plainly between the look at the ends of a stream and the end of its topics."""
 UNSEEN_RECORDS: Final = 1 << 40
@@ -266,18 +263,18 @@ class Former:
     partition: int = 0
 
     def __or__(self, other: Former) -> Former:
-        """What neither has used."""
+        """Return the first numbers that neither has used."""
         return Former(
             max(self.epoch, other.epoch), max(self.sequence, other.sequence), max(self.partition, other.partition)
         )
 
     def node(self, stream: str = "") -> str:
-        """The name of the node that keeps this of a stream, by its name in its scope; of a floor without."""
+        """Return the name of the node that keeps the numbers of a stream of the scope, or of a floor without one."""
         return f"{stream}#{self.epoch}.{self.sequence}.{self.partition}"
 
 
 def parse_former(node: str) -> tuple[str, Former]:
-    """The inverse of :meth:`Former.node`; a node that is none of ours says nothing."""
+    """Parse the name of :meth:`Former.node`; an unknown name yields no numbers."""
     stream, _, numbers = node.partition("#")
     parts = numbers.split(".")  # a node of a version before has two
     if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
@@ -286,7 +283,7 @@ def parse_former(node: str) -> tuple[str, Former]:
 
 
 def former_among(nodes: Iterable[str], name: StreamName) -> Former:
-    """Above what a stream begins, going by the nodes that are kept in its scope."""
+    """Return the first unused numbers for a stream, from the nodes kept in its scope."""
     found = Former()
     for node in nodes:
         stream, known = parse_former(node)
@@ -296,7 +293,7 @@ def former_among(nodes: Iterable[str], name: StreamName) -> Former:
 
 
 def former_of(history: EpochHistory, ends: Mapping[SegmentId, int]) -> Former:
-    """What to keep of a stream that is deleted.
+    """Return the numbers to keep of a stream that is deleted.
 
     Args:
         history: Its epochs.

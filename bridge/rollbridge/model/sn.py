@@ -26,11 +26,8 @@ from typing import Final, Self
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
-# --------------------------------------------------------------------------------------------------------------------
-# DLSN: where a committed record stands, ordered along the lineage of its key; and the header that records carry.
-# Source: DistributedLog transactions, "DLSN, SequenceId": the position gets the local sequence number as a further
-# field.
-
+# DLSN, the place of a committed record in the order of its key's lineage, and the header of records.
+# Source: DistributedLog transactions, "DLSN, SequenceId", which adds the local sequence number to the position.
 
 RECORD_HEADER: Final = "rollbridge"
 """Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
@@ -81,12 +78,12 @@ class DLSN:
 
 
 def pack_record_header(transaction: TransactionId, local_sequence: int) -> bytes:
-    """The value of the ``rollbridge`` header of a record."""
+    """Pack the value of the ``rollbridge`` header of a record."""
     return HEADER_VALUE.pack(transaction.bytes, local_sequence)
 
 
 def unpack_record_header(value: bytes) -> tuple[TransactionId, int]:
-    """Transaction id and local sequence number of a record's ``rollbridge`` header.
+    """Unpack the transaction id and local sequence number of a record's ``rollbridge`` header.
 
     Raises:
         InvalidRequestError: not such a value.
@@ -101,7 +98,7 @@ LONG_MAX: Final = (1 << 63) - 1
 
 _HAS_DLSN, _HAS_TRANSACTION_ID, _HAS_SEQUENCE_ID, _IS_EMPTY = 1, 2, 4, 8
 _BINARY: Final = Struct(">BQQQQQ")
-"""Which members are given; segment, offset and local sequence; transaction id; sequence id. Absent ones are 0."""
+"""Flags of the given members; segment, offset and local sequence; transaction id; sequence id. Absent ones are 0."""
 SN_BYTES: Final = _BINARY.size
 
 _LONG: Final = Struct(">q")
@@ -197,7 +194,7 @@ class SN:
         return found
 
     def matches(self, actual: SN) -> bool:
-        """Whether everything that is given here is the same in ``actual``, which is what stands in the log.
+        """Return whether all members given here are the same in ``actual``, the SN of a record in the log.
 
         A DLSN without local sequence (0) matches the record at its offset whatever its local sequence is.
         """
@@ -277,11 +274,9 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 19
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Tokens: the names of conditional writes, to ask with what became of one whose answer was lost.
-# A token's text is ``OPERATION/KEY/SINCE/PLACE``: 32 hexadecimal digits, the key in hexadecimal (``-`` without one),
-# an SN, and the DLSN of the write's first record (``-`` while it is not known).
-
+# Tokens name conditional writes, to look up the outcome of one whose answer was lost. The text of a token is
+# ``OPERATION/KEY/SINCE/PLACE``: 32 hexadecimal digits, the key in hexadecimal (``-`` without one), an SN, and the DLSN
+# of the write's first record (``-`` while it is not known).
 
 OPERATION_HEADER: Final = "rollbridge-cas"
 """Name of the Kafka header of each conditionally written record: 16 bytes, the same for the records of one write."""
@@ -290,7 +285,7 @@ OPERATION_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Names one conditional write.
+    """Name of one conditional write.
 
     Attributes:
         operation: 16 bytes that no other write has.

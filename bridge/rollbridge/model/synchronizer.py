@@ -1,4 +1,4 @@
-"""A replicated state machine on the records of one key, as pure functions: what a replica makes of the log.
+"""Replicated state machine on the records of one key, as pure functions from the log to a replica's state.
 
 Each record under the key is an *update* or a *snapshot* of the whole state. A snapshot replaces the state, an update
 is applied to it. The first record is always a snapshot, of the initial state, so that all replicas begin with the same
@@ -40,28 +40,28 @@ _MARK: Final = re.compile(r"1 (?:snapshot|update (\S+))")
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How states, or updates, become bytes and come back: ``decode(encode(x))`` must mean the same as ``x``."""
+    """Encoding of states or updates: ``decode(encode(x))`` must mean the same as ``x``."""
 
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
 
     @staticmethod
     def json() -> Codec[Any]:
-        """Whatever JSON can hold; keys of objects are sorted."""
+        """Return a codec for values that JSON can hold; keys of objects are sorted."""
         return Codec(_to_json, json.loads)
 
     @staticmethod
     def raw() -> Codec[bytes]:
-        """Bytes as they are."""
+        """Return a codec for bytes, left unchanged."""
         return Codec(_only_bytes, bytes)
 
 
 class KeyRecord(NamedTuple):
-    """A record under the key.
+    """Record under the key.
 
     Attributes:
-        place: Where it stands.
-        sn: The same as an SN, to expect.
+        place: DLSN of the record.
+        sn: SN of the record, for conditions.
         since: Place of the snapshot that an update names; None for a snapshot.
         value: The encoded update or state.
     """
@@ -73,40 +73,40 @@ class KeyRecord(NamedTuple):
 
     @property
     def pointer(self) -> Pointer:
-        """Where it stands."""
+        """Place of the entry, and the snapshot to read from."""
         return Pointer(self.place, self.since or self.place)
 
 
 class Pointer(NamedTuple):
-    """Where an entry stands, and the snapshot from which to read to come to it, which may be the entry itself."""
+    """Place of an entry, and of the snapshot from which to read up to it, which may be the entry itself."""
 
     place: DLSN
     snapshot: DLSN
 
 
 class KeyLog(Protocol):
-    """The committed records of one key, across the segments in which they stand. Places are those of any record.
+    """Committed records of one key, across their segments. Places may be those of any record.
 
     Raises, from each method:
         CorruptDataError: A record under the key was not written by a synchronizer.
     """
 
     def end(self) -> DLSN:
-        """The place after everything whose writer had its answer before this was asked."""
+        """Return the place behind every record that was acknowledged before this call."""
 
     def between(self, start: DLSN, end: DLSN) -> Iterator[KeyRecord]:
-        """Entries from ``start`` up to, without it, ``end``; raises TruncatedError if some of that was deleted."""
+        """Iterate over entries from ``start`` up to ``end`` (exclusive); raise TruncatedError if some were deleted."""
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
-        """Where entries before ``end`` stand, the newest first; TruncatedError where it comes to what was deleted."""
+        """Iterate over places of entries before ``end``, newest first; raise TruncatedError at deleted records."""
 
     def kept_from(self) -> int:
-        """The sequence id before which all was deleted, as far as was met so far; it only grows."""
+        """Return the highest sequence id known so far below which all records were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica(Generic[S]):
-    """What one process knows of the state. Immutable.
+    """One process's replica of the state. Immutable.
 
     Attributes:
         state: The state.
@@ -123,16 +123,16 @@ class Replica(Generic[S]):
     bytes_since: int = 0
 
     def with_updates(self, state: S, sn: SN, size: int) -> Replica[S]:
-        """After updates that stand right after the last entry; ``sn`` is that of the last one of them."""
+        """Return the replica after updates that follow the last entry; ``sn`` is that of the last update."""
         return replace(self, state=state, read_to=_after(sn), sn=sn, bytes_since=self.bytes_since + size)
 
     def with_snapshot(self, state: S, sn: SN) -> Replica[S]:
-        """After a snapshot that stands right after the last entry."""
+        """Return the replica after a snapshot that follows the last entry."""
         return Replica(state, _after(sn), sn, sn.dlsn)
 
 
 class Machine(Generic[S, U]):
-    """A state machine: its initial state, what an update does, and how both are encoded."""
+    """State machine: its initial state, the effect of an update, and the encoding of both."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Machine(Generic[S, U]):
         states: Codec[S] | None = None,
         updates: Codec[U] | None = None,
     ) -> None:
-        """Without codecs, states and updates are bytes.
+        """Define the machine; without codecs, states and updates are bytes.
 
         Raises:
             InvalidRequestError: The initial state is not bytes and has no codec, or ``apply`` is no function.
@@ -151,25 +151,25 @@ class Machine(Generic[S, U]):
         self.apply: Final = apply
         self.states: Final = states or cast("Codec[S]", Codec.raw())
         self.updates: Final = updates or cast("Codec[U]", Codec.raw())
-        # As whoever reads it will see it.
+        # As every replica will decode it.
         self.initial: Final = self.states.decode(self.states.encode(initial))
 
     def begin(self, end: DLSN) -> Replica[S]:
-        """A replica of a log without entries."""
+        """Return a replica of a log without entries."""
         return Replica(self.initial, end)
 
     def preview(self, state: S, encoded: Iterable[bytes]) -> S:
-        """The state after updates that are not written yet, as any replica will see it."""
+        """Return the state after updates that are not written yet, as any replica will see it."""
         for value in encoded:
             state = self.apply(state, self.updates.decode(value))
         return state
 
     def take(self, replica: Replica[S], entry: KeyRecord) -> Replica[S]:
-        """The replica after one more entry.
+        """Return the replica after one more entry.
 
         Raises:
-            CorruptDataError: It cannot be decoded, or rests on a snapshot that was not met.
-            Exception: What ``apply`` raises, with a note of where.
+            CorruptDataError: The entry cannot be decoded, or rests on a snapshot that was not met.
+            Exception: Any error of ``apply``, with a note on the entry.
         """
         if entry.since is None:
             return replica.with_snapshot(_decode(self.states, entry, "snapshot"), entry.sn)
@@ -186,11 +186,11 @@ class Machine(Generic[S, U]):
         return replica.with_updates(state, entry.sn, len(entry.value))
 
     def catch_up(self, replica: Replica[S], log: KeyLog) -> Replica[S]:
-        """The replica after everything that is in the log now.
+        """Return the replica after everything that is in the log now.
 
         Raises:
-            TruncatedError: Entries were deleted, and no snapshot is left that would stand for them.
-            CorruptDataError: see :meth:`take`.
+            TruncatedError: Entries were deleted, and no snapshot is left that covers them.
+            CorruptDataError: See :meth:`take`.
         """
         end = log.end()
         try:
@@ -201,7 +201,7 @@ class Machine(Generic[S, U]):
         return replace(replica, read_to=end)
 
     def bootstrap(self, log: KeyLog) -> Replica[S]:
-        """A replica from the newest snapshot and what follows; raises as :meth:`catch_up` does."""
+        """Build a replica from the newest snapshot and what follows; raise as :meth:`catch_up` does."""
         kept_from: int | None = None
         while True:
             end = log.end()
@@ -241,20 +241,20 @@ class Machine(Generic[S, U]):
 
 
 def mark_of_snapshot() -> tuple[str, bytes]:
-    """The header of a snapshot."""
+    """Return the header of a snapshot."""
     return MARK_HEADER, b"1 snapshot"
 
 
 def mark_of_update(snapshot: DLSN) -> tuple[str, bytes]:
-    """The header of an update by a writer that knows of this snapshot."""
+    """Return the header of an update by a writer that knows this snapshot."""
     return MARK_HEADER, f"1 update {snapshot}".encode()
 
 
 def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> KeyRecord:
-    """The entry in a record that stands at ``sn``.
+    """Parse the entry in the record at ``sn``.
 
     Raises:
-        CorruptDataError: It is none.
+        CorruptDataError: The record is not an entry.
     """
     place = sn.dlsn
     marks = [mark for name, mark in headers if name == MARK_HEADER]
