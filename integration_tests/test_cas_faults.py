@@ -169,10 +169,14 @@ def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
     assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def connections_to(address: str) -> int:
-    """How many this process has."""
+def connections_to(address: str) -> set[int]:
+    """The local ports of those that this process has."""
     port = int(address.rpartition(":")[2])
-    return sum(bool(item.raddr) and item.raddr.port == port for item in psutil.Process().net_connections("tcp"))
+    return {
+        item.laddr.port
+        for item in psutil.Process().net_connections("tcp")
+        if bool(item.raddr) and item.raddr.port == port
+    }
 
 
 def test_a_connection_is_closed_whole_although_its_slot_can_not_be_given_back(site: Site, ledger: str) -> None:
@@ -191,7 +195,8 @@ def test_a_connection_is_closed_whole_although_its_slot_can_not_be_given_back(si
             client.close()
         finally:
             session.set_acl(slots, OPEN_ACL_UNSAFE)
-    until(lambda: connections_to(site.cluster.bootstrap_servers) == before)
+    # Not all that were open before need be open still: clients of other tests may have let go of theirs meanwhile.
+    until(lambda: connections_to(site.cluster.bootstrap_servers) <= before)
 
 
 def test_slots_are_numbered_from_the_lowest_that_is_free(site: Site, client: rollbridge.Bridge, ledger: str) -> None:

@@ -256,9 +256,9 @@ def test_a_record_that_is_refused_is_refused_alone_and_told_to_who_wrote_it(
     site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
     topics = TopicAdmin(site.cluster.bootstrap_servers)
-    topics.set_topic_config(
-        StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0)), {"cleanup.policy": "compact"}
-    )
+    topic = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0))
+    topics.set_topic_config(topic, {"cleanup.policy": "compact"})
+    until(lambda: topics.describe([topic])[topic].config["cleanup.policy"] == "compact")  # as the broker has it by then
     options = WriterOptions(linger_s=1.0)  # all of it goes in one batch
     one, other = client.writer(ledger, options=options), client.writer(ledger, options=options)
     kept, refused = [], []

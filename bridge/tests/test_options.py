@@ -149,7 +149,7 @@ def test_unknown_keys_are_told_with_what_may_have_been_meant() -> None:
 def test_a_table_in_a_page_is_written_anew() -> None:
     generate = runpy.run_path(str(DOCS / "generate.py"))
     table = generate["option_table"]("writer")
-    assert "| `linger_s` | number | 0.005 s | 0 s to 900 s | How long a record waits for others" in table
+    assert "| `linger_s` | number | 0.005 s | 0 s to 900 s | Seconds that a record waits for others" in table
     stale = "<!-- options: writer -->\n\n| stale |\n\n<!-- end of options -->\n"
     assert generate["_with_options"](stale) == stale.replace("| stale |\n", table)
 
