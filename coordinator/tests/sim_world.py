@@ -412,7 +412,7 @@ class World:
                 return self.clock_ms
             case fx.DiskBytes(names):
                 return {name: 100 * len(self.topics[name].entries) for name in names}
-            case fx.ReadGroupCommits(groups):
+            case fx.GroupCommits(groups):
                 if "deaf-retention" in self.faults:
                     return {name: {topic: len(log.entries) for topic, log in self.topics.items()} for name in groups}
                 return {name: dict(self.commits.get(name, {})) for name in groups}

@@ -24,7 +24,7 @@ from rollbridge.consumer.group import Membership, Owned, Phase, ReloadHistory
 from rollbridge.consumer.records import Message
 from rollbridge.consumer.settings import ConsumerSettings
 from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailable, TruncatedError
-from rollbridge.kafka.groups import CommittedOffset, GroupCommits
+from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
@@ -118,7 +118,7 @@ class Commits:
     def __init__(
         self,
         consumer: KafkaConsumer,
-        group: GroupCommits,
+        group: GroupOffsetStore,
         members: Membership,
         places: PartitionNames,
         settings: ConsumerSettings,

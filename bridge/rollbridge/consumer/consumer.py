@@ -46,7 +46,7 @@ from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.clients import TICK_S, open_consumer
 from rollbridge.kafka.errors import translate
-from rollbridge.kafka.groups import GroupCommits
+from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Deadline, limited
 from rollbridge.model.epochs import EpochHistory
@@ -100,7 +100,7 @@ class Consumer:
             self._consumer.close()
             raise
         self._metadata = Metadata(self._session)
-        group = GroupCommits(address, settings.group_id, security=security, client_id=name)
+        group = GroupOffsetStore(address, settings.group_id, security=security, client_id=name)
         self._members = Membership(
             self._consumer,
             settings.group_id,

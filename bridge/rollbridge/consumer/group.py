@@ -32,7 +32,7 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.errors import kafka_error, translate
-from rollbridge.kafka.groups import CommittedOffset, GroupCommits
+from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Errand, limited
@@ -125,7 +125,7 @@ class Membership:
         consumer: KafkaConsumer,
         group_id: str,
         reset: Reset,
-        commits: GroupCommits,
+        commits: GroupOffsetStore,
         offsets: LogOffsets,
         load: ReloadHistory,
         *,

@@ -51,7 +51,7 @@ class CommittedOffset(NamedTuple):
     metadata: str
 
 
-class GroupCommits:
+class GroupOffsetStore:
     """Committed offsets of one group. Thread-safe."""
 
     def __init__(

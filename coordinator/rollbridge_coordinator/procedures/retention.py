@@ -48,8 +48,8 @@ from rollbridge_coordinator.state.effects import (
     DeleteTopics,
     DiskBytes,
     EffectRefused,
+    GroupCommits,
     Now,
-    ReadGroupCommits,
     ReadNodes,
     StableEnds,
     Steps,
@@ -219,7 +219,7 @@ def _read_by_groups(group: GroupState, stream: LedStream) -> Steps[dict[str, Flo
     readers = stream.config.retention.groups
     if not readers:
         return {}
-    found = yield from ReadGroupCommits(readers)
+    found = yield from GroupCommits(readers)
     return {
         reader: read_by_group(stream.history, dict(_of_stream(stream, found[reader]))) if reader in found else None
         for reader in readers

@@ -547,8 +547,8 @@ class Interpreter:
     def _disk_bytes(self, effect: fx.DiskBytes) -> Mapping[str, int]:
         return self._measures.disk_bytes(effect.topics)
 
-    @_carries_out(fx.ReadGroupCommits)
-    def _group_commits(self, effect: fx.ReadGroupCommits) -> Mapping[str, Mapping[str, int]]:
+    @_carries_out(fx.GroupCommits)
+    def _group_commits(self, effect: fx.GroupCommits) -> Mapping[str, Mapping[str, int]]:
         return self._measures.group_commits(effect.groups)
 
     @_carries_out(fx.ReadLate)

@@ -22,7 +22,7 @@ from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.committed import batch_of_one, is_plain
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.groups import GroupCommits
+from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.retry import Backoff, Deadline, limited
@@ -204,7 +204,7 @@ class Measures:
             connect_timeout_s=CONNECT_S,
             request_timeout_s=ANSWER_S,
         )
-        self._groups: dict[str, GroupCommits] = {}
+        self._groups: dict[str, GroupOffsetStore] = {}
 
     def close(self) -> None:
         """Drop the connections."""
@@ -246,7 +246,7 @@ class Measures:
             return {}
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
-        """Carry out :class:`rollbridge_coordinator.state.effects.ReadGroupCommits`."""
+        """Carry out :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
         found: dict[str, dict[str, int]] = {}
         for name in groups:
             try:
@@ -255,11 +255,11 @@ class Measures:
                 logger.warning("what group %s has read cannot be told now, so it is waited for: %s", name, fault)
         return found
 
-    def _commits_of(self, name: str) -> GroupCommits:
+    def _commits_of(self, name: str) -> GroupOffsetStore:
         known = self._groups.get(name)
         if known is None:
             settings = self._settings
-            known = self._groups[name] = GroupCommits(
+            known = self._groups[name] = GroupOffsetStore(
                 settings.bootstrap_servers, name, security=settings.security, client_id=settings.name
             )
         return known

@@ -372,7 +372,7 @@ class DiskBytes(Effect[Mapping[str, int]]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadGroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
+class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
     """Look up what each consumer group has committed, by topic; what cannot be told now is left out."""
 
     groups: Sequence[str]
