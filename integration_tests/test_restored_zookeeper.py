@@ -18,6 +18,9 @@ from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import RollbridgeError, StreamNotFound
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 ROOT = "/restored"
@@ -92,6 +95,10 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
                 transaction.write(YOUNG, value=b"young")
             history = client.admin.history(STREAM)
             site.stop_coordinator()
+        admin = TopicAdmin(rewound.cluster.bootstrap_servers)
+        beyond = SegmentId.of(history.active.epoch + 7, history.active.epoch + 1)
+        interrupted = StreamName.parse(STREAM).segment_topic(beyond)  # a scale came so far, and ZooKeeper forgets it
+        admin.create_topics([TopicSpec(name=interrupted)])
         rewound.restore()
         site.start_coordinator()
         log = tmp_path / "coordinator-3.log"
@@ -109,8 +116,11 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
         told = capsys.readouterr().out
         assert f"restore stream {STREAM}: 2 epochs" in told
         assert "restore group restored/young, which was created since" in told
+        assert f"delete topic {interrupted}, which is empty" in told
         assert "no longer" not in log.read_text()
+        assert interrupted in admin.list_topics()
         assert main(["repair"]) == 0
+        assert interrupted not in admin.list_topics()
         with site.connect("app", options) as client:
             fresh = [commit(client, b"5"), commit(client, b"6")]
             assert not set(used).intersection(fresh), "an id was given out again"

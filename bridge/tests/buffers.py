@@ -70,9 +70,11 @@ class Buffer:
         self.log.append(message)
         self.fold.fold(*message)
 
-    def begin(self, counter: int, *streams: str, lease_ms: int = 1000, into: str | None = None) -> bytes:
+    def begin(
+        self, counter: int, *streams: str, lease_ms: int = 1000, into: str | None = None, client: str = "client"
+    ) -> bytes:
         identifier = TransactionId.of(0, counter).bytes
-        frame = begin_frame(*streams, lease_ms=lease_ms)
+        frame = begin_frame(*streams, lease_ms=lease_ms, client=client)
         self.raw(FrameHeader(FrameKind.BEGIN, identifier).pack(), frame.encode(), into or frame.home)
         return identifier
 

@@ -10,7 +10,7 @@ from rollbridge.model import buffer as buffer_module
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.control import EXPIRED
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.ids import TransactionId
+from rollbridge.model.ids import BEGUN_TWICE, TransactionId
 from rollbridge.model.pieces import CACHED_PRICE, DEADLINES_MIN
 from rollbridge.model.transaction import State
 
@@ -265,6 +265,19 @@ def test_the_second_begin_frame_changes_nothing_even_if_it_differs() -> None:
     buffer.begin(1, A, lease_ms=99)
     item = buffer.fold.open[t]
     assert (list(item.begin.streams), item.begun_ms, item.deadline_ms, item.begun_in) == ([A, B], 0, 10, {A})
+
+
+def test_what_two_clients_have_begun_is_refused_while_it_is_open() -> None:
+    buffer = Buffer()
+    open_, asked = buffer.begin(1, A, B), buffer.begin(2, A, B)
+    buffer.data(asked, 0, 1)
+    buffer.begin(2, A, B, into=B)
+    buffer.commit(asked, {(0, 0, 0): 1})
+    for number in (1, 2):
+        buffer.begin(number, A, B, client="another")
+    assert buffer.fold.decided[open_].state is State.ABORTING
+    assert buffer.fold.decided[open_].reason == BEGUN_TWICE
+    assert buffer.fold.decided[asked].state is State.COMMITTING, "all that it had is known"
 
 
 def test_beyond_the_cache_only_positions_are_kept() -> None:

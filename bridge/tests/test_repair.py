@@ -196,19 +196,36 @@ def test_what_was_finished_since_is_not_finished_again_and_what_was_not_is() -> 
     assert committing in repaired(BACKUP | {committing: roll.to_json()}, unsealed).values, "its ends are not known"
 
 
+def deleted(steps: list[RepairStep]) -> dict[str, str]:
+    """The topics that a repair deletes."""
+    return {topic: identity for step in steps for topic, identity in step.topics.items()}
+
+
 def test_records_of_transactions_and_requests_of_before_go() -> None:
     values = repaired(BACKUP).values
     assert f"{paths.requests(GROUP)}/request-1" not in values
     assert f"{paths.transactions(GROUP)}/00/old" not in values
 
 
-def test_an_epoch_that_nobody_has_written_down_is_refused_unless_it_is_being_made() -> None:
+def test_records_of_an_epoch_that_nobody_has_written_down_are_refused_unless_it_is_being_made() -> None:
     topics = {**EVIDENCE.topics, STREAM.segment_topic(SegmentId.of(4, 4)): "s"}
     evidence = replace(EVIDENCE, topics=topics)
-    with pytest.raises(CorruptDataError, match="key ranges nobody has written down"):
+    with pytest.raises(CorruptDataError, match=r"whose key ranges nobody has written down.*later backup"):
         plan(BACKUP, [evidence], NOW_MS)
     scale = EpochTransition(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
-    assert plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)
+    assert deleted(plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)) == {}
+
+
+def test_empty_topics_of_an_interrupted_scale_are_deleted_while_nobody_leads() -> None:
+    ids = [SegmentId.of(2, 2), SegmentId.of(4, 4), SegmentId.of(5, 4)]
+    older, one, other = map(STREAM.segment_topic, ids)
+    topics = {**EVIDENCE.topics, older: "o", one: "s", other: "t"}
+    steps = plan(BACKUP, [replace(EVIDENCE, topics=topics, unwritten=[older, one, other])], NOW_MS)
+    assert deleted(steps) == {one: "s", other: "t"}, "none that an epoch describes"
+    place = next(place for place, step in enumerate(steps) if step.topics)
+    assert any("keep coordinators from leading" in step.what for step in steps[:place])
+    with pytest.raises(CorruptDataError, match=f"{other} holds records"):
+        plan(BACKUP, [replace(EVIDENCE, topics=topics, unwritten=[one])], NOW_MS)
 
 
 def test_leaders_are_kept_away_from_the_first_step_to_the_last() -> None:

@@ -38,9 +38,8 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction, Partition
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.procedures.journal import check_again
 from rollbridge_coordinator.procedures.loop import work
-from rollbridge_coordinator.procedures.takeover import finish_pending, take_over
+from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings

@@ -15,7 +15,7 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
-from rollbridge.model.ids import SegmentId
+from rollbridge.model.ids import BEGUN_TWICE, NOT_GIVEN_OUT, SegmentId, TransactionId
 from rollbridge.model.journal import split
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.outcomes import decode_terminated
@@ -83,6 +83,12 @@ def _check_leases(
     for attempt in (attempt for client in clients for attempt in client.attempts):
         if str(attempt.id) in outcomes:
             found.extend(lease_faults(world, attempt, outcomes[str(attempt.id)], decided[str(attempt.id)]))
+
+
+def _is_lost(world: World, transaction: TransactionId) -> bool:
+    """Whether ZooKeeper has forgotten that it gave the id out, and nothing could tell."""
+    counter = int.from_bytes(transaction.bytes[4:], "big")
+    return any(counter in block for block in world.lost_blocks)
 
 
 def _check_memory(world: World, group: GroupName, log: list[tuple[int, ControlRecord]], found: list[str]) -> None:
@@ -180,6 +186,7 @@ def _check_clients(
                 not committed
                 and attempt.ended == "commit"
                 and outcome.reason not in ("expired", "offsets refused")
+                and not (outcome.reason in (NOT_GIVEN_OUT, BEGUN_TWICE) and _is_lost(world, attempt.id))
                 and not may_be_forsaken(client, attempt, outcome)
                 and not (refusals is not None and refused_rightly(attempt, outcome, refusals))
                 and not (attempt.aborted_by_admin and outcome.reason.startswith("admin"))

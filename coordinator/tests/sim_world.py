@@ -218,6 +218,8 @@ class World:
         self.removed: dict[str, Topic] = {}
         self.inside: list[Inside] = []
         self.late: dict[str, tuple[str, int]] = {}
+        self.lost_blocks: list[range] = []
+        """Counters that ZooKeeper has forgotten to have given out, before any leader had seen them used."""
         """Where records landed that had been inside, by value."""
         self.past: dict[str, bytes] = {}
         """The latest value of every epoch record that there ever was."""

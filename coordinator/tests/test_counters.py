@@ -18,6 +18,7 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter, look_at_counter, open_counter
+from rollbridge_coordinator.procedures.takeover import check_again
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
@@ -174,6 +175,18 @@ def test_a_node_that_was_written_less_often_than_it_was_is_of_a_backup() -> None
     scene.world.nodes.versions = versions
     with pytest.raises(ZooKeeperOutdated, match="was written 3 times, ZooKeeper knows of 1"):
         scene.lead()
+    assert paths.outdated(GROUP) in scene.world.nodes
+
+
+def test_who_leads_on_looks_at_the_counters_when_its_connection_has_come_back() -> None:
+    scene = Scene()
+    before, versions = dict(scene.world.nodes), dict(scene.world.nodes.versions)
+    scene.world.nodes[COUNTER] = b"100"
+    scene.run(look_at_counter(scene.group))
+    scene.run(check_again(scene.group))
+    scene.world.nodes[COUNTER], scene.world.nodes.versions = before[COUNTER], versions
+    with pytest.raises(ZooKeeperOutdated, match="was written 2 times, ZooKeeper knows of 1"):
+        scene.run(check_again(scene.group))
     assert paths.outdated(GROUP) in scene.world.nodes
 
 

@@ -270,7 +270,11 @@ def test_what_waits_for_a_stream_ends_with_its_lease_unless_native_transactions_
 ) -> None:
     bench = Bench({ORDERS: 1})
     transaction = bench.one(ORDERS, 0)
-    bench.group.faults.restore(ORDERS, replace(FAULT, code=code))
+    fault = replace(FAULT, code=code)
+    bench.group.faults.restore(ORDERS, fault)
+    give_up_waiting(bench.group, transaction.deadline_ms + 1)
+    assert transaction.state is State.COMMITTING, "it is tried again first"
+    bench.group.faults.note(ORDERS, fault, bench.clock_ms)
     give_up_waiting(bench.group, transaction.deadline_ms)
     assert transaction.state is State.COMMITTING
     give_up_waiting(bench.group, transaction.deadline_ms + 1)

@@ -77,7 +77,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
         names += lost_groups(settings, nodes, names)
         steps = plan(nodes, gather_evidence(settings, names), int(time.time() * 1000))
         if not dry_run:
-            carry_out(session, steps, context.tell)
+            carry_out(settings, session, steps, context.tell)
     document = {"outdated": [str(name) for name in found], "done": not dry_run, "steps": [item.what for item in steps]}
     head = "this would be done:" if dry_run else f"done, in {len(steps)} steps; coordinators lead again by themselves"
     context.answer(document, "\n".join([head, *(f"  {item.what}" for item in steps)] if dry_run else [head]))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.snapshots import read_all, read_latest
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -74,10 +77,14 @@ def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) ->
     return [_evidence(settings, name, topics) for name in names]
 
 
-def carry_out(session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]) -> None:
+def carry_out(
+    settings: ConnectionSettings, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
+) -> None:
     """Carry out the planned steps, one after the other."""
+    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     for step in steps:
         tell(step.what)
+        admin.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
         for batch in step.batches:
             session.multi(batch)
 
@@ -104,7 +111,7 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, s
             else:
                 ongoing.discard(transaction)
     highest, sessions = _read_buffers(settings, journal, topics)
-    return GroupEvidence(
+    evidence = GroupEvidence(
         name=name,
         journal=journal,
         counter=max(counter, highest),
@@ -112,6 +119,20 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, s
         sessions=sessions,
         topics=topics,
     )
+    return replace(evidence, unwritten=_unwritten(settings, [topic for topic, _, _ in evidence.undescribed()]))
+
+
+def _unwritten(settings: ConnectionSettings, topics: Sequence[str]) -> list[str]:
+    """Return the topics that hold no record and no open native transaction; aborted records are none."""
+    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    ends = admin.end_offsets(topics)
+    stable = admin.end_offsets(topics, Isolation.READ_COMMITTED)
+    return [
+        topic
+        for topic in topics
+        if ends[topic] == stable[topic]
+        and next(read_all(settings.bootstrap_servers, settings.kafka, topic), None) is None
+    ]
 
 
 def _read_buffers(settings: ConnectionSettings, journal: Journal, topics: dict[str, str]) -> tuple[int, dict[str, int]]:

@@ -46,7 +46,7 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.ids import OWNER_PART
+from rollbridge.model.ids import BEGUN_TWICE, OWNER_PART
 from rollbridge.model.ongoing import OngoingTransaction
 from rollbridge.model.options import GIB, MIB
 from rollbridge.model.pieces import (
@@ -515,6 +515,8 @@ class BufferFold:
         transaction.begun_in.add(stream)
         if not is_resumed:
             transaction.first_offsets.setdefault(partition, offset)
+            if transaction.state is State.OPEN and not transaction.begin.is_of(decode_begin(value)):
+                self.refuse(transaction.id, BEGUN_TWICE, appended_ms)  # whose its records are cannot be told
         elif transaction.owners.is_full(stream):
             self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms)
         elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):

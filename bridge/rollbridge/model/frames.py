@@ -198,6 +198,10 @@ class BeginFrame:
         """Stream whose buffer receives the request to end the transaction."""
         return next(iter(self.streams))
 
+    def is_of(self, other: BeginFrame) -> bool:
+        """Tell whether both are of one session, as all BEGIN frames of a transaction's owner are."""
+        return (self.client_name, self.client_epoch) == (other.client_name, other.client_epoch)
+
     def encode(self) -> bytes:
         """Return the frame's value in Avro binary."""
         return rollbridge_schemas.codec(_BEGINS.schema).encode(_BEGINS.to_datum(self))

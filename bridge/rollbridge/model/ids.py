@@ -189,6 +189,7 @@ JUMP: Final = 1 << 32
 START_MAX: Final = 1 << 53
 """Limit on the shared counter, beyond which an older group's count begins: connections are told apart by 55 bits."""
 NOT_GIVEN_OUT: Final = "its id was not given out by the counter of its group: begin it again"
+BEGUN_TWICE: Final = "two clients have begun it, as after ZooKeeper was set back: begin it again"
 _DIGITS_MAX: Final = 20
 """Longest number accepted; Python refuses to convert thousands of digits, and takes long for fewer."""
 _COUNTER: Final = slice(4, 16)

@@ -27,7 +27,7 @@ from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition, works_of
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.errors import CorruptDataError, InvalidNameError
-from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, SegmentId, TransactionId, parse_number
+from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, Epoch, SegmentId, TransactionId, parse_number
 from rollbridge.model.late import NOTED_MAX, LateNotes
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.position import former_among, parse_former
@@ -187,10 +187,11 @@ Nodes = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """Step of a repair: its purpose, and its multis, each of which is atomic."""
+    """Step of a repair: its purpose, its multis, each of which is atomic, and the topics to delete, with their ids."""
 
     what: str
-    batches: tuple[tuple[NodeOperation, ...], ...]
+    batches: tuple[tuple[NodeOperation, ...], ...] = ()
+    topics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +204,7 @@ class GroupEvidence:
         ongoing: Transactions that have begun and have no outcome.
         sessions: The newest session of each client name that has written to its buffers.
         topics: All topics there are, with their ids.
+        unwritten: Those of :meth:`undescribed` that hold no record and no open native transaction.
     """
 
     name: GroupName
@@ -211,6 +213,20 @@ class GroupEvidence:
     ongoing: Collection[TransactionId] = ()
     sessions: Mapping[str, int] = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
+    unwritten: Collection[str] = ()
+
+    def undescribed(self) -> list[tuple[str, StreamName, Epoch]]:
+        """Return the topics of epochs beyond the newest that the journal knows, each with its stream and epoch."""
+        streams = {name for name, value in streams_of(self.journal).items() if not is_deleted(value)}
+        found = []
+        for topic in sorted(self.topics):
+            try:
+                stream, segment = parse_segment_topic(topic)
+            except InvalidNameError:
+                continue
+            if stream in streams and segment.epoch > _newest(self.journal, stream):
+                found.append((topic, stream, segment.epoch))
+        return found
 
 
 def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[RepairStep]:
@@ -224,10 +240,11 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
     Raises:
         CorruptDataError: A loss cannot be reconstructed; nothing can be repaired.
     """
+    cleared = [step for group in groups for step in _clear_epochs(nodes, group)]
     steps = list(_parents(nodes, groups))
     steps += [step for group in groups for step in _mark(nodes, group, now_ms)]
+    steps += cleared
     for group in groups:
-        _check_epochs(nodes, group)
         steps += _group(nodes, group, now_ms)
     steps += [_shared_counter(nodes, groups), _numbers(nodes, groups)]
     unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
@@ -428,27 +445,29 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Repai
         yield RepairStep(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
 
 
-def _check_epochs(nodes: Nodes, group: GroupEvidence) -> None:
-    """Raise CorruptDataError if segments exist of an epoch that no record describes."""
+def _clear_epochs(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
+    """Delete empty topics of an epoch that no record describes: its scale or rolling commit was interrupted.
+
+    Raises:
+        CorruptDataError: There are such topics that are not empty.
+    """
     begun: dict[StreamName, int] = {}
     for _, work in works_of(nodes, group.name):
         if isinstance(work, EpochTransition):
             begun[work.stream] = work.epoch
         else:
             begun.update({StreamName.parse(item.stream): item.new_active_epoch for item in work.rolls})
-    streams = {name for name, value in streams_of(group.journal).items() if not is_deleted(value)}
-    for topic in sorted(group.topics):
-        try:
-            stream, segment = parse_segment_topic(topic)
-        except InvalidNameError:
-            continue
-        newest = max(_newest(group.journal, stream), begun.get(stream, -1))
-        if stream in streams and segment.epoch > newest:
+    doomed = [(topic, stream) for topic, stream, epoch in group.undescribed() if epoch > begun.get(stream, -1)]
+    for topic, stream in doomed:
+        if topic not in group.unwritten:
             raise CorruptDataError(
-                f"topic {topic} belongs to an epoch whose key ranges nobody has written down: the journal of "
-                f"{group.name} ends at epoch {newest} of {stream}; nothing was changed. If the topic is empty, a scale "
-                "was interrupted: delete it, and repair again; else restore ZooKeeper from a later backup"
+                f"topic {topic} holds records, or an open native transaction, of an epoch whose key ranges nobody has "
+                f"written down: the journal of {group.name} ends at epoch {_newest(group.journal, stream)} of "
+                f"{stream}; nothing was changed; restore ZooKeeper from a later backup"
             )
+    for topic, stream in doomed:
+        what = f"delete topic {topic}, which is empty: a scale or rolling commit of {stream} was interrupted"
+        yield RepairStep(what, topics={topic: group.topics[topic]})
 
 
 def _newest(journal: Journal, stream: StreamName) -> int:

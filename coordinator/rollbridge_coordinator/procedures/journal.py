@@ -26,7 +26,6 @@ from rollbridge_coordinator.state.effects import (
     read_children,
     read_node,
 )
-from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 
 RECORDS_PER_ROUND: Final = 1_000
@@ -43,31 +42,18 @@ def check_mark(group: GroupState) -> Steps[None]:
         raise _outdated(group, found.decode("utf-8", "replace"))
 
 
-def check_journal(group: GroupState) -> Steps[None]:
-    """Compare ZooKeeper with the journal.
+def check_journal(group: GroupState, next_epoch: int) -> Steps[None]:
+    """Compare ZooKeeper with the journal; ``next_epoch`` is what the controller epoch is at least, or is raised to.
 
     Raises:
         ZooKeeperOutdated: ZooKeeper has lost something that it knew.
     """
-    yield from _check(group, group.controller_epoch)
-
-
-def check_again(group: GroupState) -> Steps[None]:
-    """Compare ZooKeeper with the journal in the middle of a term, after an interruption of the connection.
-
-    A ZooKeeper that was set back meanwhile may still know the session.
-
-    Raises:
-        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
-        StaleStateError: ZooKeeper holds a change that this leader has finished, or lacks one that it has not.
-    """
-    yield from keep_journal(group)  # so that the journal holds all that this leader has written to ZooKeeper
-    yield from _check(group, group.controller_epoch + 1)
-    under_way = yield from ReadNodes([paths.committing(group.name), paths.scaling(group.name)])
-    parent = paths.suspended(group.name)
-    halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
-    if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
-        raise StaleStateError(f"ZooKeeper does not hold what the leader of {group.name} has under way")
+    faults = yield from _compare(group, next_epoch)
+    if faults:
+        yield from confirm_leadership()  # after a write, reads see everything that any server had acknowledged before
+        faults = yield from _compare(group, next_epoch)
+    if faults:
+        yield from refuse(group, faults)
 
 
 def check_birth(group: GroupState) -> Steps[None]:
@@ -114,15 +100,6 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
         yield from AppendMessages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
         yield from CommitRound()
     group.journal.adopt(changes, group.streams, dict(group.faults.items()))
-
-
-def _check(group: GroupState, next_epoch: int) -> Steps[None]:
-    faults = yield from _compare(group, next_epoch)
-    if faults:
-        yield from confirm_leadership()  # after a write, reads see everything that any server had acknowledged before
-        faults = yield from _compare(group, next_epoch)
-    if faults:
-        yield from refuse(group, faults)
 
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:

@@ -322,7 +322,8 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
     """Abort the transactions that wait for a stream in an error state and whose leases have run out.
 
     Transactions of a suspended stream are spared: native transactions of others end by themselves, and then these can
-    be committed as was asked for.
+    be committed as was asked for. So are those of a stream that nobody has tried again yet, as when the change that it
+    was suspended for is done, and an earlier rolling commit has left segments to seal.
     """
     if not group.faults:
         return
@@ -332,6 +333,8 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
         if fault is None or name is None or group.is_suspended(name) or fault.code == SUSPENDED:
+            continue
+        if not group.faults.is_tried(name):
             continue
         if transaction.deadline_ms < now_ms:
             refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)

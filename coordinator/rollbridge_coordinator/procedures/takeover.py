@@ -29,8 +29,8 @@ from rollbridge.model.pieces import LateBegin, Partition
 from rollbridge.model.records import Group, SetNode, StreamConfig
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key
-from rollbridge_coordinator.procedures.counters import open_counter
-from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, open_journal
+from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_shared, open_counter
+from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
 from rollbridge_coordinator.procedures.outcomes import open_preserver
 from rollbridge_coordinator.procedures.refusals import unsealed_fault
 from rollbridge_coordinator.procedures.retention import load_stream
@@ -258,7 +258,7 @@ def take_over(
     group.journal.nodes = journal
     yield from _check_commit_log(group, replication_factor)
     yield from check_mark(group)
-    yield from check_journal(group)
+    yield from check_journal(group, next_epoch=group.controller_epoch)
     yield from open_counter(group)
     yield from _load_streams(group)
     yield from load_suspended(group)
@@ -294,6 +294,26 @@ def finish_pending(group: GroupState) -> Steps[None]:
     group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
     yield from open_journal(group)
+
+
+def check_again(group: GroupState) -> Steps[None]:
+    """Compare ZooKeeper with the journal and the counters in the middle of a term, after the connection was away.
+
+    A ZooKeeper that was set back meanwhile may still know the session.
+
+    Raises:
+        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
+        StaleStateError: ZooKeeper holds a change that this leader has finished, or lacks one that it has not.
+    """
+    yield from keep_journal(group)  # so that the journal holds all that this leader has written to ZooKeeper
+    yield from check_journal(group, next_epoch=group.controller_epoch + 1)
+    yield from look_at_counter(group)
+    yield from look_at_shared(group)
+    under_way = yield from ReadNodes([paths.committing(group.name), paths.scaling(group.name)])
+    parent = paths.suspended(group.name)
+    halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
+    if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
+        raise StaleStateError(f"ZooKeeper does not hold what the leader of {group.name} has under way")
 
 
 def _read_logs(

@@ -89,6 +89,10 @@ class Faults:
             if name not in self._suspended and (name not in self._rests or self._rests[name].is_over(now_ms))
         ]
 
+    def is_tried(self, stream: str) -> bool:
+        """Whether it was refused in this term, or is rested from that."""
+        return stream in self._rests
+
     def lift(self, stream: str) -> None:
         """It seems to be well again; what waits is tried."""
         self._present.pop(stream, None)
