@@ -16,6 +16,7 @@ from rollbridge.client.futures import Completion, FrameLimits, WriteFuture
 from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
 from rollbridge.errors import (
     IncompleteError,
+    InvalidRequestError,
     OutcomeUnknown,
     RollbridgeError,
     TransactionAborted,
@@ -105,6 +106,20 @@ def test_nothing_is_known_before_the_outcome() -> None:
         future.result(0.01)
     with pytest.raises(TimeoutError):
         future.exception(0.01)
+
+
+def test_whoever_waits_for_ever_before_the_commit_is_asked_for_is_told() -> None:
+    completion = Completion(ID.bytes)
+    future = write(writer(completion), 1)[0]
+    completion.ends_here = True
+    for wait in (future.result, future.exception):
+        with pytest.raises(InvalidRequestError, match=r"wait for ever. Call commit\(\) first; flush\(\) waits until"):
+            wait()
+    with pytest.raises(TimeoutError, match="its commit has not been asked for"):
+        future.result(0.01)
+    completion.closed = True
+    with pytest.raises(TimeoutError, match=r"after 0.01 s$"):
+        future.result(0.01)
 
 
 @pytest.mark.parametrize(

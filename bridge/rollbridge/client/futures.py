@@ -29,6 +29,7 @@ from rollbridge.errors import (
     CorruptDataError,
     Fenced,
     IncompleteError,
+    InvalidRequestError,
     OutcomeUnknown,
     RollbridgeError,
     TransactionAborted,
@@ -81,6 +82,7 @@ class Completion:
 
     Attributes:
         closed: True if nothing may be written any more: its end was asked for here, or is known.
+        ends_here: True if its end is asked for in this process, through a :class:`rollbridge.Transaction`.
         settled: True if the outcome is known, or will not be learned here.
         failure: First send that failed, if one did.
         writers: Writers of the transaction in this process, until it is settled.
@@ -97,6 +99,7 @@ class Completion:
         "_value",
         "client_name",
         "closed",
+        "ends_here",
         "epoch",
         "failure",
         "key",
@@ -110,6 +113,7 @@ class Completion:
         self.client_name = client_name
         self.epoch = epoch
         self.closed = False
+        self.ends_here = False
         self.settled = False
         self.failure: Exception | None = None
         self.writers: tuple[Author, ...] = ()
@@ -305,14 +309,39 @@ class OutcomeFuture(LightFuture[T]):
             timeout: Seconds; None waits without end.
 
         Raises:
+            InvalidRequestError: no timeout is given, and nobody has asked for the commit or abort yet; the transaction
+                is as it was.
             TimeoutError: not known in time; ask again.
             TransactionAborted, TransactionExpired, IncompleteError: nothing of the transaction is visible.
             OutcomeUnknown: this process will not learn it.
         """
+        self._check_end(timeout)
         completion = self._completion
         if not completion.settled and not completion.wait(timeout):
-            raise TimeoutError(f"the outcome of transaction {completion.transaction} is not known after {timeout} s")
+            left = "" if completion.closed or not completion.ends_here else "; its commit has not been asked for"
+            raise TimeoutError(
+                f"the outcome of transaction {completion.transaction} is not known after {timeout} s{left}"
+            )
         return self._value()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, then return what :meth:`result` would raise of the outcome; None if the transaction is committed.
+
+        Raises:
+            InvalidRequestError, TimeoutError: as :meth:`result`.
+        """
+        self._check_end(timeout)
+        return super().exception(timeout)
+
+    def _check_end(self, timeout: float | None) -> None:
+        """Raise InvalidRequestError if the outcome is waited for without end, and without a reason for one."""
+        completion = self._completion
+        if timeout is None and completion.ends_here and not completion.closed:
+            raise InvalidRequestError(
+                f"the outcome of transaction {completion.transaction} is waited for before its commit was asked for, "
+                "so this would wait for ever. Call commit() first; flush() waits until what was written has reached "
+                "the brokers; with a timeout, this waits for another thread's commit. Nothing was changed"
+            )
 
     def done(self) -> bool:
         """Return True if the outcome is known."""

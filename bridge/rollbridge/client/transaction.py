@@ -115,6 +115,7 @@ class Transaction(Writing):
     def _prepare(self, runtime: Runtime, plan: BeginPlan, completion: Completion, counter: int, part: int) -> None:
         """Set up everything but the begin."""
         super().__init__(runtime, plan, completion, counter, part)
+        completion.ends_here = True
         self._wish = _Wish.NONE
         self._pieces: list[Piece] = []
         self._offsets: dict[str, GroupOffsets] = {}
