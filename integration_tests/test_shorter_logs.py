@@ -298,6 +298,32 @@ def test_who_follows_a_log_notices_that_it_has_lost_its_end_and_grown_again(
     assert found == [0, 1, 2, 3, 4, 5]
 
 
+def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_read(
+    site: Site, cluster: AnyCluster
+) -> None:
+    """As a leader goes on from where its standby had read to."""
+    partition = (TOPIC, 0)
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    grow(site, [(b"k", b"%d" % number) for number in range(6)])
+    with closing(tail.Tail(cluster.bootstrap_servers, {})) as standby:
+        standby.assign({partition: 0})
+        read: list[int] = []
+
+        def has_read() -> bool:
+            read.extend(message.offset for message in standby.poll(0.1))
+            return read == [0, 1, 2, 3, 4, 5]
+
+        eventually(has_read, "all is read")
+        known = dict(standby.epochs)
+    cluster.cut_log(TOPIC, 3)
+    grow(site, [(b"k", b"other")] * 9)
+    with closing(tail.Tail(cluster.bootstrap_servers, {})) as leader:
+        leader.assign({partition: 6}, known)
+        with pytest.raises(LogDivergedError):
+            eventually(lambda: list(leader.poll(0.1)), "something is handed out, or refused")
+
+
 def concatenate(state: bytes, update: bytes) -> bytes:
     return state + update
 

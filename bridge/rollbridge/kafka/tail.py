@@ -92,6 +92,7 @@ class Tail:
 
     Attributes:
         skipped: Number of batches that could not be read.
+        epochs: Leader epoch of the last message handed out of each partition.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Tail:
     ) -> None:
         """Prepare the reader; no request is sent before the first :meth:`assign`."""
         self.skipped = 0
+        self.epochs: dict[Partition, int] = {}
         self._inflated_bytes_max = inflated_bytes_max
         self._shared = _Shared()
         self._fetcher = _Fetcher(
@@ -120,8 +122,14 @@ class Tail:
         self._tokens = 0
         self._opened: Iterator[TailMessage] = iter(())
 
-    def assign(self, wanted: Mapping[Partition, int]) -> None:
-        """Read exactly these partitions: new ones from their offsets on, the others from their present positions."""
+    def assign(self, wanted: Mapping[Partition, int], epochs: Mapping[Partition, int] | None = None) -> None:
+        """Read exactly these partitions: new ones from their offsets on, the others from their present positions.
+
+        Args:
+            wanted: Next offset of each partition.
+            epochs: Leader epochs of the messages before these offsets, where they are known: if a log has lost them
+                since, this shows, also if it has grown again.
+        """
         if self._assigned.keys() == wanted.keys():
             return
         for item in self._assigned.keys() - wanted.keys():
@@ -130,7 +138,7 @@ class Tail:
         for item in wanted.keys() - self._assigned.keys():
             self._tokens += 1
             self._assigned[item] = self._tokens
-            fresh[item] = _Follow(self._tokens, wanted[item])
+            fresh[item] = _Follow(self._tokens, wanted[item], (epochs or {}).get(item, NO_EPOCH))
         self._shared.change(frozenset(self._assigned), fresh)
         if not self._fetcher.is_alive():
             self._fetcher.start()
@@ -174,6 +182,7 @@ class Tail:
             end = header.base_offset + header.last_offset_delta + 1
             if end <= position:
                 continue
+            self.epochs[partition] = header.partition_leader_epoch
             if not header.is_control:
                 check_crc(header, batch)
                 try:

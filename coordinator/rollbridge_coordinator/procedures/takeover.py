@@ -351,7 +351,7 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
             # Begin where the recorded ongoing transactions began, which is before the start.
             since = min([start, *(item.needed.log_position for item in known if item.spared is not None)])
             summary = tail.hand_over(group.fold, since)
-            group.fold = tail.fold
+            group.fold, group.buffer_epochs = tail.fold, tail.epochs
             group.counts["takeovers_warm"] += 1
             return summary
     group.counts["takeovers_tail_unfit"] += 1

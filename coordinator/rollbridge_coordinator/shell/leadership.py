@@ -402,7 +402,8 @@ class Leadership(threading.Thread):
 
     def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int]) -> None:
         """Fold the buffers up to ``ends``, where they ended when this leader took over."""
-        tail.assign({partition: group.fold.positions.get(partition, 0) for partition in group.partitions()})
+        starts = {partition: group.fold.positions.get(partition, 0) for partition in group.partitions()}
+        tail.assign(starts, group.buffer_epochs)
         while not group.is_folded(ends):
             if self._stopping.is_set():
                 raise StaleStateError("stopped during the takeover")

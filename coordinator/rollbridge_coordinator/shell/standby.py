@@ -179,6 +179,7 @@ class Standby(threading.Thread):
             if tail.is_full:
                 return
             tail.fold.fold(self._streams[message.partition], *message)
+        tail.epochs.update(buffers.epochs)
         said = log.poll(0.0)
         if said is not None:
             tail.follow(said)

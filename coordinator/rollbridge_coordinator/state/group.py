@@ -239,6 +239,7 @@ class GroupState:
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
+        buffer_epochs: Leader epochs of the last frames that the standby had read whose tail was taken over.
         log_end: Where the next control record will stand, if that can be foretold.
         draft: What is remembered of the round under way once it is committed.
         expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
@@ -275,6 +276,7 @@ class GroupState:
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
+    buffer_epochs: dict[Partition, int] = field(default_factory=dict)
     log_end: int | None = None
     draft: Draft | None = None
     expiry_checked_ms: int = 0

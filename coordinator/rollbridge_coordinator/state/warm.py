@@ -31,6 +31,7 @@ class WarmTail:
     Attributes:
         fold: What the frames give that were read, without transactions whose outcome was read.
         log_end: The next offset of the commit log to read.
+        epochs: Leader epochs of the last frames that were read, by buffer partition.
     """
 
     def __init__(self, fold: BufferFold, terminated: dict[bytes, int], places: BufferPlaces, start: int) -> None:
@@ -52,6 +53,7 @@ class WarmTail:
         fold.positions = {partition: place.floor for partition, place in places.items()}
         self.fold = fold
         self.log_end = start
+        self.epochs: dict[Partition, int] = {}
         self._places = dict(places)
         self._floors = dict(fold.positions)
         self._log_start = start
