@@ -223,6 +223,8 @@ def test_empty_topics_of_an_interrupted_scale_are_deleted_while_nobody_leads() -
     steps = plan(BACKUP, [replace(EVIDENCE, topics=topics, unwritten=[older, one, other])], NOW_MS)
     assert deleted(steps) == {one: "s", other: "t"}, "none that an epoch describes"
     place = next(place for place, step in enumerate(steps) if step.topics)
+    published = BACKUP | {paths.epoch(STREAM, 4): epoch(4)}
+    assert deleted(plan(published, [replace(EVIDENCE, topics=topics)], NOW_MS)) == {}, "a leader is at work"
     assert any("keep coordinators from leading" in step.what for step in steps[:place])
     with pytest.raises(CorruptDataError, match=f"{other} holds records"):
         plan(BACKUP, [replace(EVIDENCE, topics=topics, unwritten=[one])], NOW_MS)

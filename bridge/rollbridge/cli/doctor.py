@@ -14,7 +14,7 @@ from rollbridge.cli.common import CliContext, ExitCode, connected
 from rollbridge.cli.tables import counted, moment, table
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Severity, gather
-from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes
+from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes, read_topics
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
 from rollbridge.model.journal import plan
@@ -73,9 +73,10 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
             return ExitCode.OK
         # All groups: they share the transaction counter, and a group without a leader has noticed nothing yet.
+        topics = read_topics(settings)
         names, nodes = Metadata(session).groups(), read_nodes(session)
         names += lost_groups(settings, nodes, names)
-        steps = plan(nodes, gather_evidence(settings, names), int(time.time() * 1000))
+        steps = plan(nodes, gather_evidence(settings, names, topics), int(time.time() * 1000))
         if not dry_run:
             carry_out(settings, session, steps, context.tell)
     document = {"outdated": [str(name) for name in found], "done": not dry_run, "steps": [item.what for item in steps]}

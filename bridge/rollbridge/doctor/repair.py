@@ -65,15 +65,33 @@ def lost_groups(
     return found
 
 
-def gather_evidence(settings: ConnectionSettings, names: Sequence[GroupName]) -> list[GroupEvidence]:
+def read_topics(settings: ConnectionSettings) -> dict[str, str]:
+    """Return the ids of all topics there are.
+
+    To be called before :func:`read_nodes`: what belongs to the topics of a change is in ZooKeeper before they are
+    created, so none of a leader that is at work looks as if nobody knew of it.
+
+    Raises:
+        KafkaUnavailable, NotAuthorizedError
+    """
+    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
+
+
+def gather_evidence(
+    settings: ConnectionSettings, names: Sequence[GroupName], topics: Mapping[str, str]
+) -> list[GroupEvidence]:
     """Return Kafka's evidence about groups; reads their commit logs and buffers from end to end.
+
+    Args:
+        settings: The connection.
+        names: The groups.
+        topics: All topics, with their ids.
 
     Raises:
         KafkaUnavailable, NotAuthorizedError
         CorruptDataError: A group has no journal.
     """
-    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-    topics = {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
     return [_evidence(settings, name, topics) for name in names]
 
 
@@ -89,7 +107,7 @@ def carry_out(
             session.multi(batch)
 
 
-def _evidence(settings: ConnectionSettings, name: GroupName, topics: dict[str, str]) -> GroupEvidence:
+def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str, str]) -> GroupEvidence:
     if name.terminated_topic not in topics:
         raise CorruptDataError(
             f"group {name} has no journal: topic {name.terminated_topic} does not exist; nothing was changed; restore "
@@ -135,7 +153,9 @@ def _unwritten(settings: ConnectionSettings, topics: Sequence[str]) -> list[str]
     ]
 
 
-def _read_buffers(settings: ConnectionSettings, journal: Journal, topics: dict[str, str]) -> tuple[int, dict[str, int]]:
+def _read_buffers(
+    settings: ConnectionSettings, journal: Journal, topics: Mapping[str, str]
+) -> tuple[int, dict[str, int]]:
     """Return the highest counter written to the buffers, and the newest session of each client."""
     counter, sessions = -1, dict[str, int]()
     for raw in streams_of(journal).values():
