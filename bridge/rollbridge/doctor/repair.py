@@ -118,12 +118,12 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
     counter, ongoing = -1, set[TransactionId]()
     if name.commit_log_topic in topics:
         for message in read_all(settings.bootstrap_servers, settings.kafka, name.commit_log_topic):
-            key = message.key() or b""
+            key = message.key or b""
             if len(key) != 16:
                 continue
             transaction = TransactionId.from_bytes(key)
             counter = max(counter, shared_count(transaction.bytes))
-            kind = peek_kind(message.value())
+            kind = peek_kind(message.value)
             if kind is ControlKind.BEGIN:
                 ongoing.add(transaction)
             else:
@@ -163,7 +163,7 @@ def _read_buffers(
             continue
         for partition in range(config.buffer_partitions):
             for message in read_all(settings.bootstrap_servers, settings.kafka, config.buffer_topic, partition):
-                header, value = unpack_header(message.key()), message.value()
+                header, value = unpack_header(message.key), message.value
                 if header is None or value is None:
                     continue
                 try:

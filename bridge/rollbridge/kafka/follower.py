@@ -19,7 +19,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,8 +30,9 @@ from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 
 from rollbridge.errors import KafkaUnavailable, RollbridgeError
 from rollbridge.forks import hold, is_gone
+from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, Wanted, encode_fetch
+from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Wanted, encode_fetch
 from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
@@ -331,6 +332,70 @@ class Follower:
                 return _News(node=node, connection=cluster.dial(broker))
         except Exception as fault:
             return _News(node=node, fault=_known(fault, f"reach {broker.host}:{broker.port}"))
+
+
+def refuse(trouble: Trouble) -> int:
+    """Raise the fault of a partition; a resume rule for :func:`read_up_to`."""
+    raise trouble.fault
+
+
+def read_up_to(
+    follower: Follower,
+    ends: Mapping[Partition, int],
+    timeout_s: float,
+    resume: Callable[[Trouble], int] = refuse,
+) -> Iterator[tuple[Partition, LogRecord]]:
+    """Iterate over the records of followed partitions below ends that their leaders have reported.
+
+    Each partition is left at its end. Take the ends from ListOffsets: right after an election the high watermark in a
+    fetch may be behind what the former leader has acknowledged; ListOffsets is not answered until the new leader has
+    caught up (KIP-207).
+
+    Args:
+        follower: Follower of the partitions from offsets below their ends; polled by this iterator only.
+        ends: End of each partition, of the follower's isolation.
+        timeout_s: Longest wait for anything to arrive, in seconds; the caller's own time does not count.
+        resume: Returns the offset at which to go on where the next records were truncated, or raises.
+
+    Raises:
+        KafkaUnavailable: Nothing arrived in time.
+        LogDivergedError: A log has lost its end, below the end that its leader had reported.
+        TopicNotFound, NotAuthorizedError, CorruptDataError.
+    """
+    unread = dict(ends)
+    deadline = Deadline(timeout_s)
+    while unread:
+        found = follower.poll(deadline.left())
+        if not found and (deadline.passed() or follower.stopped):
+            topics = ", ".join(f"partition {item[1]} of topic {item[0]} up to offset {unread[item]}" for item in unread)
+            raise KafkaUnavailable(f"no broker gave {topics} within {timeout_s:g} s")
+        ended: dict[Partition, int] = {}
+        for item in found:
+            end = unread.get(item.partition)
+            if end is None:
+                continue
+            if isinstance(item, Fetched):
+                reached = item.end
+            elif item.resume is not None and not isinstance(item.fault, LogDivergedError):
+                reached = resume(item)
+                if reached < end:
+                    follower.follow(item.partition, reached)
+            elif isinstance(item.fault, KafkaUnavailable):
+                logger.info("reading goes on: %s", item.fault)
+                continue
+            else:
+                raise item.fault
+            if reached >= end:
+                follower.leave(item.partition)
+                ended[item.partition] = unread.pop(item.partition)
+        follower.ask()  # leaders work on the next answers while the caller works on these
+        for item in found:
+            end = ended.get(item.partition, unread.get(item.partition))
+            if isinstance(item, Fetched) and end is not None:
+                for record in item.records():
+                    if record.offset < end:
+                        yield item.partition, record
+                deadline = Deadline(timeout_s)
 
 
 def _known(fault: Exception, doing: str) -> RollbridgeError:

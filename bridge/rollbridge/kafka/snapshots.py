@@ -1,25 +1,24 @@
 """Read snapshots of transaction buffers from Kafka, and verify them against the logs.
 
 The functions for compacted topics return committed records only; an open native transaction of another producer bounds
-what can be read for now. The end to read to is asked of the leader beforehand. A consumer that has reached an end
-proves less: right after an election the new leader's high watermark may be behind what its predecessor has
-acknowledged, and consumers get that end; ListOffsets is not answered until the new leader has caught up (KIP-207).
+what can be read for now. The end to read to is asked of the leader beforehand; :func:`.read_up_to` says why.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
-from rollbridge.kafka.clients import consumer_config, open_consumer
-from rollbridge.kafka.errors import translate
+from rollbridge.errors import CorruptDataError
+from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.fetch_plan import Trouble
+from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Backoff, Deadline, limited
@@ -34,11 +33,12 @@ from rollbridge.model.snapshots import Choice, Snapshot, choose, index_keys, seg
 
 logger = limited(logging.getLogger(__name__))
 
-_AT_ONCE: Final = 500
+_BYTES: Final = 4 * 1024 * 1024
+"""Bytes fetched at once."""
+_BEYOND: Final = 2**63 - 1
 _TIMEOUT_S: Final = 30.0
 _BEHIND_OTHERS_S: Final = 5.0
 _PAUSE_S: Final = 0.05
-_OUT_OF_RANGE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
 class LatestRecord(NamedTuple):
@@ -55,12 +55,12 @@ def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str)
         KafkaUnavailable, NotFoundError, NotAuthorizedError
     """
     found: dict[bytes, LatestRecord] = {}
-    for message in read_all(bootstrap_servers, security, topic):
-        key, value = message.key() or b"", message.value()
+    for record in read_all(bootstrap_servers, security, topic):
+        key, value = record.key or b"", record.value
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = LatestRecord(message.offset() or 0, value)
+            found[key] = LatestRecord(record.offset, value)
     return found
 
 
@@ -77,37 +77,38 @@ def read_values(
     found: dict[int, bytes | None] = dict.fromkeys(offsets)
     if not found:
         return found
-    ends = LogOffsets(bootstrap_servers, security=security)
-    with closing(ends), _reading(bootstrap_servers, security, topic) as consumer:
+    with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
         end = _end(ends, topic)
         deadline = Deadline(_BEHIND_OTHERS_S)
         backoff = Backoff(_PAUSE_S)
         while max(found) >= end and not deadline.passed():
             backoff.sleep(deadline)
             end = _end(ends, topic)
+    with closing(_follower(bootstrap_servers, security)) as follower:
         for offset in sorted(item for item in found if item < end):
-            consumer.assign([TopicPartition(topic, 0, offset)])
-            message = next(_until(consumer, topic, end), None)
-            if message is not None and message.offset() == offset:
-                found[offset] = message.value()
+            follower.follow((topic, 0), offset)
+            for _, record in read_up_to(follower, {(topic, 0): offset + 1}, _TIMEOUT_S, _skip):
+                found[record.offset] = record.value
     return found
 
 
 def read_all(
     bootstrap_servers: str, security: Mapping[str, str], topic: str, partition: int = 0, start: int = 0
-) -> Iterator[Message]:
+) -> Iterator[LogRecord]:
     """Iterate over the committed records of a partition, from an offset that it holds to its present end.
 
     Raises:
         KafkaUnavailable, NotFoundError, NotAuthorizedError
+        CorruptDataError: While iterating: a batch does not decompress, or does not parse.
     """
     with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
         end = _end(ends, topic, partition)
     if start >= end:
         return
-    with _reading(bootstrap_servers, security, topic) as consumer:
-        consumer.assign([TopicPartition(topic, partition, start)])
-        yield from _until(consumer, topic, end)
+    with closing(_follower(bootstrap_servers, security)) as follower:
+        follower.follow((topic, partition), start)
+        for _, record in read_up_to(follower, {(topic, partition): end}, _TIMEOUT_S, _skip):
+            yield record
 
 
 def is_end(message: Message, end: int) -> bool:
@@ -129,39 +130,16 @@ def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
     return offsets.end([topic], Isolation.READ_COMMITTED, partition, timeout_s=_TIMEOUT_S)[topic]
 
 
-@contextmanager
-def _reading(bootstrap_servers: str, security: Mapping[str, str], topic: str) -> Iterator[Consumer]:
-    config = consumer_config(bootstrap_servers, isolation=Isolation.READ_COMMITTED, security=security)
-    consumer = open_consumer({**config, "enable.partition.eof": True}, f"read topic {topic}", logger)
-    try:
-        yield consumer
-    finally:
-        consumer.close()
+def _follower(bootstrap_servers: str, security: Mapping[str, str]) -> Follower:
+    return Follower(
+        bootstrap_servers, Isolation.READ_COMMITTED, name="rollbridge-snapshots", security=security, max_bytes=_BYTES
+    )
 
 
-def _until(consumer: Consumer, topic: str, end: int) -> Iterator[Message]:
-    """Iterate from the consumer's position to an end that the leader has reported."""
-    deadline = Deadline(_TIMEOUT_S)
-    while True:
-        first = consumer.poll(deadline.left())
-        if first is None:
-            raise KafkaUnavailable(f"no broker gave topic {topic} up to offset {end} within {_TIMEOUT_S:g} s")
-        for message in (first, *consumer.consume(_AT_ONCE, 0)):
-            error = message.error()
-            if error is None:
-                deadline = Deadline(_TIMEOUT_S)
-                yield message
-            elif error.code() in _OUT_OF_RANGE:
-                return
-            elif error.code() == KafkaError._PARTITION_EOF:
-                logger.debug("%s: the end was told at %s, wanted is %d", topic, message.offset(), end)
-            else:
-                fault = translate(error, f"read topic {topic}", f"topic {topic}")
-                if not isinstance(fault, KafkaUnavailable):
-                    raise fault
-                logger.info("reading %s goes on: %s", topic, fault)
-            if is_end(message, end):
-                return
+def _skip(trouble: Trouble) -> int:
+    """End the reading of a partition whose next records were truncated."""
+    logger.info("reading ends early: %s", trouble.fault)
+    return _BEYOND
 
 
 SEGMENTED: Final = "segmented"
@@ -324,7 +302,7 @@ class SnapshotReader:
         for message in islice(read_all(*self._servers, *found.partition, max(start, position)), ENDS_LOOK_MAX):
             transaction, kinds = _frames_of(message)
             if FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds:
-                ended.setdefault(transaction, message.timestamp()[1])
+                ended.setdefault(transaction, message.timestamp)
         return EndedSince(len(ended), min(ended.values(), default=0))
 
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
@@ -332,9 +310,9 @@ class SnapshotReader:
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
         [start] = self._admin.start_offsets([topic]).values()
         for message in read_all(*self._servers, topic, start=start):
-            if (message.offset() or 0) >= end:
+            if message.offset >= end:
                 break
-            outcomes[peek_kind(message.value())].add(message.key() or b"")
+            outcomes[peek_kind(message.value)].add(message.key or b"")
         return outcomes[ControlKind.COMMIT], outcomes[ControlKind.ABORT]
 
     def _begun(self, partition: Partition) -> set[bytes]:
@@ -348,14 +326,14 @@ class SnapshotReader:
         return begun
 
 
-def _frames_of(message: Message) -> tuple[bytes, Collection[FrameKind]]:
+def _frames_of(message: LogRecord) -> tuple[bytes, Collection[FrameKind]]:
     """Return a buffer message's transaction and the kinds of its frames; no kinds if it cannot be parsed."""
-    header = unpack_header(message.key())
+    header = unpack_header(message.key)
     if header is None:
         return b"", ()
     if header.kind is not FrameKind.BUNDLE:
         return header.transaction, (header.kind,)
     try:
-        return header.transaction, {inner.kind for inner, _, _ in unpack_bundle(header, message.value() or b"")}
+        return header.transaction, {inner.kind for inner, _, _ in unpack_bundle(header, message.value or b"")}
     except CorruptDataError:
         return header.transaction, ()
