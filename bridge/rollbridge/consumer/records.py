@@ -17,6 +17,8 @@ from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 
 from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.committed import is_plain
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import StreamName, parse_segment_topic
@@ -301,6 +303,21 @@ def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:
 def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
     """Return the record of one message."""
     return Record((raw.key(), raw.value(), raw, origin))
+
+
+def message_of(topic: str, record: LogRecord, timestamp_kind: int, leader_epoch: int) -> KafkaMessage:
+    """Return confluent-kafka's message for a record that was read without it, of partition 0 of a topic."""
+    headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else _UNREADABLE
+    return KafkaMessage(
+        topic=topic,
+        partition=0,
+        offset=record.offset,
+        key=record.key,
+        value=record.value,
+        headers=headers or None,
+        timestamp=(timestamp_kind, record.timestamp),
+        leader_epoch=leader_epoch,
+    )
 
 
 # If a name is not UTF-8, confluent-kafka returns a list whose tuples have holes and sets an exception as well.

@@ -3,8 +3,8 @@
 Like Debezium's transaction topic for change data capture: each transaction once, in one order over all streams of the
 group, and each of its records with its number in it.
 
-Records are read on request. A reader holds a few hundred of each segment, however large a transaction is: the order of
-a commit log is the order in each segment, so a consumer passes through every segment once.
+Records are read on request. A reader holds one batch or a quarter of a megabyte of each segment, however large a
+transaction is: the order of a commit log is the order in each segment, so it passes through every segment once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Final, Self
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.consumer.records import Origin, Record, record_of
+from rollbridge.consumer.records import Origin, Record, message_of, record_of
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -31,11 +32,14 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.forks import hold
-from rollbridge.kafka.clients import Config, assign_more, consumer_config, open_consumer
-from rollbridge.kafka.errors import translate
-from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc
+from rollbridge.kafka.committed import BatchStanding, iterate_any_records, judged_batches
+from rollbridge.kafka.fetch import LogDivergedError, LogReader
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.follower import Follower
+from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.retry import Backoff, Deadline, limited
 from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
@@ -47,13 +51,12 @@ LogStart = str | LogPosition | int | datetime
 """Start: ``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""
 
 _POLL_S: Final = 0.1
-_BATCH: Final = 500
-_HELD_MAX: Final = 1_000
-"""Records held of a segment before it is paused."""
-_DOUBT_S: Final = 1.0
-"""Seconds without a record after which the reader checks that the segment still exists."""
-_SEEK_BEYOND: Final = 10_000
-"""Distance in offsets beyond which the reader seeks instead of reading through."""
+_WAIT_MS: Final = 500
+"""Longest delay of an empty answer at the broker. New records are answered at once."""
+_BYTES: Final = 256 * 1024
+"""Bytes fetched at once of a segment; the first batch comes whole even if it is larger."""
+_PARSED_MAX: Final = 500
+"""Records of a segment that are parsed at once."""
 _SEGMENTS_MAX: Final = 256
 """Segments read at a time; the least recently used one makes room."""
 
@@ -98,7 +101,7 @@ class CommittedTransaction:
 
     @property
     def held(self) -> int:
-        """Number of records that its reader holds in memory now, of this transaction and later ones."""
+        """Number of records that its reader has parsed and not handed out, of this transaction and later ones."""
         return self._segments.held
 
     def counts(self) -> dict[str, int]:
@@ -152,20 +155,21 @@ class TransactionReader:
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         begin = log_offset(offsets, group, start)
         self._next = begin
-        self._fetched: deque[Message] = deque()
+        self._arrived: deque[Fetched] = deque()
+        self._records: deque[LogRecord | int] = deque()  # and behind those of a stretch, where it ends
         self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
-        config = consumer_config(
-            settings.bootstrap_servers,
-            isolation=Isolation.READ_COMMITTED,
-            security=settings.kafka,
-            client_id=settings.client_name,
-            extra={"fetch.queue.backoff.ms": 5},
+        servers, security, client_id = settings.bootstrap_servers, settings.kafka, settings.client_name
+        self._segments = Segments(Cluster(servers, security=security, client_id=client_id), origin, stalled_s)
+        self._follower = Follower(
+            servers,
+            Isolation.READ_COMMITTED,
+            name="rollbridge-transactions",
+            security=security,
+            client_id=client_id,
+            check_epochs=True,
         )
-        config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("transactions: %s", error)}
-        self._consumer = open_consumer(config, f"read the commit log of {group}", logger)
-        self._consumer.assign([TopicPartition(topic, 0, begin)])
-        hold(self, "_consumer", "_segments")
-        self._segments = Segments({**config, "queued.max.messages.kbytes": 16 * 1024}, origin, offsets, stalled_s)
+        self._follower.follow((topic, 0), begin)
+        hold(self, "_follower", "_segments")
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +179,7 @@ class TransactionReader:
 
     def close(self) -> None:
         """Disconnect. The position remains available."""
-        self._consumer.close()
+        self._follower.close()
         self._segments.close()
 
     @property
@@ -189,162 +193,182 @@ class TransactionReader:
         Iteration may be left and entered again: it goes on with the transaction after the last one.
 
         Raises:
+            InvalidRequestError: The reader was closed.
             TruncatedError: The log was truncated where it was to be read.
             CorruptDataError: A message of the log is no control record.
             UnavailableError: Nothing could be read for ``stalled_s``, although there is more.
         """
         moved_at = time.monotonic()
         while self._goal is None or self._next < self._goal:
-            if self._fetched:
-                found = self._take(self._fetched[0])
+            if self._records:
+                found = self._take(self._records[0])
                 if found is not None:
                     yield found
                     moved_at = time.monotonic()  # time spent by the caller does not count as a stall
                 continue
-            first = self._consumer.poll(_POLL_S)
-            if first is None:
-                if not self._follow and time.monotonic() - moved_at > self._stalled_s:
-                    raise UnavailableError(
-                        f"nothing became readable for {self._stalled_s:g} s on the commit log of {self._group}, "
-                        f"although it goes on to {self._goal}; it was read up to {self._next}"
-                    )
+            if self._arrived:
+                # One that does not parse stays first, for whoever enters the loop again.
+                self._records.extend([*self._arrived[0].records(), self._arrived[0].end])
+                self._arrived.popleft()
                 continue
-            moved_at = time.monotonic()
-            self._fetched.extend((first, *self._consumer.consume(_BATCH, 0)))
+            for item in self._follower.poll(_POLL_S):
+                if isinstance(item, Fetched):
+                    self._arrived.append(item)
+                    moved_at = time.monotonic()
+                else:
+                    self._judge(item)
+            if self._follower.stopped:
+                raise InvalidRequestError("this reader of transactions was closed; open another one at its position")
+            if not self._follow and time.monotonic() - moved_at > self._stalled_s:
+                raise UnavailableError(
+                    f"nothing became readable for {self._stalled_s:g} s on the commit log of {self._group}, "
+                    f"although it goes on to {self._goal}; it was read up to {self._next}"
+                )
 
-    def _take(self, message: Message) -> CommittedTransaction | None:
-        """Take the first fetched message; one that cannot be decoded stays first."""
-        error, offset = message.error(), message.offset()
-        if error is not None or offset is None:
-            self._fetched.popleft()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                self._next = max(self._next, offset or 0)
-            elif error is not None:
-                _judge(error, f"the commit log of {self._group}")
+    def _take(self, record: LogRecord | int) -> CommittedTransaction | None:
+        """Take the first record or end; a record that cannot be decoded stays first."""
+        if isinstance(record, int):
+            self._records.popleft()
+            self._next = record
             return None
-        control = decode_control(message.key(), message.value())
-        self._fetched.popleft()
-        self._next = offset + 1
+        control = decode_control(record.key, record.value)
+        self._records.popleft()
+        self._next = record.offset + 1
         if control.kind is not ControlKind.COMMIT:
             return None
-        return CommittedTransaction(control, LogPosition(self._group, offset + 1), self._segments)
+        return CommittedTransaction(control, LogPosition(self._group, self._next), self._segments)
+
+    def _judge(self, trouble: Trouble) -> None:
+        """Raise unless the follower recovers from a fault by itself."""
+        what, fault = f"the commit log of {self._group}", trouble.fault
+        if trouble.resume is not None and not isinstance(fault, LogDivergedError):
+            raise TruncatedError(f"{what} has lost records that were still to be read: {fault}") from fault
+        if isinstance(fault, NotFoundError):
+            raise TruncatedError(f"{what} has been removed with the records that were still to be read") from fault
+        if not isinstance(fault, KafkaUnavailable):
+            raise fault
+        logger.info("reading %s: %s", what, fault)
 
 
 class Segments:
     """Reader of runs of records in many segments, each from front to back, holding few records of each."""
 
-    def __init__(self, config: Config, origin: Origin, offsets: LogOffsets, stalled_s: float) -> None:
+    def __init__(self, cluster: Cluster, origin: Origin, stalled_s: float) -> None:
         self.origin = origin
-        self._offsets = offsets
+        self._log = LogReader(cluster, retry_timeout_s=stalled_s)
         self._stalled_s = stalled_s
-        self._consumer = open_consumer({**config, "enable.partition.eof": False}, "read segments", logger)
         self._cursors: dict[str, _Cursor] = {}
-        hold(self, "_consumer")
+        hold(self, "_log")
 
     def close(self) -> None:
         """Disconnect."""
-        self._consumer.close()
+        self._log.close()
 
     @property
     def held(self) -> int:
-        """Number of records held now."""
-        return sum(len(cursor.held) for cursor in self._cursors.values())
+        """Number of records that are parsed and not handed out."""
+        return sum(len(cursor.parsed) for cursor in self._cursors.values())
 
     def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
         """Yield the records of runs, which are in order of offset."""
         for run in runs:
             for offset in range(run.base_offset, run.base_offset + run.count):
-                message = self._at(topic, offset)
-                yield record_of(message, origin)
+                yield record_of(self._at(topic, offset), origin)
 
     def _at(self, topic: str, offset: int) -> Message:
         """Return the record at an offset, waiting up to ``stalled_s`` for it."""
         cursor = self._cursor(topic, offset)
-        held = cursor.held
-        deadline = doubt_at = 0.0
+        deadline = Deadline(self._stalled_s)
+        backoff = Backoff()
         while True:
-            while held:
-                message = held.popleft()
-                found = message.offset() or 0
-                if found > offset:
-                    raise CorruptDataError(f"topic {topic} holds no record at {offset}, where the commit log has one")
-                cursor.next = found + 1
-                if found == offset:
-                    return message
-            now = time.monotonic()
-            deadline = deadline or now + self._stalled_s
-            doubt_at = doubt_at or now + _DOUBT_S
-            if now > doubt_at:
-                self._check_stored(topic)
-                doubt_at = now + _DOUBT_S
-            if now > deadline:
+            while (record := cursor.take()) is not None and record.offset < offset:
+                pass
+            if record is not None and record.offset == offset:
+                return message_of(topic, record, cursor.timestamp_kind, cursor.epoch)
+            # Offsets up to the last examined one hold markers, or records that were aborted.
+            if record is not None or cursor.fetched > offset:
+                raise CorruptDataError(f"topic {topic} holds no record at {offset}, where the commit log has one")
+            if deadline.passed():
                 raise UnavailableError(
                     f"offset {offset} of topic {topic} did not become readable within {self._stalled_s:g} s, although "
                     "its transaction is committed"
                 )
-            self._read_some(cursor)
+            try:
+                self._fetch(topic, cursor, min(_WAIT_MS, int(1000 * deadline.left())))
+            except KafkaUnavailable as fault:
+                if deadline.passed():
+                    raise
+                logger.info("reading topic %s: %s", topic, fault)
+                backoff.sleep(deadline)
 
-    def _check_stored(self, topic: str) -> None:
-        """Raise TruncatedError if a segment was removed; librdkafka waits half a minute for a topic to appear."""
+    def _fetch(self, topic: str, cursor: _Cursor, wait_ms: int) -> None:
+        """Fetch the next records of a segment.
+
+        Raises:
+            TruncatedError: They have been deleted, or the segment was removed.
+        """
         try:
-            self._offsets.first([topic])
-        except NotFoundError:
+            raw = self._log.fetch_raw(topic, cursor.fetched, wait_ms=wait_ms, max_bytes=_BYTES)
+        except NotFoundError as fault:
             raise TruncatedError(
                 f"topic {topic} has been removed with the records that were still to be read: they were truncated, or "
                 "their stream was deleted"
-            ) from None
+            ) from fault
+        if raw.start > cursor.fetched:
+            raise TruncatedError(f"topic {topic} has lost records that were still to be read: it begins at {raw.start}")
+        for header, batch, standing in judged_batches(raw.batches, raw.aborted):
+            check_crc(header, batch)
+            if standing is BatchStanding.COMMITTED:
+                cursor.batches.append((header, batch))
+            cursor.fetched = max(cursor.fetched, header.base_offset + header.last_offset_delta + 1)
 
     def _cursor(self, topic: str, offset: int) -> _Cursor:
         """Return the cursor of a topic, at this offset or shortly before it."""
         cursor = self._cursors.pop(topic, None)
-        if cursor is not None and not cursor.next <= offset <= cursor.next + _SEEK_BEYOND:
-            self._consumer.incremental_unassign([TopicPartition(topic, 0)])
-            self._consumer.incremental_assign([TopicPartition(topic, 0, offset)])
-            cursor = _Cursor(topic, offset)
-        if cursor is None:
+        if cursor is None or not cursor.next <= offset <= cursor.fetched:
             while len(self._cursors) >= _SEGMENTS_MAX:
-                self._drop(next(iter(self._cursors)))
-            cursor = _Cursor(topic, offset)
-            assign_more(self._consumer, [TopicPartition(topic, 0, offset)])
+                del self._cursors[next(iter(self._cursors))]
+            cursor = _Cursor(offset)
         self._cursors[topic] = cursor  # last, as the most recently used
         return cursor
 
-    def _drop(self, topic: str) -> None:
-        del self._cursors[topic]
-        self._consumer.incremental_unassign([TopicPartition(topic, 0)])
-
-    def _read_some(self, wanted: _Cursor) -> None:
-        if wanted.paused:
-            self._consumer.resume([TopicPartition(wanted.topic, 0)])
-            wanted.paused = False
-        first = self._consumer.poll(_POLL_S)
-        for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
-            error, topic = message.error(), message.topic() or ""
-            cursor = self._cursors.get(topic)
-            if error is not None and topic not in ("", wanted.topic):
-                if cursor is not None:
-                    self._drop(topic)  # an error of another topic is raised for the caller that asks for that topic
-            elif error is not None:
-                _judge(error, f"topic {topic}")
-            elif cursor is not None and (message.offset() or 0) >= cursor.fetched:
-                cursor.held.append(message)
-                cursor.fetched = (message.offset() or 0) + 1
-        for cursor in self._cursors.values():
-            if cursor is not wanted and len(cursor.held) > _HELD_MAX and not cursor.paused:
-                self._consumer.pause([TopicPartition(cursor.topic, 0)])
-                cursor.paused = True
-
 
 class _Cursor:
-    """Reading position in a topic, and the records held of it."""
+    """Reading position in a topic, and the batches held of it, of which one is open.
 
-    __slots__ = ("fetched", "held", "next", "paused", "topic")
+    Attributes:
+        next: Offset of the next record to hand out, or an earlier one.
+        fetched: Offset behind the last batch held.
+        parsed: Next records of the open batch.
+        batches: Batches behind the open one.
+        timestamp_kind: Kind of the timestamps in the open batch.
+        epoch: Leader epoch of the open batch.
+    """
 
-    def __init__(self, topic: str, offset: int) -> None:
-        self.topic = topic
+    __slots__ = ("_open", "batches", "epoch", "fetched", "next", "parsed", "timestamp_kind")
+
+    def __init__(self, offset: int) -> None:
         self.next = self.fetched = offset
-        self.held: deque[Message] = deque()
-        self.paused = False
+        self.parsed: deque[LogRecord] = deque()
+        self.batches: deque[tuple[BatchHeader, memoryview]] = deque()
+        self.timestamp_kind = self.epoch = 0
+        self._open: Iterator[LogRecord] = iter(())
+
+    def take(self) -> LogRecord | None:
+        """Return the next record held, and drop it; None if there is none."""
+        while not self.parsed:
+            self.parsed.extend(islice(self._open, _PARSED_MAX))  # a batch may hold millions
+            if self.parsed:
+                break
+            if not self.batches:
+                return None
+            header, batch = self.batches.popleft()
+            self.timestamp_kind = TIMESTAMP_LOG_APPEND_TIME if header.is_append_time else TIMESTAMP_CREATE_TIME
+            self.epoch = header.partition_leader_epoch
+            self._open = iterate_any_records(batch)
+        record = self.parsed.popleft()
+        self.next = record.offset + 1
+        return record
 
 
 def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
@@ -388,15 +412,3 @@ def _milliseconds(time: Since | datetime | int) -> int:
             return int(time.timestamp() * 1000)
         case _:
             return time
-
-
-def _judge(error: KafkaError, what: str) -> None:
-    """Raise unless the consumer recovers from an error by itself."""
-    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        raise TruncatedError(f"{what} has lost records that were still to be read: {error.str()}")
-    fault = translate(error, f"read {what}", what)
-    if isinstance(fault, NotFoundError):
-        raise TruncatedError(f"{what} has been removed with the records that were still to be read")
-    if not isinstance(fault, KafkaUnavailable):
-        raise fault
-    logger.info("reading %s: %s", what, fault)
