@@ -8,22 +8,23 @@ followed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import islice
 from typing import Final
-
-from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
 from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
 from rollbridge.forks import hold
-from rollbridge.kafka.batches import read_records, validate_frame
-from rollbridge.kafka.clients import assign_more, consumer_config, open_consumer
-from rollbridge.kafka.errors import translate
+from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
+from rollbridge.kafka.fetch import LogDivergedError
+from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
+from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
-from rollbridge.kafka.snapshots import is_end
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
@@ -33,10 +34,9 @@ from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 logger = limited(logging.getLogger(__name__))
 
-_BATCH: Final = 50
-"""Frames per call of ``consume``; each may have a quarter of a megabyte."""
-_POLL_S: Final = 1.0
-_SILENT_POLLS_MAX: Final = 30
+_FRAMES_MAX: Final = 50
+"""Frames taken at once; each may have a quarter of a megabyte."""
+_SILENT_S: Final = 30.0
 _CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
 """Allowed difference between the clocks of brokers and leaders; with a larger one an outcome may be missed."""
 
@@ -54,27 +54,34 @@ class PreviewTail:
         self._topic = topic = stream.buffer_topic
         self._log = stream.group.commit_log_topic
         partitions = stream.buffer_partitions
-        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        self._buffer = [
-            TopicPartition(topic, number, offsets.first([topic], number)[topic]) for number in range(partitions)
-        ]
-        self._unread: dict[int, int] = {}
-        config = consumer_config(
-            settings.bootstrap_servers,
-            isolation=Isolation.READ_COMMITTED,
+        address = settings.bootstrap_servers
+        self._arrived: deque[Fetched] = deque()
+        self._open: Fetched | None = None
+        self._records: Iterator[LogRecord] = iter(())
+        self._follower = Follower(
+            address,
+            Isolation.READ_COMMITTED,
+            name="rollbridge-preview",
             security=settings.kafka,
             client_id=settings.client_name,
-            extra={"fetch.queue.backoff.ms": 5},
         )
-        config |= {"enable.partition.eof": True, "error_cb": lambda error: logger.info("previews: %s", error)}
-        self._consumer = open_consumer(config, f"preview {stream.name}", logger)
-        hold(self, "_consumer")
+        hold(self, "_follower")
         try:
-            self._fold = PreviewFold(_check_batch, self._learn(offsets))
+            with closing(LogOffsets(address, security=settings.kafka, client_id=settings.client_name)) as offsets:
+                starts = {(topic, number): offsets.first([topic], number)[topic] for number in range(partitions)}
+                # Take the log's end before reading the buffer: outcomes from there on are followed.
+                log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
+                self._unread = {
+                    (topic, number): offsets.end([topic], Isolation.READ_COMMITTED, number)[topic]
+                    for number in range(partitions)
+                }
+                self._fold = PreviewFold(_check_batch, self._learn(offsets, starts, log_end))
         except BaseException:
-            self._consumer.close()
+            self._follower.close()
             raise
-        self._consumer.incremental_assign(self._buffer)
+        self._unread = {item: end for item, end in self._unread.items() if starts[item] < end}
+        for partition, start in {(self._log, 0): log_end, **starts}.items():
+            self._follower.follow(partition, start)
 
     @property
     def is_caught_up(self) -> bool:
@@ -83,30 +90,50 @@ class PreviewTail:
 
     def take(self) -> Iterator[Preview]:
         """Yield records of open transactions not given yet, in the order of the buffer. Does not wait."""
-        for message in self._consumer.consume(_BATCH, 0):
-            error = message.error()
-            if error is not None:
-                self._judge(error, message)
-            elif message.topic() == self._log:
-                if _is_outcome(message):
-                    self._fold.end(message.key() or b"", message.timestamp()[1])
-            else:
-                place = (message.topic() or "", message.partition() or 0)
-                for transaction, frame, batch in self._fold.fold(
-                    str(self._stream),
-                    place,
-                    message.offset() or 0,
-                    message.timestamp()[1],
-                    message.key(),
-                    message.value(),
-                ):
-                    yield from self._records(transaction, frame, batch)
+        taken = 0
+        while taken < _FRAMES_MAX:
+            if self._open is None and not self._begin():
+                return
+            fetched = self._open
+            assert fetched is not None
+            for record in islice(self._records, _FRAMES_MAX - taken):
+                taken += 1
+                if fetched.partition[0] != self._log:
+                    yield from self._show(fetched.partition, record)
+                elif _is_outcome(record):
+                    self._fold.end(record.key or b"", record.timestamp)
+            if taken < _FRAMES_MAX:
+                self._open = None
+                self._reach(fetched.partition, fetched.end)
 
     def close(self) -> None:
         """Disconnect."""
-        self._consumer.close()
+        self._follower.close()
 
-    def _records(self, transaction: BufferedTransaction, frame: FrameRef, batch: bytes) -> Iterator[Preview]:
+    def _begin(self) -> bool:
+        """Open the next stretch that has arrived; return False if there is none."""
+        if not self._arrived:
+            for item in self._follower.poll(0.0):
+                if isinstance(item, Fetched):
+                    self._arrived.append(item)
+                else:
+                    self._reach(item.partition, self._go_on(item))
+        if self._arrived:
+            self._open = self._arrived.popleft()
+            self._records = self._open.records()
+        return self._open is not None
+
+    def _reach(self, partition: Partition, offset: int) -> None:
+        if offset >= self._unread.get(partition, offset + 1):
+            del self._unread[partition]
+
+    def _show(self, partition: Partition, record: LogRecord) -> Iterator[Preview]:
+        for transaction, frame, batch in self._fold.fold(
+            str(self._stream), partition, record.offset, record.timestamp, record.key, record.value
+        ):
+            yield from self._previews(transaction, frame, batch)
+
+    def _previews(self, transaction: BufferedTransaction, frame: FrameRef, batch: bytes) -> Iterator[Preview]:
         segment = SegmentId.of(frame.piece.segment, transaction.begin.streams[str(self._stream)])
         try:
             for record in read_records(batch):
@@ -125,90 +152,48 @@ class PreviewTail:
             # The leader refuses the transaction when it reaches that frame; a preview only leaves it out.
             logger.warning("a frame of transaction %s cannot be shown: %s", transaction, fault)
 
-    def _learn(self, offsets: LogOffsets) -> set[bytes]:
+    def _learn(self, offsets: LogOffsets, starts: Mapping[Partition, int], log_end: int) -> set[bytes]:
         """Return the ids of the transactions that have ended."""
         ended: set[bytes] = set()
-        oldest_ms: list[int] = []
-
-        def aborts(message: Message) -> None:
-            if not oldest_ms or message.timestamp()[1] < oldest_ms[0]:
-                oldest_ms[:] = [message.timestamp()[1]]
-            aborted = aborted_in(message.key(), message.value())
+        oldest_ms: int | None = None
+        for record in self._read(starts, self._unread):
+            oldest_ms = record.timestamp if oldest_ms is None else min(oldest_ms, record.timestamp)
+            aborted = aborted_in(record.key, record.value)
             if aborted is not None:
                 ended.add(aborted)
-
-        def outcomes(message: Message) -> None:
-            if _is_outcome(message):
-                ended.add(message.key() or b"")
-
-        # Take the log's end before reading the buffer: outcomes from there on are followed.
-        log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
-        topic = self._topic
-        ends = {
-            (topic, item.partition): offsets.end([topic], Isolation.READ_COMMITTED, item.partition)[topic]
-            for item in self._buffer
-        }
-        self._unread = {number: end for (_, number), end in ends.items()}
-        self._read_to_end(self._buffer, ends, aborts)
-        if oldest_ms:
-            begin = offsets.since([self._log], max(oldest_ms[0] - _CLOCKS_DIFFER_MS, 0))[self._log]
-            if begin is not None and begin < log_end:
-                self._read_to_end([TopicPartition(self._log, 0, begin)], {(self._log, 0): log_end}, outcomes)
-        assign_more(self._consumer, [TopicPartition(self._log, 0, log_end)])
+        if oldest_ms is not None:
+            begin = offsets.since([self._log], max(oldest_ms - _CLOCKS_DIFFER_MS, 0))[self._log]
+            if begin is not None:
+                log = (self._log, 0)
+                ended.update(
+                    record.key or b"" for record in self._read({log: begin}, {log: log_end}) if _is_outcome(record)
+                )
         return ended
 
-    def _read_to_end(
-        self,
-        partitions: list[TopicPartition],
-        ends: Mapping[tuple[str, int], int],
-        take: Callable[[Message], None],
-    ) -> None:
-        """Read partitions up to the ends that their leaders reported; see :mod:`rollbridge.kafka.snapshots`."""
-        partitions = [item for item in partitions if item.offset < ends[item.topic, item.partition]]
-        if not partitions:
-            return
-        assign_more(self._consumer, partitions)
-        unread = {(item.topic, item.partition) for item in partitions}
-        silent = 0
-        while unread:
-            first = self._consumer.poll(_POLL_S)
-            silent = silent + 1 if first is None else 0
-            if silent > _SILENT_POLLS_MAX:
-                raise KafkaUnavailable(f"the buffer of {self._stream} cannot be read: no broker answers")
-            for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
-                error = message.error()
-                if error is None:
-                    take(message)
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    self._judge(error, message)
-                place = (message.topic() or "", message.partition() or 0)
-                if place in unread and is_end(message, ends[place]):
-                    unread.discard(place)
-        self._consumer.incremental_unassign(partitions)
+    def _read(self, starts: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Iterator[LogRecord]:
+        """Iterate over the records of partitions up to the ends that their leaders reported."""
+        unread = {item: ends[item] for item, start in starts.items() if start < ends[item]}
+        for item in unread:
+            self._follower.follow(item, starts[item])
+        for _, record in read_up_to(self._follower, unread, _SILENT_S, self._go_on):
+            yield record
 
-    def _judge(self, error: KafkaError, message: Message) -> None:
-        if error.code() == KafkaError._PARTITION_EOF:
-            number = message.partition() or 0
-            # A newly elected leader may report an end that is too early, see rollbridge.kafka.snapshots.
-            if message.topic() == self._topic and is_end(message, self._unread.get(number, 0)):
-                self._unread.pop(number, None)
-            return
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+    def _go_on(self, trouble: Trouble) -> int:
+        """Return the offset at which to go on; raise unless the follower recovers from a fault by itself."""
+        fault = trouble.fault
+        if trouble.resume is not None and not isinstance(fault, LogDivergedError):
             # The buffer was truncated, which only takes transactions that have ended.
-            topic, number = message.topic() or "", message.partition() or 0
             logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
-            low = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SILENT_POLLS_MAX)[0]
-            self._consumer.incremental_unassign([TopicPartition(topic, number)])
-            self._consumer.incremental_assign([TopicPartition(topic, number, low)])
-            return
-        fault = translate(error, f"preview {self._stream}", f"topic {message.topic()}")
+            self._follower.follow(trouble.partition, trouble.resume)
+            return trouble.resume
         if not isinstance(fault, KafkaUnavailable):
             raise fault
         logger.info("previewing %s: %s", self._stream, fault)
+        return trouble.offset
 
 
-def _is_outcome(message: Message) -> bool:
-    kind = peek_kind(message.value())
+def _is_outcome(record: LogRecord) -> bool:
+    kind = peek_kind(record.value)
     return kind is not None and kind is not ControlKind.BEGIN
 
 
