@@ -85,6 +85,8 @@ def test_each_leader_has_one_request_for_all_its_partitions() -> None:
     assert (found.partition, found.start, found.end, found.high_watermark, found.stable_end) == (A, 0, 2, 100, 90)
     assert [(record.offset, record.value) for record in found.records()] == [(0, b"x"), (1, b"y")]
     assert send(plan) == {ONE: [Wanted(*C, 0), Wanted(*A, 2)]}, "who was served last comes last"
+    assert [plan.end(item) for item in (A, C)] == [100, 100], "an empty answer tells the end as well"
+    assert plan.end(B) is None
 
 
 def test_records_before_the_wanted_offset_and_a_batch_that_is_cut_short_are_left_out() -> None:

@@ -117,6 +117,8 @@ class _Place:
     doubted: bool = False
     """True after OFFSET_OUT_OF_RANGE, until the partition's range has been looked up."""
     served: int = 0
+    high_watermark: int | None = None
+    """End of the partition at its last answer, an empty one included."""
     not_before: float = 0.0
     unheard_of_since: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
@@ -297,6 +299,11 @@ class FetchPlan:
         times = (self._look_up_at, *(place.not_before for place in self._places.values()))
         return min((item for item in times if item > now), default=float("inf"))
 
+    def end(self, partition: Partition) -> int | None:
+        """Return the end of a followed partition at its last answer; None if there was none."""
+        place = self._places.get(partition)
+        return None if place is None else place.high_watermark
+
     def leads(self, node: NodeId) -> bool:
         """Return whether a broker leads any followed partition, as far as is known."""
         return any(place.leader == node for place in self._places.values())
@@ -325,6 +332,7 @@ class FetchPlan:
             self._pause(place, now)
             yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
+        place.high_watermark = data.high_watermark
         batches: list[tuple[BatchHeader, memoryview]] = []
         end, corrupt = start, None
         try:

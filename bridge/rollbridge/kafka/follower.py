@@ -132,6 +132,13 @@ class Follower:
         """Stop following a partition. May be called from any thread; what has arrived may still be polled."""
         self._order(partial(self._plan.leave, partition))
 
+    def end(self, partition: Partition) -> int | None:
+        """Return the high watermark of a followed partition at its last fetch; None if it is not known yet.
+
+        For the polling thread.
+        """
+        return self._plan.end(partition)
+
     @property
     def stopped(self) -> bool:
         """True once stopped: nothing arrives any more."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from confluent_kafka import KafkaError, Message
-
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch_plan import Trouble
@@ -109,21 +107,6 @@ def read_all(
         follower.follow((topic, partition), start)
         for _, record in read_up_to(follower, {(topic, partition): end}, _TIMEOUT_S, _skip):
             yield record
-
-
-def is_end(message: Message, end: int) -> bool:
-    """Return whether a message or end-of-partition event is the last one below ``end``.
-
-    The last offsets of a log may be markers, which are not handed out, so only the event shows that they were passed.
-    An event with an earlier end comes from a leader that has just been elected.
-    """
-    offset = message.offset()
-    if offset is None:
-        return False
-    error = message.error()
-    if error is None:
-        return offset + 1 >= end
-    return error.code() == KafkaError._PARTITION_EOF and offset >= end
 
 
 def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:

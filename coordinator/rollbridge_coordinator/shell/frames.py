@@ -20,9 +20,7 @@ from contextlib import closing
 from time import time as wall_time
 from typing import Final, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import (
     BatchBuilder,
     LogRecord,
@@ -32,12 +30,12 @@ from rollbridge.kafka.batches import (
     parse_header,
     rebatch,
 )
-from rollbridge.kafka.clients import library_logger
 from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.fetch_plan import Fetched
+from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
-from rollbridge.kafka.snapshots import is_end
 from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
@@ -46,81 +44,41 @@ from rollbridge_coordinator.state.effects import LogSummary, Messages
 
 logger = limited(logging.getLogger(__name__))
 
-MESSAGES_AT_ONCE: Final = 2_000
-READ_AHEAD_KBYTES: Final = 16 * 1024
 TRANSACTION_ID_BYTES: Final = 16
-IDLE_WAIT_MS: Final = 500
-"""Time that a broker holds back an empty answer to a fetch of the tail; new records are answered at once."""
-FETCH_WAIT_MS: Final = 50
-"""Time that a broker holds back an empty answer where a log is read to its end."""
 READ_BYTES: Final = 4 * 1024 * 1024
-"""Size of a fetch where frames are read again."""
-_GONE: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
-
-
-def _consumer(brokers: str, security: Mapping[str, str], isolation: str, **more: object) -> Consumer:
-    return Consumer(
-        {
-            **security,
-            "bootstrap.servers": brokers,
-            "group.id": "rollbridge-coordinator",  # required by the library; no offsets are ever committed
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            "isolation.level": isolation,
-            "check.crcs": True,
-            "allow.auto.create.topics": False,
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "fetch.error.backoff.ms": 5,
-            "fetch.message.max.bytes": 4 * 1024 * 1024,
-            "queued.max.messages.kbytes": READ_AHEAD_KBYTES,
-            # Refill a full read-ahead at once; the default waits for a second.
-            "fetch.queue.backoff.ms": 5,
-            "socket.nagle.disable": True,
-            "topic.metadata.refresh.interval.ms": 5_000,
-            **more,
-        },
-        logger=library_logger,
-    )
-
-
-def _arrived(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
-    first = consumer.poll(timeout_s)
-    return () if first is None else (first, *consumer.consume(MESSAGES_AT_ONCE, 0))
+"""Size of a fetch where frames or logs are read."""
 
 
 class LogTail:
-    """Consumer of a commit log from an offset on, as it grows; committed records only."""
+    """Follower of a commit log from an offset on, as it grows; committed records only."""
 
     def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int) -> None:
-        self._consumer = _consumer(brokers, security, "read_committed", **{"fetch.wait.max.ms": IDLE_WAIT_MS})
-        self._consumer.assign([TopicPartition(topic, 0, start)])
+        self._partition = topic, 0
+        self._follower = _follower(brokers, security, topic, start)
 
     def poll(self, timeout_s: float) -> LogSummary | None:
         """Return a summary of what has arrived, None if nothing; the first record is waited for at most ``timeout_s``.
 
         Raises:
             CorruptDataError: a message is no control record, or the next offset was deleted.
-            KafkaUnavailable: no broker answers.
         """
-        messages = []
-        for message in _arrived(self._consumer, timeout_s):
-            error = message.error()
-            if error is None:
-                messages.append(message)
+        records: list[LogRecord] = []
+        for item in self._follower.poll(timeout_s):
+            if isinstance(item, Fetched):
+                records.extend(item.records())
+            elif isinstance(item.fault, CorruptDataError):
+                raise item.fault
             else:
-                _report(error)
-        return _summary(messages, 0) if messages else None
+                logger.info("the commit log %s is read on: %s", item.partition[0], item.fault)
+        return _summary(records, 0) if records else None
 
     def end(self) -> int | None:
         """Return the end offset of the log at the last fetch; None if it is not known yet."""
-        (assigned,) = self._consumer.assignment()
-        _, end = self._consumer.get_watermark_offsets(assigned, cached=True)
-        return end if end >= 0 else None
+        return self._follower.end(self._partition)
 
     def close(self) -> None:
         """Stop reading."""
-        self._consumer.close()
+        self._follower.close()
 
 
 class FrameReader:
@@ -238,26 +196,25 @@ def read_orders(
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         first = offsets.first([topic])[topic]
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
-    for message in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
-        order = decode_control(message.key(), message.value()).order
+    for record in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
+        order = decode_control(record.key, record.value).order
         if order is not None:
             key, number = order
             numbers[key] = max(number, numbers.get(key, 0))
     return numbers
 
 
-def _summary(messages: Iterable[Message], start: int) -> LogSummary:
-    """Summarize messages of a commit log, the first of which stands at ``start`` or behind."""
+def _summary(records: Iterable[LogRecord], start: int) -> LogSummary:
+    """Summarize records of a commit log, the first of which stands at ``start`` or behind."""
     begun: set[bytes] = set()
     ended: dict[bytes, int] = {}
     aborted: set[bytes] = set()
     end = start
-    for message in messages:
-        offset = message.offset() or 0
+    for offset, _, key, value, _ in records:
         end = offset + 1
-        transaction, kind = message.key() or b"", peek_kind(message.value())
+        transaction, kind = key or b"", peek_kind(value)
         if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
-            kind = decode_control(message.key(), message.value()).kind  # raises, and says what is wrong
+            kind = decode_control(key, value).kind  # raises, and says what is wrong
         if kind is ControlKind.BEGIN:
             begun.add(transaction)
             continue
@@ -267,43 +224,30 @@ def _summary(messages: Iterable[Message], start: int) -> LogSummary:
     return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
 
 
+def _follower(brokers: str, security: Mapping[str, str], topic: str, start: int) -> Follower:
+    follower = Follower(
+        brokers,
+        Isolation.READ_COMMITTED,
+        name="rollbridge-coordinator-log",
+        security=security,
+        client_id="rollbridge-coordinator",
+        max_bytes=READ_BYTES,
+    )
+    follower.follow((topic, 0), start)
+    return follower
+
+
 def _read_committed(
     brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
-) -> Iterator[Message]:
-    """Yield the committed messages of a topic of one partition from an offset to its present end.
-
-    The partition leader is asked for the end first; :mod:`rollbridge.kafka.snapshots` says why a consumer cannot tell.
-    """
+) -> Iterator[LogRecord]:
+    """Yield the committed records of a topic of one partition from an offset to its present end."""
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
     if start >= end:
         return
-    consumer = _consumer(brokers, security, "read_committed", **{"enable.partition.eof": True})
-    try:
-        consumer.assign([TopicPartition(topic, 0, start)])
-        while True:
-            first = consumer.poll(timeout_s)
-            if first is None:
-                raise KafkaUnavailable(f"no broker gave topic {topic} up to offset {end} within {timeout_s:g} s")
-            for message in (first, *consumer.consume(MESSAGES_AT_ONCE, 0)):
-                error = message.error()
-                if error is None:
-                    yield message
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    _report(error)
-                if is_end(message, end):
-                    return
-    finally:
-        consumer.close()
-
-
-def _report(error: KafkaError) -> None:
-    """Raise for an error that stops the consumer; log one from which the library recovers by itself."""
-    if error.fatal() or error.code() in _GONE:
-        raise CorruptDataError(f"a buffer does not hold what it should: {error.str()}") from KafkaException(error)
-    if error.code() == KafkaError._ALL_BROKERS_DOWN:
-        raise KafkaUnavailable(f"no broker answers: {error.str()}") from KafkaException(error)
-    logger.info("consumer goes on after: %s", error.str())
+    with closing(_follower(brokers, security, topic, start)) as follower:
+        for _, record in read_up_to(follower, {(topic, 0): end}, timeout_s):
+            yield record
 
 
 # Batches of a round
