@@ -5,7 +5,7 @@
 - Cluster: ``connection`` (one socket), ``metadata`` (leaders and coordinators), ``offsets`` (ends of partitions),
   ``retry`` (back-off, deadlines).
 - Record batches as values: ``batches``, and ``committed`` for what a ``read_committed`` reader sees of them.
-- Reading: ``fetch`` (one request), ``follower`` (partitions as they grow) with its ``fetch_plan``.
+- Reading: ``fetch`` (one request), ``follower`` (partitions as they grow, or up to an end) with its ``fetch_plan``.
 - Topics: ``topics`` and ``seal``.
 - librdkafka: ``clients`` for its settings. Its errors, and all others, are in ``errors``.
 """

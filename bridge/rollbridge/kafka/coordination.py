@@ -44,6 +44,7 @@ from rollbridge.kafka.pipeline import (
     produce_body,
     request_start,
 )
+from rollbridge.kafka.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class Coordination:
     def _patiently(self, attempt: Callable[[], ProducerFields]) -> ProducerFields:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
         deadline = time.monotonic() + self._retry_timeout_s
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
                 return attempt()
@@ -216,8 +217,7 @@ class Coordination:
                 if time.monotonic() >= deadline:
                     raise
                 logger.debug("transactional id %s: trying again: %s", self._transactional_id, exc)
-            time.sleep(backoff_s)
-            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+            time.sleep(backoff.grow())
 
 
 def ask_coordinator(
@@ -239,7 +239,7 @@ def ask_coordinator(
         KafkaUnavailable: The coordinator could not be reached, or was lost with the request in flight.
     """
     deadline = time.monotonic() + retry_timeout_s
-    backoff_s = _BACKOFF_FIRST_S
+    backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     while True:
         try:
             node = cluster.coordinator(kind, key)
@@ -259,8 +259,8 @@ def ask_coordinator(
         if time.monotonic() >= deadline:
             raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
         markers = code == ErrorCode.concurrent_transactions
-        time.sleep(min(backoff_s, _MARKERS_BACKOFF_MAX_S) if markers else backoff_s)
-        backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+        pause_s = backoff.grow()
+        time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if markers else pause_s)
 
 
 # Barrier for appends: the marker of a native transaction that writes no records. A marker takes the lock of the

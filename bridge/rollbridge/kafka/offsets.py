@@ -26,15 +26,16 @@ from rollbridge.errors import KafkaUnavailable
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFound
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, Place, ask_leaders
-from rollbridge.kafka.retry import Deadline
+from rollbridge.kafka.retry import Backoff, Deadline
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LATEST: Final = -1
-_EARLIEST: Final = -2
-_CLIENT_REPLICA: Final = -1
+LATEST: Final = -1
+EARLIEST: Final = -2
+CLIENT: Final = -1
+"""Replica id of a client."""
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.1
 
@@ -58,7 +59,7 @@ def read_end_offset(
     return read_patiently(
         cluster,
         topic,
-        lambda: _ask(cluster, topic, partition, isolation, _LATEST),
+        lambda: _ask(cluster, topic, partition, isolation, LATEST),
         "the end of topic",
         retry_timeout_s=retry_timeout_s,
         unknown_topic_timeout_s=unknown_topic_timeout_s,
@@ -71,7 +72,7 @@ def ask_first_offset(cluster: Cluster, topic: str, partition: int) -> int:
     Raises:
         CodeError, ConnectionLostError
     """
-    return _ask(cluster, topic, partition, Isolation.READ_UNCOMMITTED, _EARLIEST)
+    return _ask(cluster, topic, partition, Isolation.READ_UNCOMMITTED, EARLIEST)
 
 
 def read_patiently(
@@ -99,7 +100,7 @@ def read_patiently(
         KafkaUnavailable: No answer within ``retry_timeout_s``.
     """
     started = time.monotonic()
-    backoff_s = 0.0
+    backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     while True:
         code: ErrorCode
         try:
@@ -111,17 +112,11 @@ def read_patiently(
             code = ErrorCode.network_exception
         _check_repeatable(topic, what, code, time.monotonic() - started, retry_timeout_s, unknown_topic_timeout_s)
         cluster.forget_leader(topic)
-        time.sleep(backoff_s)
-        backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2 or _BACKOFF_FIRST_S)
+        time.sleep(backoff.grow())
 
 
 def _ask(cluster: Cluster, topic: str, partition: int, isolation: Isolation, timestamp: int) -> int:
-    asked = ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))
-    request = ListOffsetsRequest(
-        replica_id=BrokerId(_CLIENT_REPLICA),
-        isolation_level=i8(isolation.value),
-        topics=(ListOffsetsTopic(name=TopicName(topic), partitions=(asked,)),),
-    )
+    request = offsets_request(timestamp, isolation, [(topic, partition)])
     connection = cluster.connection(cluster.leader(topic, partition))
     found = connection.call(request, ListOffsetsResponse).topics[0].partitions[0]
     if found.error_code != ErrorCode.none:
@@ -153,9 +148,6 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailable:
 
 # Offsets of many topics, of partition 0 by default.
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-_CLIENT: Final = -1
 _NONE: Final = -1
 _TIMEOUT_S: Final = 30.0
 
@@ -248,14 +240,16 @@ def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion:
     return LeaderQuestion(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
 
 
-def offsets_request(timestamp: int, isolation: Isolation, places: Iterable[Place]) -> ListOffsetsRequest:
+def offsets_request(
+    timestamp: int, isolation: Isolation, places: Iterable[Place], replica: int = CLIENT
+) -> ListOffsetsRequest:
     """Return the request for the offset of a time, or of an end, in partitions of one leader."""
     by_topic: dict[str, list[ListOffsetsPartition]] = {}
     for topic, partition in places:
         asked = ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))
         by_topic.setdefault(topic, []).append(asked)
     return ListOffsetsRequest(
-        replica_id=BrokerId(_CLIENT),
+        replica_id=BrokerId(replica),
         isolation_level=i8(isolation.value),
         topics=tuple(
             ListOffsetsTopic(name=TopicName(topic), partitions=tuple(asked)) for topic, asked in by_topic.items()

@@ -38,12 +38,11 @@ from math import inf
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
-from kio.schema.list_offsets.v7 import ListOffsetsRequest, ListOffsetsResponse
-from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.list_offsets.v7 import ListOffsetsResponse
 from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
 from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
-from kio.schema.types import BrokerId, TopicName
-from kio.static.primitive import Records, i8, i16, i32, i32Timedelta, i64
+from kio.schema.types import TopicName
+from kio.static.primitive import Records, i16, i32, i32Timedelta
 
 from rollbridge.errors import InvalidRequestError, KafkaUnavailable
 from rollbridge.kafka import errors as codes
@@ -51,6 +50,8 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import Barrier, corrupt_batch
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFound
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
+from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
+from rollbridge.kafka.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,6 @@ SEALED: Final[Mapping[str, str]] = {"compression.type": "gzip", "max.message.byt
 SEALING_ID: Final = "rollbridge.seal"
 """Transactional id of a sealer that acts for no group."""
 
-_LATEST: Final = -1
-_CONSUMER: Final = -1
 # ListOffsets with the id of a debugging replica returns the log end offset, which can be ahead of consumers' high
 # watermark: records in between become readable as soon as all replicas have them.
 _DEBUGGING_REPLICA: Final = -2
@@ -148,7 +147,7 @@ class Sealer:
     def _require_single_partitions(self, topics: Iterable[str]) -> None:
         """Refuse topics of several partitions, which would be sealed at different times, before any change."""
         pending = set(topics)
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             for topic in sorted(pending):
                 try:
@@ -161,7 +160,7 @@ class Sealer:
                     fault.resource = f"topic {topic}"
                     raise fault
                 pending.discard(topic)
-            backoff_s = self._pause(pending, backoff_s)
+            self._pause(pending, backoff)
 
     def _await_in_force(self, topics: Iterable[str]) -> dict[str, EndOfLog]:
         """Wait until every leader refuses batches larger than a marker; return the ends of the logs shortly before.
@@ -189,7 +188,7 @@ class Sealer:
 
         pending = set(topics)
         confirmed: dict[str, EndOfLog] = {}
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             places = self._list_offsets(pending, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
             for topic, (code, _) in self._ask_leaders(places, ask).items():
@@ -203,14 +202,14 @@ class Sealer:
                         raise KafkaUnavailable(f"the leader of topic {topic} accepted a batch with a wrong checksum")
                     case _:
                         self._note(topic, code)
-            backoff_s = self._pause(pending, backoff_s)
+            self._pause(pending, backoff)
         return confirmed
 
     def _pass_barrier(self, topics: Iterable[str]) -> None:
         """Have a marker written to each topic, behind every append that held its log's lock."""
         pending = set(topics)
         joined: set[str] = set()
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
                 self._barrier.open(self._left_s())
@@ -238,7 +237,7 @@ class Sealer:
                 pending, joined = pending | joined, set()
                 for topic in pending:
                     self._waiting_for[topic] = f"a marker to be written ({exc})"
-            backoff_s = self._pause(pending, backoff_s)
+            self._pause(pending, backoff)
 
     def _join(self, connection: Connection, names: list[str]) -> Answers:
         return {name: (code, _NOWHERE) for name, code in self._barrier.join(connection, names).items()}
@@ -255,7 +254,7 @@ class Sealer:
         pending = set(before)
         settled: dict[str, int] = {}
         give_up_at = float("inf") if foreign_s is None else time.monotonic() + foreign_s
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             is_over = time.monotonic() >= give_up_at
             held: set[str] = set()
@@ -277,25 +276,19 @@ class Sealer:
             pending.difference_update(settled)
             if is_over and pending == held:
                 return settled, frozenset(held)
-            backoff_s = self._pause(pending, backoff_s)
+            self._pause(pending, backoff)
         return settled, frozenset()
 
     def _ends(self, topics: Iterable[str]) -> dict[str, tuple[EndOfLog, EndOfLog]]:
         """Return (last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
-        stable = self._list_offsets(topics, _CONSUMER, Isolation.READ_COMMITTED)
+        stable = self._list_offsets(topics, CLIENT, Isolation.READ_COMMITTED)
         ends = self._list_offsets(stable, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
         return {topic: (stable[topic], end) for topic, end in ends.items()}
 
     def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, EndOfLog]:
-        asked = ListOffsetsPartition(partition_index=i32(0), timestamp=i64(_LATEST))
-
         def ask(connection: Connection, names: list[str]) -> Answers:
             answer = connection.call(
-                ListOffsetsRequest(
-                    replica_id=BrokerId(replica),
-                    isolation_level=i8(isolation.value),
-                    topics=tuple(ListOffsetsTopic(name=TopicName(name), partitions=(asked,)) for name in names),
-                ),
+                offsets_request(LATEST, isolation, [(name, 0) for name in names], replica),
                 ListOffsetsResponse,
             )
             found = {topic.name: topic.partitions[0] for topic in answer.topics}
@@ -358,11 +351,11 @@ class Sealer:
     def _left_s(self) -> float:
         return max(0.0, self._started + self._timeout_s - time.monotonic())
 
-    def _pause(self, pending: Iterable[str], seconds: float) -> float:
-        """Sleep before the next attempt if topics are pending; return the following pause."""
+    def _pause(self, pending: Iterable[str], backoff: Backoff) -> None:
+        """Sleep before the next attempt if topics are pending."""
         left = {topic: self._waiting_for.get(topic, "its leader to answer") for topic in sorted(pending)}
         if not left:
-            return seconds
+            return
         now = time.monotonic()
         waited_s = now - self._started
         away_s = max((now - self._away_since[topic] for topic in left if topic in self._away_since), default=0.0)
@@ -372,5 +365,4 @@ class Sealer:
                 f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",
                 topics=left,
             )
-        time.sleep(seconds)
-        return min(_BACKOFF_MAX_S, seconds * 2)
+        time.sleep(backoff.grow())
