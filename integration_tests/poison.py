@@ -188,7 +188,7 @@ Way = Callable[[Group, Poison], None]
 def by_client(group: Group, poison: Poison) -> None:
     """A transaction of ``rollbridge.connect``."""
     with group.client.transaction(group.poisoned) as txn:
-        txn.write(group.poisoned, **_record(poison), timestamp_ms=_time(poison))
+        txn.write(group.poisoned, **_record(poison), timestamp=_time(poison))
 
 
 def by_producer(group: Group, poison: Poison) -> None:

@@ -371,6 +371,15 @@ def test_headers_of_the_caller_are_kept(site: Site, writer: CasWriter, ledger: s
     assert list(headers)[:2] == [("colour", b"red"), ("none", None)]
 
 
+def test_timestamps_of_the_caller_are_kept(client: rollbridge.Bridge, writer: CasWriter, ledger: str) -> None:
+    sn = writer.write(b"a", b"1", expected=EMPTY, timestamp=1_000_000)
+    writer.write_all([(b"a", b"2"), (b"a", b"3")], expected=sn, timestamp=2_000_000)
+    with pytest.raises(InvalidRequestError, match="before 1970"):
+        writer.write(b"a", b"no", expected=ANY, timestamp=-1)
+    with client.reader(ledger, follow=False) as reader:
+        assert [record.timestamp_ms for record in reader] == [1_000_000, 2_000_000, 2_000_000]
+
+
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 

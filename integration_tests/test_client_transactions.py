@@ -35,7 +35,7 @@ def test_a_commit_makes_everything_visible_where_the_futures_say(
         key = None if number % 7 == 0 else b"key-%d" % (number % 11)
         value = None if number % 13 == 0 else b"value-%d" % number
         headers = [("n", b"%d" % number), ("none", None)] if number % 2 else []
-        future = transaction.write(stream, key=key, value=value, headers=headers, timestamp_ms=1_000_000 + number)
+        future = transaction.write(stream, key=key, value=value, headers=headers, timestamp=1_000_000 + number)
         written[number] = (stream, key, value, headers, future)
     assert transaction.label == "2013-01"
     assert site.committed(orders) == site.committed(payments) == []

@@ -557,7 +557,7 @@ def test_a_block_that_aborted_by_itself_ends_quietly(bench: Bench) -> None:
 
 def test_a_timestamp_before_1970_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequestError, match="1970"):
-        bench.begin().write(ORDERS, value=b"v", timestamp_ms=-1)
+        bench.begin().write(ORDERS, value=b"v", timestamp=-1)
 
 
 def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 import rollbridge
 
 PUBLIC = {
@@ -67,3 +69,25 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_whatever_reads_goes_on_for_ever_by_default_as_a_kafka_consumer_does() -> None:
     readers = rollbridge.Bridge.reader, rollbridge.Bridge.transactions, rollbridge.Reader, rollbridge.TransactionReader
     assert [inspect.signature(reader).parameters["follow"].default for reader in readers] == [True] * 4
+
+
+WRITERS = {name: item for name in sorted(PUBLIC) if hasattr(item := getattr(rollbridge, name), "write_all")}
+
+
+def test_these_write() -> None:
+    assert set(WRITERS) == {"CasWriter", "Part", "ResumedTransaction", "StreamWriter", "Transaction"}
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_whatever_writes_takes_the_same_arguments_in_the_same_order(writer: type) -> None:
+    """``Producer.produce`` is not among them: its order is confluent-kafka's, with ``value`` before ``key``."""
+    shared = ["key", "value", "headers", "timestamp"]
+    where = ["stream"] if "stream" in inspect.signature(writer.write).parameters else []  # type: ignore[attr-defined]
+    for write in (getattr(writer, name) for name in ("write", "write_async") if hasattr(writer, name)):
+        parameters = inspect.signature(write).parameters
+        positional = [name for name, of in parameters.items() if of.kind is of.POSITIONAL_OR_KEYWORD]
+        assert positional == ["self", *where, "key", "value"]
+        assert [name for name in parameters if name in shared] == shared
+        assert [parameters[name].default for name in shared] == [None, None, (), None]
+    many = inspect.signature(writer.write_all).parameters.values()  # type: ignore[attr-defined]
+    assert [of.name for of in many if of.kind is of.POSITIONAL_OR_KEYWORD] == ["self", *where, "records"]

@@ -79,12 +79,13 @@ class CasWriter:
 
     def write(
         self,
-        key: bytes | None,
-        value: bytes | None,
+        key: bytes | None = None,
+        value: bytes | None = None,
         *,
         expected: Expected | CasFuture,
         scope: Scope | str = Scope.SEGMENT,
         headers: RecordHeaders = (),
+        timestamp: int | None = None,
         transaction_id: int | None = None,
         token: Token | str | None = None,
     ) -> SN:
@@ -98,7 +99,8 @@ class CasWriter:
                 future of a write in flight, whose record is then expected to be the last.
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
                 this key may stand after the expected one, which may be any record.
-            headers: Kafka headers of the record.
+            headers: Kept in their order; rollbridge's own header names are refused.
+            timestamp: Milliseconds since 1970; None is now.
             transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN. If the writer was
                 opened with ``rising_ids``, it must not be lower than the last one that anybody gave a record before.
             token: Made by :meth:`token`; makes it safe to write the same again after a crash.
@@ -111,41 +113,43 @@ class CasWriter:
             RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
             CasOutcomeUnknown: the record may have been written; ask with :meth:`outcome`.
         """
-        request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
+        request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
         self._dispatcher.carry_out(request)
         return request.done.result()[-1]
 
     def write_all(
         self,
-        run: Sequence[tuple[bytes | None, bytes | None]],
+        records: Sequence[tuple[bytes | None, bytes | None]],
         *,
         expected: Expected | CasFuture,
         scope: Scope | str = Scope.SEGMENT,
         headers: Sequence[RecordHeaders] | None = None,
+        timestamp: int | None = None,
         transaction_ids: Sequence[int | None] | None = None,
         token: Token | str | None = None,
     ) -> list[SN]:
         """Write a run of records, all or none: the first expects ``expected``, each other one the record before it.
 
         They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction. Headers
-        and transaction ids, where given, are one per record.
+        and transaction ids, where given, are one per record; the timestamp is for all.
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
             CasWriteError: as :meth:`write`, which lists what else is raised.
         """
-        request = self._request(run, expected, scope, headers, transaction_ids, token)
+        request = self._request(records, expected, scope, headers, timestamp, transaction_ids, token)
         self._dispatcher.carry_out(request)
         return request.done.result()
 
     def write_async(
         self,
-        key: bytes | None,
-        value: bytes | None,
+        key: bytes | None = None,
+        value: bytes | None = None,
         *,
         expected: Expected | CasFuture,
         scope: Scope | str = Scope.SEGMENT,
         headers: RecordHeaders = (),
+        timestamp: int | None = None,
         transaction_id: int | None = None,
         token: Token | str | None = None,
     ) -> CasFuture:
@@ -158,7 +162,7 @@ class CasWriter:
         Raises:
             BackpressureError: 10,000 writes are in flight and none ended in time; nothing was written.
         """
-        request = self._request([(key, value)], expected, scope, [headers], [transaction_id], token)
+        request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
         self._admit(request)
         self._dispatcher.enqueue(request)
         return CasFuture(request)
@@ -284,14 +288,19 @@ class CasWriter:
         expected: Expected | CasFuture,
         scope: Scope | str,
         headers: Sequence[RecordHeaders] | None,
+        timestamp: int | None,
         transaction_ids: Sequence[int | None] | None,
         token: Token | str | None,
     ) -> AppendRequest:
         self._check_open()
         if not run:
             raise InvalidRequestError("a run needs at least one record; nothing was written")
+        if timestamp is not None and timestamp < 0:
+            raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; nothing was written")
         if transaction_ids is not None and len(transaction_ids) != len(run):
-            raise InvalidRequestError(f"{len(transaction_ids)} transaction ids for {len(run)} records")
+            raise InvalidRequestError(
+                f"{len(transaction_ids)} transaction ids for {len(run)} records; nothing was written"
+            )
         if headers is not None and len(headers) != len(run):
             raise InvalidRequestError(f"headers for {len(headers)} of {len(run)} records; nothing was written")
         deadline = time.monotonic() + self._timeout_s
@@ -305,7 +314,9 @@ class CasWriter:
         elif first is not None:
             position = position_of_key(first)
         elif self._shape.segments() > 1:
-            raise InvalidRequestError(f"{self.stream} has several segments: a record needs a key to choose one")
+            raise InvalidRequestError(
+                f"{self.stream} has several segments: a record needs a key to choose one; nothing was written"
+            )
         course = self._shape.await_course(position, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
@@ -329,7 +340,7 @@ class CasWriter:
             position=position,
             course=course,
             deadline=deadline,
-            timestamp_ms=time.time_ns() // 1_000_000,
+            timestamp_ms=time.time_ns() // 1_000_000 if timestamp is None else timestamp,
             rising_ids=self._rising_ids,
             repeatable=given is not None,
         )

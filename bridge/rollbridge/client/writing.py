@@ -89,33 +89,33 @@ class Writing:
     def write(
         self,
         stream: str,
-        *,
-        value: bytes | None,
         key: bytes | None = None,
+        value: bytes | None = None,
+        *,
         headers: Headers = (),
-        timestamp_ms: int | None = None,
+        timestamp: int | None = None,
     ) -> WriteFuture:
         """Write a record; the commit makes it visible at the place that the future then returns.
 
         Args:
             stream: One of the transaction's streams, ``scope/stream``.
-            value: None is a tombstone.
             key: Decides the segment; records with the same key stay in order. None: any segment.
+            value: None is a tombstone.
             headers: Kept in their order; the name ``rollbridge`` is taken.
-            timestamp_ms: Milliseconds since 1970; None is now.
+            timestamp: Milliseconds since 1970; None is now.
 
         Raises:
             RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
                 written, and the transaction stays usable.
             TransactionClosed: its end was asked for, or it has ended: aborted, expired or committed.
         """
-        if timestamp_ms is not None and timestamp_ms < 0:
-            raise InvalidRequestError(f"a timestamp of {timestamp_ms} ms lies before 1970; the record was not written")
+        if timestamp is not None and timestamp < 0:
+            raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
         self._lock.acquire()  # written out, since a `with` here is a tenth of what writing a record costs
         try:
             if self._finished or self._completion.closed:
                 raise self._refusal()
-            return self._writer.write(stream, key, value, headers, timestamp_ms)
+            return self._writer.write(stream, key, value, headers, timestamp)
         finally:
             self._lock.release()
 

@@ -123,7 +123,7 @@ class Producer:
             self._check_open()
             if self._phase is _Phase.IN_TRANSACTION:
                 future = self._transaction_for(topic).write(
-                    topic, key=raw_key, value=raw_value, headers=listed or (), timestamp_ms=stamp
+                    topic, raw_key, raw_value, headers=listed or (), timestamp=stamp
                 )
                 if report is not None:
                     message = self._message(topic, raw_key, raw_value, listed, stamp)
