@@ -34,7 +34,7 @@ from benchmarks import (
 )
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 
 MISSED: Final = 1
 
@@ -114,7 +114,7 @@ def main(only: tuple[str, ...], rounds: int | None, quick: bool, publish: bool) 
                     continue
                 try:
                     experiment = make(site, rounds, quick)
-                except EnvironmentProblem as lack:
+                except LocalEnvironmentError as lack:
                     console.print(f"{name}: skipped, {lack}")
                     continue
                 try:

@@ -15,7 +15,7 @@ from typing import Final
 
 import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 
 READERS: Final = 10
 ALIVE: Final = "all brokers alive"
@@ -28,7 +28,7 @@ def experiment(*, rounds: int, quick: bool) -> Experiment:
     """Half a minute each, with a broker that is dead and with none (five seconds if ``quick``).
 
     Raises:
-        EnvironmentProblem: there is no engine for containers.
+        LocalEnvironmentError: there is no engine for containers.
     """
     ensemble = Ensemble(5.0 if quick else 30.0)
     return Experiment(
@@ -62,7 +62,7 @@ class Ensemble:
         try:
             prepare()
         except Unsupported as lack:
-            raise EnvironmentProblem(str(lack)) from lack
+            raise LocalEnvironmentError(str(lack)) from lack
         self._seconds = seconds
         self._percent: dict[str, float] = {}
 

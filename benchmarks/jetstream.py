@@ -27,7 +27,7 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
 from rollbridge.cas.writer import CasWriter
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge.model.cas import Scope
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import LOOPBACK, free_port
@@ -52,7 +52,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
     """One segment, 100-byte values.
 
     Raises:
-        EnvironmentProblem: there is no ``nats-server`` on this machine.
+        LocalEnvironmentError: there is no ``nats-server`` on this machine.
     """
     count = 200 if quick else 1_000
     many = count * 10
@@ -126,7 +126,7 @@ class _JetStream:
     def __init__(self, site: Site) -> None:
         command = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
         if command is None:
-            raise EnvironmentProblem("there is no nats-server on this machine (on Debian: apt install nats-server)")
+            raise LocalEnvironmentError("there is no nats-server on this machine (on Debian: apt install nats-server)")
         home, port = site.cluster.home, free_port()
         # It carries the mark of the embedded cluster, and is stopped with it.
         processes.spawn(

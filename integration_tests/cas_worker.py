@@ -22,7 +22,13 @@ from rollbridge import ANY as ANY_SN
 from rollbridge import EMPTY as EMPTY_SN
 from rollbridge import SN
 from rollbridge.cas.writer import CasWriter
-from rollbridge.errors import CasOutcomeUnknown, CasWriteError, OutcomeUnknown, TransactionAborted, UnavailableError
+from rollbridge.errors import (
+    CasOutcomeUnknownError,
+    CasWriteError,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    UnavailableError,
+)
 
 Line = dict[str, Any]
 Note = Callable[[Line], None]
@@ -101,13 +107,13 @@ def work(client: rollbridge.Bridge, writer: CasWriter, task: Task, note: Note) -
         except CasWriteError as refusal:
             note(_answer(identity, Answer.REFUSED, actual=_place(refusal.actual)))
             sn = refusal.actual
-        except CasOutcomeUnknown as unknown:
+        except CasOutcomeUnknownError as unknown:
             note(_answer(identity, Answer.UNKNOWN, token=str(unknown.token)))
             continue
-        except OutcomeUnknown as unknown:
+        except OutcomeUnknownError as unknown:
             note(_answer(identity, Answer.UNKNOWN, why=str(unknown)))
             continue
-        except (UnavailableError, TransactionAborted) as fault:
+        except (UnavailableError, TransactionAbortedError) as fault:
             note(_answer(identity, Answer.FAILED, why=str(fault)))
             continue
         else:

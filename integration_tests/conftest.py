@@ -26,7 +26,7 @@ from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
 from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("containers")
     try:
         lines = sorted(reasons - {""}) or list(descriptions())
-    except EnvironmentProblem as exc:
+    except LocalEnvironmentError as exc:
         lines = [str(exc)]
     for line in lines:
         terminalreporter.write_line(line)

@@ -31,7 +31,7 @@ from rollbridge.model.control import decode_control
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey, unpack_header
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.errors import ZooKeeperDenied
+from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 PAUSE_S: Final = 0.05
@@ -400,7 +400,7 @@ class Hostile:
             for write in (self._session.create, self._session.set):
                 try:
                     write(path, self._content.garbage())
-                except ZooKeeperDenied:
+                except ZooKeeperDeniedError:
                     continue
                 except RollbridgeError:
                     continue  # it is there already, or is not

@@ -11,7 +11,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay
 from integration_tests.patience import PATIENCE_S
-from rollbridge.errors import InvalidRequestError, TransactionAborted, TransactionNotFound
+from rollbridge.errors import InvalidRequestError, TransactionAbortedError, TransactionNotFoundError
 
 
 @pytest.mark.long
@@ -37,11 +37,11 @@ def test_an_abort_and_a_truncation_that_a_killed_leader_has_carried_out_are_not_
         doomed.flush()
         b.admin.abort_transaction(doomed.id, reason="in the way", group=group)
         assert relay.deaths == 1, "the leader died when it was to answer"
-        with pytest.raises(TransactionAborted, match="in the way"):
+        with pytest.raises(TransactionAbortedError, match="in the way"):
             doomed.commit()
         with pytest.raises(InvalidRequestError, match="is committed; nothing was written"):
             b.admin.abort_transaction(kept.id, group=group)
-        with pytest.raises(TransactionNotFound, match=r"aborted before \(in the way\)"):
+        with pytest.raises(TransactionNotFoundError, match=r"aborted before \(in the way\)"):
             b.admin.abort_transaction(doomed.id, reason="another one", group=group)
         place = futures[2].result()
         b.admin.truncate(stream, place)

@@ -15,7 +15,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import controller_epoch
-from rollbridge.errors import InvalidRequestError, StreamNotFound
+from rollbridge.errors import InvalidRequestError, StreamNotFoundError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochCause, EpochRecord
 from rollbridge.model.ids import Epoch, SegmentId
@@ -45,7 +45,7 @@ def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: rol
     before = controller_epoch(client._metadata.session, GroupName(scope))
     with pytest.raises(InvalidRequestError, match=r"(?i)replication.factor"):
         client.admin.create_stream(f"{scope}/refused", replication_factor=5, segments=3, timeout_s=60)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.admin.describe(f"{scope}/refused")
     # The same from a process that is killed as soon as it has asked.
     asker = subprocess.Popen(

@@ -12,13 +12,12 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator, until
-from rollbridge.errors import CoordinatorUnavailable, TransactionAborted
+from rollbridge.errors import CoordinatorUnavailableError, TransactionAbortedError, UnknownWriteError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.errors import UnknownWriteError
 
 
 class Setting:
@@ -123,7 +122,7 @@ def test_a_corrupt_frame_aborts_its_transaction_and_no_other(setting: Setting) -
     damaged = bytearray(batch(b"x"))
     damaged[-1] ^= 0xFF
     setting.inject(FrameHeader(FrameKind.DATA, bad.id.bytes, 0, 0, 1_000, 1).pack(), bytes(damaged))
-    with pytest.raises(TransactionAborted, match="corrupt"):
+    with pytest.raises(TransactionAbortedError, match="corrupt"):
         bad.commit()
     assert good.commit().records == 1
     assert setting.values() == [b"good"]
@@ -149,7 +148,7 @@ def test_a_commit_that_names_what_never_arrived_is_refused(setting: Setting) -> 
     txn.flush()
     forged = Manifest({PieceKey(0, 0, 0): 1, PieceKey(3, 0, 0): 5}).encode()
     setting.inject(FrameHeader(FrameKind.COMMIT, txn.id.bytes).pack(), forged)
-    with pytest.raises(TransactionAborted, match="incomplete"):
+    with pytest.raises(TransactionAbortedError, match="incomplete"):
         txn.commit()
     assert setting.values() == []
 
@@ -191,7 +190,7 @@ def test_a_transaction_over_the_coordinators_limit_is_aborted(setting: Setting) 
             txn.flush()
         txn.commit()
 
-    with pytest.raises(TransactionAborted, match="exceeds 50000 bytes"):
+    with pytest.raises(TransactionAbortedError, match="exceeds 50000 bytes"):
         write_and_commit()
     assert setting.values() == []
 
@@ -217,5 +216,5 @@ def test_a_buffer_that_was_deleted_and_made_again_is_refused(
         with coordinator(cluster, root, "two", tmp_path):
             log = tmp_path / "two.log"
             until(lambda: "deleted or made again behind our back" in log.read_text())
-            with pytest.raises((CoordinatorUnavailable, UnknownWriteError)):
+            with pytest.raises((CoordinatorUnavailableError, UnknownWriteError)):
                 b.admin.scale(str(stream), seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])

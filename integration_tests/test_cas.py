@@ -23,9 +23,9 @@ from rollbridge.errors import (
     InvalidNameError,
     InvalidRequestError,
     RecordTooLargeError,
-    ScopeNotFound,
-    StreamNotFound,
-    TransactionIdOutOfOrder,
+    ScopeNotFoundError,
+    StreamNotFoundError,
+    TransactionIdOutOfOrderError,
 )
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, position_of_key
@@ -322,7 +322,7 @@ def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_aske
     site: Site, client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
     def refusal(strict: CasWriter, key: bytes, number: int) -> tuple[int, int]:
-        with pytest.raises(TransactionIdOutOfOrder, match="nothing was written") as caught:
+        with pytest.raises(TransactionIdOutOfOrderError, match="nothing was written") as caught:
             strict.write(key, b"no", expected=ANY, transaction_id=number)
         return caught.value.transaction_id, caught.value.last
 
@@ -333,7 +333,7 @@ def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_aske
     with client.cas_writer(ledger, rising_ids=True) as strict:
         assert refusal(strict, b"a", 6) == (6, 7)
         strict.write(b"a", b"3", expected=ANY, transaction_id=7)
-        with pytest.raises(TransactionIdOutOfOrder) as caught:
+        with pytest.raises(TransactionIdOutOfOrderError) as caught:
             strict.write_all([(b"a", b"no")] * 3, expected=ANY, transaction_ids=[8, 9, 8])
         assert (caught.value.transaction_id, caught.value.last) == (8, 9)
         chain = [strict.write_async(b"a", b"4", expected=ANY, transaction_id=number) for number in (8, 10, 9, 10)]
@@ -427,9 +427,9 @@ def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
 
 
 def test_a_stream_that_does_not_exist(client: rollbridge.Bridge, ledger: str) -> None:
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.cas_writer(f"{ledger}-no")
-    with pytest.raises(ScopeNotFound):
+    with pytest.raises(ScopeNotFoundError):
         client.cas_writer("nobody-made-this/ledger")
     with pytest.raises(InvalidNameError):
         client.cas_writer("ledger")
@@ -536,5 +536,5 @@ def test_a_deleted_stream_is_noticed(
         monkeypatch.setattr(Catalog, "_changed", lambda *_: None)  # as if ZooKeeper's notice were still on its way
     with site.connect("deleter") as deleter:
         deleter.admin.delete_stream(ledger)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         writer.write(b"a", b"no", expected=ANY)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from integration_tests.clients import Site
-from spark_examples.demo.competing import Stuck, check, finish, play, start
+from spark_examples.demo.competing import StuckError, check, finish, play, start
 
 
 @pytest.mark.long
@@ -39,7 +39,7 @@ def test_an_example_whose_check_fails_says_so_and_ends_with_1(capsys: pytest.Cap
 
 
 def test_a_process_that_fails_ends_its_example() -> None:
-    with pytest.raises(Stuck, match="the processes end: a process ended with 3"):
+    with pytest.raises(StuckError, match="the processes end: a process ended with 3"):
         finish([start(sys.exit, 3), start(sys.exit, 0)])
 
 

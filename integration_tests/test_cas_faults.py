@@ -17,7 +17,7 @@ from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S
 from rollbridge import DLSN, EMPTY
 from rollbridge.cas.session import take_slot, transactional_ids
-from rollbridge.errors import CasOutcomeUnknown, CasWriteError, UnavailableError
+from rollbridge.errors import CasOutcomeUnknownError, CasWriteError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model import paths
@@ -98,7 +98,7 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(
         first = writer.write(b"a", b"1", expected=EMPTY)
         # The commit reaches the broker; from then on the coordinator does not answer this client any more.
         proxy.strike(Api.END_TXN, Point.AFTER_REQUEST, times=100_000)
-        with pytest.raises(CasOutcomeUnknown) as caught:
+        with pytest.raises(CasOutcomeUnknownError) as caught:
             writer.write(b"a", b"2", expected=first)
         proxy.calm()
         token = caught.value.token

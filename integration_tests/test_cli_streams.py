@@ -15,7 +15,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.patience import eventually
 from rollbridge.cli.common import ExitCode
-from rollbridge.errors import TransactionAborted
+from rollbridge.errors import TransactionAbortedError
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
 
     aborted = cli.json("txn", "abort", str(txn.id), "--reason", "stuck since Monday")
     assert aborted == {"transaction": str(txn.id), "aborted": True, "reason": "stuck since Monday"}
-    with pytest.raises(TransactionAborted, match="stuck since Monday"):
+    with pytest.raises(TransactionAbortedError, match="stuck since Monday"):
         txn.commit()
     eventually(lambda: ids() == [str(other.id)], "the record goes")  # a moment after the outcome is known
     assert cli.json("txn", "describe", str(txn.id))["state"] == "aborted"

@@ -15,9 +15,9 @@ from integration_tests.clients import Site, header_of, until
 from rollbridge.errors import (
     BackpressureError,
     KafkaUnavailable,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     UnavailableError,
-    ZooKeeperUnavailable,
+    ZooKeeperUnavailableError,
 )
 from rollbridge_devcluster.state import free_port
 
@@ -58,7 +58,7 @@ def test_no_kafka_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
 
 def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ZooKeeperUnavailable, match=address):
+    with pytest.raises(ZooKeeperUnavailableError, match=address):
         rollbridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
 
 
@@ -76,7 +76,7 @@ def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
             transaction.write(stream, key=b"%d" % (number % 50), value=b"while-%d" % number)
         with pytest.raises(UnavailableError, match="still being sent"):
             transaction.flush(timeout=0.5)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknownError):
             transaction.commit(timeout=0.5)
         own_cluster.restart("kafka")
         assert transaction.commit(timeout=90).records == 2_000

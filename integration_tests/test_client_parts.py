@@ -11,7 +11,12 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import eventually
-from rollbridge.errors import InvalidRequestError, TransactionClosed, TransactionCommitted, TransactionNotFound
+from rollbridge.errors import (
+    InvalidRequestError,
+    TransactionClosedError,
+    TransactionCommittedError,
+    TransactionNotFoundError,
+)
 from rollbridge.model.ids import TransactionId, split_local_sequence
 from rollbridge.model.sn import unpack_record_header
 
@@ -92,14 +97,14 @@ def test_a_part_in_the_same_process_resolves_its_futures(client: rollbridge.Brid
     lost = left_out.write(orders, key=b"k", value=b"lost")
     left_out.finish()
     handle = part.finish()
-    with pytest.raises(TransactionClosed, match="finished"):
+    with pytest.raises(TransactionClosedError, match="finished"):
         part.write(orders, value=b"late")
     result = transaction.commit(parts=[handle])
     assert result.records == 3
     offsets = [future.result(120).offset for future in futures]
     assert offsets == sorted(offsets)
     assert [split_local_sequence(future.result().local_sequence) for future in futures] == [(1, 0), (1, 1), (1, 2)]
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         lost.result(120)
 
 
@@ -110,15 +115,15 @@ def test_a_part_learns_of_the_end_of_its_transaction(client: rollbridge.Bridge, 
         future = part.write(orders, key=b"k", value=b"v")
         transaction.abort("no more")
         assert "no more" in str(future.exception(120))
-        with pytest.raises(TransactionClosed, match="no more"):
+        with pytest.raises(TransactionClosedError, match="no more"):
             part.write(orders, key=b"k", value=b"v")
-        with pytest.raises(TransactionClosed, match="no more"):
+        with pytest.raises(TransactionClosedError, match="no more"):
             part.finish()
 
         def can_not_be_joined() -> bool:
             try:
                 worker.join(transaction.id, timeout=5)
-            except TransactionNotFound:
+            except TransactionNotFoundError:
                 return True
             return False  # the leader tells the outcome first and forgets the transaction's record then
 
@@ -140,7 +145,7 @@ def test_a_part_follows_the_epoch_of_its_transaction(client: rollbridge.Bridge, 
 
 
 def test_an_unknown_transaction_can_not_be_joined(client: rollbridge.Bridge) -> None:
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.join(TransactionId.of(0, 1 << 80), timeout=5)
     with pytest.raises(InvalidRequestError):
         client.join("no id")

@@ -21,13 +21,13 @@ from rollbridge.errors import (
     InvalidTimeoutError,
     RecordTooLargeError,
     RollbridgeError,
-    ScopeNotFound,
-    StreamBusy,
-    StreamExists,
-    StreamNotFound,
-    TransactionAborted,
-    TransactionCommitted,
-    TransactionExpired,
+    ScopeNotFoundError,
+    StreamBusyError,
+    StreamExistsError,
+    StreamNotFoundError,
+    TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionExpiredError,
     WrongClusterError,
 )
 from rollbridge.kafka.topics import TopicAdmin
@@ -40,11 +40,11 @@ def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: 
     transaction = client.begin(orders)
     transaction.write(orders, key=b"k", value=b"v")
     transaction.commit()
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         transaction.write(orders, value=b"late")
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         transaction.write_all(orders, [(b"k", b"late")])
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         transaction.abort()
     assert [message.value() for message in site.committed(orders)] == [b"v"]
 
@@ -52,10 +52,10 @@ def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: 
 def test_an_expired_transaction_says_so_everywhere(site: Site, client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders, timeout=timedelta(milliseconds=300))
     future = transaction.write(orders, key=b"k", value=b"v")
-    assert isinstance(future.exception(120), TransactionExpired)
-    with pytest.raises(TransactionExpired):
+    assert isinstance(future.exception(120), TransactionExpiredError)
+    with pytest.raises(TransactionExpiredError):
         transaction.write(orders, value=b"late")
-    with pytest.raises(TransactionExpired):
+    with pytest.raises(TransactionExpiredError):
         transaction.commit()
     transaction.abort()
     assert site.committed(orders) == []
@@ -70,7 +70,7 @@ def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
     transaction.flush()
     try:
         transaction.commit()
-    except TransactionExpired:
+    except TransactionExpiredError:
         assert site.committed(orders) == []
     else:
         assert len(site.committed(orders)) == 1
@@ -79,8 +79,8 @@ def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("nowhere/orders", ScopeNotFound),
-        ("{scope}/nothing", StreamNotFound),
+        ("nowhere/orders", ScopeNotFoundError),
+        ("{scope}/nothing", StreamNotFoundError),
         ("orders", InvalidNameError),
         ("a/b/c", InvalidNameError),
         ("sales/or.ders", InvalidNameError),
@@ -133,7 +133,7 @@ def test_a_lease_over_the_coordinators_limit_is_refused_with_both_quoted(
         monkeypatch.setattr(client._planner, "_lease_limit", lambda _: None)
         unaware = client.begin(stream, timeout=timedelta(hours=1))
         unaware.write(stream, value=b"no")
-        with pytest.raises(TransactionAborted, match=r"lease of 1:00:00.*lease_ms_max, is 0:01:00.*nothing of it"):
+        with pytest.raises(TransactionAbortedError, match=r"lease of 1:00:00.*lease_ms_max, is 0:01:00.*nothing of it"):
             unaware.commit()
         with client.transaction(stream, timeout=timedelta(seconds=60)) as again:
             again.write(stream, value=b"yes")
@@ -188,7 +188,7 @@ def test_a_write_to_a_stream_that_was_not_named_is_refused(
 
 
 def test_admin_requests_that_can_not_be_met_say_why(client: rollbridge.Bridge, orders: str) -> None:
-    with pytest.raises(StreamExists):
+    with pytest.raises(StreamExistsError):
         client.admin.create_stream(orders)
     for ranges in ([(0.0, 0.4), (0.5, 1.0)], [(0.0, 0.6), (0.5, 1.0)], [(0.0, 0.5)], [(0.5, 0.5)]):
         with pytest.raises(InvalidRangesError):
@@ -203,7 +203,7 @@ def test_admin_requests_that_can_not_be_met_say_why(client: rollbridge.Bridge, o
     open_one.write(orders, value=b"v")
     open_one.flush()
     until(lambda: bool(client.admin.describe(orders).open_transactions))
-    with pytest.raises(StreamBusy):
+    with pytest.raises(StreamBusyError):
         client.admin.delete_stream(orders)
     open_one.abort()
     assert len(client.admin.history(orders).records) == 1
@@ -231,7 +231,7 @@ def test_a_stream_that_exists_is_left_as_it_is_where_that_is_wanted(
 
 def test_a_stream_that_does_not_exist_is_deleted_where_that_is_wanted(client: rollbridge.Bridge, orders: str) -> None:
     client.admin.delete_stream(orders)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.admin.delete_stream(orders)
     client.admin.delete_stream(orders, missing_ok=True)
     client.admin.delete_stream("no-such-scope/stream", missing_ok=True)

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.clients import Site, place_of, until
-from rollbridge.errors import InvalidNameError, StreamNotFound
+from rollbridge.errors import InvalidNameError, StreamNotFoundError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.epochs import EpochCause
 from rollbridge.model.sn import DLSN
@@ -93,7 +93,7 @@ def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(
         def is_gone() -> bool:
             try:
                 other.begin(orders).abort_async()
-            except StreamNotFound:
+            except StreamNotFoundError:
                 return True
             return False
 

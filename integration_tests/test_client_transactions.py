@@ -14,12 +14,12 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import (
-    CoordinatorUnavailable,
+    CoordinatorUnavailableError,
     InvalidRequestError,
-    OutcomeUnknown,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionNotFound,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionNotFoundError,
 )
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
@@ -80,11 +80,11 @@ def test_an_abort_leaves_nothing_and_all_futures_fail(site: Site, client: rollbr
     transaction.abort("not wanted")
     assert site.committed(orders) == []
     for future in futures:
-        with pytest.raises(TransactionAborted, match="not wanted"):
+        with pytest.raises(TransactionAbortedError, match="not wanted"):
             future.result(0)
-    with pytest.raises(TransactionAborted, match="not wanted"):
+    with pytest.raises(TransactionAbortedError, match="not wanted"):
         transaction.commit()
-    with pytest.raises(TransactionAborted):
+    with pytest.raises(TransactionAbortedError):
         transaction.write(orders, value=b"late")
     transaction.abort()
 
@@ -110,12 +110,12 @@ def test_a_transaction_aborted_by_an_admin_learns_why(client: rollbridge.Bridge,
         assert (found.client_name, found.state, found.streams) == ("tester", "open", {orders: 0})
         assert transaction.id in [record.id for record in admin.admin.transactions()]
         admin.admin.abort_transaction(transaction.id, reason="stuck for days")
-        with pytest.raises(TransactionNotFound):
+        with pytest.raises(TransactionNotFoundError):
             admin.admin.abort_transaction(TransactionId.of(0, 1 << 90))
-    assert isinstance(future.exception(120), TransactionAborted)
-    with pytest.raises(TransactionAborted, match="stuck for days"):
+    assert isinstance(future.exception(120), TransactionAbortedError)
+    with pytest.raises(TransactionAbortedError, match="stuck for days"):
         transaction.write(orders, value=b"late")
-    with pytest.raises(TransactionAborted, match="stuck for days"):
+    with pytest.raises(TransactionAbortedError, match="stuck for days"):
         transaction.commit()
 
 
@@ -124,7 +124,7 @@ def test_a_block_commits_and_an_exception_aborts(site: Site, client: rollbridge.
         transaction.write(orders, key=b"k", value=b"kept")
     with pytest.raises(ZeroDivisionError), client.transaction(orders) as failing:
         failing.write(orders, key=b"k", value=b"%d" % (1 // 0))
-    with pytest.raises(TransactionAborted, match="ZeroDivisionError"):
+    with pytest.raises(TransactionAbortedError, match="ZeroDivisionError"):
         failing.commit()
     assert [message.value() for message in site.committed(orders)] == [b"kept"]
 
@@ -195,8 +195,8 @@ def test_closing_leaves_open_transactions_open_and_says_so(
         transaction.flush()
         until(lambda: transaction.id in [record.id for record in client.admin.transactions()])
     assert f"{transaction.id} is left open" in caplog.text
-    assert isinstance(future.exception(0), OutcomeUnknown)
-    with pytest.raises(OutcomeUnknown):
+    assert isinstance(future.exception(0), OutcomeUnknownError)
+    with pytest.raises(OutcomeUnknownError):
         transaction.commit()
     with pytest.raises(InvalidRequestError, match="closed"):
         other.begin(orders)
@@ -213,7 +213,7 @@ def test_without_a_coordinator_requests_fail_and_commits_wait(
     orders = unique_name("scope") + "/orders"
     options = rollbridge.ClientOptions(commit_timeout_s=3, admin_timeout_s=3)
     with site.connect(options=options) as client:
-        with pytest.raises(CoordinatorUnavailable, match="no coordinator is running"):
+        with pytest.raises(CoordinatorUnavailableError, match="no coordinator is running"):
             client.admin.create_stream(orders)
         with site:
             client.admin.create_stream(orders, timeout_s=120)
@@ -222,13 +222,13 @@ def test_without_a_coordinator_requests_fail_and_commits_wait(
             first.commit(timeout=120)
         transaction = client.begin(orders)
         future = transaction.write(orders, key=b"k", value=b"v2")
-        with pytest.raises(OutcomeUnknown, match="no coordinator is running") as unknown:
+        with pytest.raises(OutcomeUnknownError, match="no coordinator is running") as unknown:
             transaction.commit()
         assert unknown.value.transaction == str(transaction.id)
         assert unknown.value.exit_code == 6
-        with pytest.raises(TransactionNotFound):
+        with pytest.raises(TransactionNotFoundError):
             client.join(transaction.id, timeout=5)
-        with pytest.raises(TransactionClosed):
+        with pytest.raises(TransactionClosedError):
             transaction.write(orders, value=b"late")
         with site:
             assert transaction.commit(timeout=120).records == 1

@@ -218,12 +218,12 @@ def test_offsets_by_name_of_a_former_life_reach_nothing_of_the_next(
     client.admin.create_stream(orders, segments=2)
     write(client, orders, b"of the second")
     with client.begin(payments) as txn:
-        with pytest.raises(rollbridge.errors.StreamRecreated):
+        with pytest.raises(rollbridge.errors.StreamRecreatedError):
             txn.send_offsets(done, group.name)
         txn.write(payments, key=b"k", value=b"v")
     with group.member(orders, enable_auto_commit=False) as consumer:
         found = take(consumer, len(KEYS))
         assert values(found) == {key: [b"of the second"] for key in KEYS}
         assert not {place_of(message) for message in found} & done.keys()
-        with pytest.raises(rollbridge.errors.StreamRecreated):
+        with pytest.raises(rollbridge.errors.StreamRecreatedError):
             consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in done.items()])

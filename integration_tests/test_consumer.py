@@ -28,8 +28,8 @@ from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
     RollbridgeError,
-    StreamNotFound,
-    StreamRecreated,
+    StreamNotFoundError,
+    StreamRecreatedError,
 )
 from rollbridge.model.names import StreamName
 
@@ -439,7 +439,7 @@ def test_a_group_that_reads_other_streams_is_refused(
 
 def test_streams_and_partitions_that_do_not_exist(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     with group.member() as consumer:
-        with pytest.raises(StreamNotFound):
+        with pytest.raises(StreamNotFoundError):
             consumer.subscribe([orders + "-x"])
         for streams in ([], ["^sales.*"], ["orders"]):
             with pytest.raises(InvalidRequestError):
@@ -458,7 +458,7 @@ def test_a_stream_that_is_deleted_ends_the_reading(client: rollbridge.Bridge, or
     with group.member(orders) as consumer:
         take(consumer, len(KEYS))
         client.admin.delete_stream(orders)
-        with pytest.raises(StreamNotFound):
+        with pytest.raises(StreamNotFoundError):
             take(consumer, 1)
 
 
@@ -502,17 +502,17 @@ def test_a_member_takes_nothing_of_a_stream_that_was_created_again_for_the_forme
         def is_refused() -> bool:
             try:
                 found.extend(consumer.consume(100, 0.5))
-            except StreamRecreated:
+            except StreamRecreatedError:
                 return True
-            except StreamNotFound:
+            except StreamNotFoundError:
                 pass  # it was looked at in between
             return False
 
         until(is_refused)
-        with pytest.raises(StreamRecreated, match="subscribe again"):
+        with pytest.raises(StreamRecreatedError, match="subscribe again"):
             consumer.poll(30)
         assert {message.value() for message in found} <= {b"never read", b"former"}
-        with pytest.raises(StreamRecreated):
+        with pytest.raises(StreamRecreatedError):
             consumer.commit(offsets=[former], asynchronous=False)
         consumer.subscribe([orders])
         if reset == "earliest":

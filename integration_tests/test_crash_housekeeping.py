@@ -16,7 +16,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import read_committed
 from integration_tests.coordinators import Relay, until
-from rollbridge.errors import OutcomeExpired, TransactionRefused
+from rollbridge.errors import OutcomeExpiredError, TransactionRefusedError
 from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName
@@ -91,7 +91,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         refused = b.begin(name)
         refused.expect(name, key=b"key", sn=sn)
         refused.write(name, key=b"key", value=b"never seen")
-        with pytest.raises(TransactionRefused):
+        with pytest.raises(TransactionRefusedError):
             refused.commit()
         assert b.outcome(refused.id).aborted
         assert relay.deaths == 5
@@ -135,6 +135,6 @@ def _written(
 def _is_forgotten(b: rollbridge.Bridge, transaction: rollbridge.TransactionId) -> bool:
     try:
         b.outcome(transaction)
-    except OutcomeExpired:
+    except OutcomeExpiredError:
         return True
     return False

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from spark_examples.demo import plain_reader
 from spark_examples.demo.flights import HEADER, Flights, parse_value, read_csv, record
-from spark_examples.demo.helper import Helper, HelperFailed
+from spark_examples.demo.helper import Helper, HelperFailedError
 from spark_examples.demo.measure import longest_silence, takeover, waits
 from spark_examples.demo.narrate import Story, duration
 from spark_examples.demo.native_rival import NativeRival
@@ -75,15 +75,15 @@ def test_the_file_is_read_without_its_heading(tmp_path: Path) -> None:
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: bytes, name: str, complaint: str) -> None:
-    with pytest.raises(EnvironmentProblem, match=complaint):
+    with pytest.raises(LocalEnvironmentError, match=complaint):
         read_csv(zipped(tmp_path / "flights.csv.zip", text, name))
 
 
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="cannot be read"):
+    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
         read_csv(tmp_path / "none.zip")
     (tmp_path / "broken.zip").write_bytes(b"PK")
-    with pytest.raises(EnvironmentProblem, match="cannot be read"):
+    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
         read_csv(tmp_path / "broken.zip")
 
 
@@ -201,7 +201,7 @@ def test_a_helper_that_fails_says_why(tmp_path: Path) -> None:
     arguments = ("localhost:1", "[", "group")  # no regular expression
     with (
         Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper,
-        pytest.raises(HelperFailed, match=r"the reader failed: .*subscription"),
+        pytest.raises(HelperFailedError, match=r"the reader failed: .*subscription"),
     ):
         helper.ask("counts")
 

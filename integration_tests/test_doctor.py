@@ -17,7 +17,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
-from rollbridge.errors import CoordinatorUnavailable
+from rollbridge.errors import CoordinatorUnavailableError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator
@@ -167,7 +167,7 @@ def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
     options = rollbridge.ClientOptions(admin_timeout_s=3)
     (tmp_path / "wiped").mkdir()
     with Site(cluster, f"/{unique_name('wiped')}", tmp_path / "wiped") as wiped, wiped.connect(options=options) as b:
-        with pytest.raises(CoordinatorUnavailable):
+        with pytest.raises(CoordinatorUnavailableError):
             b.admin.create_stream(stream)
         log = tmp_path / "wiped" / "coordinator-1.log"
         until(lambda: "Restore ZooKeeper from a backup" in log.read_text())

@@ -15,7 +15,7 @@ from integration_tests.backends.choice import Backend, chosen
 from integration_tests.crashing import CRASH_AT
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.ephemeral import ProcessCluster
 
@@ -88,14 +88,14 @@ def test_a_cluster_leaves_nothing_behind() -> None:
         assert "log.retention.hours=1\n" in (home / "kafka" / "server.properties").read_text()
     assert processes.find(home) == {}
     assert not home.exists()
-    with pytest.raises(EnvironmentProblem, match="not started"):
+    with pytest.raises(LocalEnvironmentError, match="not started"):
         own.bootstrap_servers  # noqa: B018 - reading it is the test
     own.stop()
 
 
 def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None:
     broken = ProcessCluster(kafka_settings={"num.io.threads": "none"})
-    with pytest.raises(EnvironmentProblem, match=r"kafka.*num\.io\.threads") as caught:
+    with pytest.raises(LocalEnvironmentError, match=r"kafka.*num\.io\.threads") as caught:
         broken.start()
     # That of the server which failed; the other one may have had no time to say anything.
     assert any(note.startswith("--- kafka") for note in caught.value.__notes__)

@@ -15,7 +15,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
-from rollbridge.errors import CasWriteError, InvalidRequestError, TransactionRefused, TruncatedError
+from rollbridge.errors import CasWriteError, InvalidRequestError, TransactionRefusedError, TruncatedError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.position import ReadPosition
@@ -154,7 +154,7 @@ def test_where_epochs_with_records_are_dropped_nobody_says_that_nothing_was_writ
         transaction = b.begin(stream)
         transaction.expect(stream, key=KEY, sn=EMPTY, scope=scope_of)
         transaction.write(stream, key=KEY, value=b"no")
-        with pytest.raises(TransactionRefused):
+        with pytest.raises(TransactionRefusedError):
             transaction.commit()
         with b.reader(stream, follow=False) as reader:
             assert list(reader) == []

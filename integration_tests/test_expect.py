@@ -16,9 +16,9 @@ from rollbridge import ANY, EMPTY, SN
 from rollbridge.errors import (
     CasWriteError,
     InvalidRequestError,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionRefused,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionRefusedError,
 )
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
@@ -81,7 +81,7 @@ def test_what_a_stranger_writes_is_noticed_whatever_its_headers(
         with pytest.raises(CasWriteError) as caught:
             writer.write(b"a", b"1", expected=known, scope=within)
         assert caught.value.actual is not None
-        with pytest.raises(TransactionRefused):
+        with pytest.raises(TransactionRefusedError):
             write_if(client, ledger, b"a", b"2", known, within)
         writer.write(b"a", b"3", expected=caught.value.actual, scope=within)
     assert values(site, ledger) == [b"0", b"foreign", b"3"]
@@ -116,18 +116,18 @@ def test_a_refused_transaction_leaves_nothing_and_says_what_is_there(
         transaction.expect(ledger, key=b"a", sn=first, scope=within)
         lost = [transaction.write(stream, key=b"a", value=b"no") for stream in (ledger, orders)]
         second = plain.write(b"a", b"2").result(120)
-        with pytest.raises(TransactionRefused, match="525") as caught:
+        with pytest.raises(TransactionRefusedError, match="525") as caught:
             transaction.commit()
         error = caught.value
         assert isinstance(error, CasWriteError)
-        assert isinstance(error, TransactionAborted)
+        assert isinstance(error, TransactionAbortedError)
         assert (error.status_code, error.stream, error.key) == (525, ledger, b"a")
         assert error.expected == first
         assert second.matches(error.actual)
         for future in lost:
-            with pytest.raises(TransactionRefused):
+            with pytest.raises(TransactionRefusedError):
                 future.result(120)
-        with pytest.raises(TransactionClosed):
+        with pytest.raises(TransactionClosedError):
             transaction.expect(ledger, key=b"a", sn=second)
         write_if(client, ledger, b"a", b"3", error.actual, within)
     assert values(site, ledger) == [b"1", b"2", b"3"]
@@ -140,12 +140,12 @@ def test_other_keys_matter_to_the_segment_and_not_to_the_key(
     with client.cas_writer(ledger) as writer:
         mine = writer.write(b"a", b"1", expected=EMPTY)
         other = writer.write(b"b", b"2", expected=mine)
-    with pytest.raises(TransactionRefused) as caught:
+    with pytest.raises(TransactionRefusedError) as caught:
         write_if(client, ledger, b"a", b"no", mine)
     assert caught.value.actual == other
     write_if(client, ledger, b"a", b"3", mine, "key")
     write_if(client, ledger, b"c", b"4", EMPTY, "key")
-    with pytest.raises(TransactionRefused):
+    with pytest.raises(TransactionRefusedError):
         write_if(client, ledger, b"c", b"no", EMPTY, "key")
     assert values(site, ledger) == [b"1", b"2", b"3", b"4"]
 
@@ -161,7 +161,7 @@ def test_a_condition_holds_across_scales_and_a_rolling_commit(
             transaction.expect(ledger, key=b"a", sn=first)
         client.admin.scale(ledger, seal=[0], ranges=[(item.low, item.high) for item in even_ranges(2)])
         good.commit()
-        with pytest.raises(TransactionRefused) as caught:
+        with pytest.raises(TransactionRefusedError) as caught:
             bad.commit()
         third = writer.write(b"a", b"3", expected=caught.value.actual)
         assert [record.cause.value for record in client.admin.history(ledger).records].count("rolling-transactions") > 0
@@ -186,7 +186,7 @@ def test_a_stream_that_is_not_written_can_be_depended_on_and_all_conditions_must
     transaction.expect(orders, key=b"other", sn=EMPTY, scope="key")
     transaction.expect(ledger, key=b"a", sn=sn)
     transaction.write(orders, key=b"k", value=b"no")
-    with pytest.raises(TransactionRefused) as caught:
+    with pytest.raises(TransactionRefusedError) as caught:
         transaction.commit()
     assert (caught.value.stream, caught.value.actual) == (ledger, changed)
     empty = client.begin(ledger)
@@ -238,7 +238,7 @@ def test_a_foreign_transaction_that_stays_open_refuses_a_conditional_one_until_i
     transaction = client.begin(ledger)
     transaction.expect(ledger, key=b"a", sn=EMPTY)
     transaction.write(ledger, key=b"a", value=b"no")
-    with pytest.raises(TransactionAborted, match="undecided: an earlier native transaction stays open"):
+    with pytest.raises(TransactionAbortedError, match="undecided: an earlier native transaction stays open"):
         transaction.commit()
     foreign.abort_transaction()
     write_if(client, ledger, b"a", b"yes", EMPTY)
@@ -272,7 +272,7 @@ def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: rollbridge.
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"1", expected=EMPTY)
     for scope in ("segment", "key"):
-        with pytest.raises(TransactionRefused) as caught:
+        with pytest.raises(TransactionRefusedError) as caught:
             write_if(client, ledger, b"a", b"no", SN(sequence_id=1_000), scope)
         assert caught.value.actual == sn
 

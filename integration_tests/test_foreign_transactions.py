@@ -26,7 +26,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_paused_leaders import is_stopped
 from rollbridge.doctor.checks import epochs
 from rollbridge.doctor.facts import gather
-from rollbridge.errors import StreamBusy, StreamNotFound, TransactionAborted
+from rollbridge.errors import StreamBusyError, StreamNotFoundError, TransactionAbortedError
 from rollbridge.model.changes import SUSPENDED
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.names import StreamName
@@ -163,7 +163,7 @@ def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or
         assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
     with stage.leader("second", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS="500"):
         who = rf"transactional id {stage.foreign_id}, open on .* since offset 0.*--abort-foreign"
-        with pytest.raises(StreamBusy, match=who):
+        with pytest.raises(StreamBusyError, match=who):
             asked.result(PATIENCE_S)
         assert len(stage.b.admin.history(orders).records) == 1
         assert stage.scale(stage.orders, abort_foreign=True).result(PATIENCE_S).epoch == 1
@@ -192,7 +192,7 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
         assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
         eventually(lambda: len(stage.b.admin.transactions()) == 3, "those that wait are on record")
         stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
-        with pytest.raises(TransactionAborted, match=r"unwanted; (the roll.* waited for native|it waited behind)"):
+        with pytest.raises(TransactionAbortedError, match=r"unwanted; (the roll.* waited for native|it waited behind)"):
             answers[2].result(PATIENCE_S)
 
         stage.foreign.commit_transaction(PATIENCE_S)
@@ -227,16 +227,16 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
         plain.start()
         eventually(lambda: len(stage.b.admin.describe(orders).open_transactions) == 2, "their commits wait")
         stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
-        with pytest.raises(TransactionAborted, match=r"unwanted; it waited for stream .* which is suspended"):
+        with pytest.raises(TransactionAbortedError, match=r"unwanted; it waited for stream .* which is suspended"):
             answers[1].result(PATIENCE_S)
 
         with pytest.raises(
-            StreamBusy, match=rf"has begun, .* it waits for .*transactional id {stage.foreign_id}.*finished"
+            StreamBusyError, match=rf"has begun, .* it waits for .*transactional id {stage.foreign_id}.*finished"
         ):
             asked.result(PATIENCE_S)  # after the bound of a scale: it is not given up
-        with pytest.raises(StreamBusy, match=r"cannot be scaled: .* has begun, .* it waits"):
+        with pytest.raises(StreamBusyError, match=r"cannot be scaled: .* has begun, .* it waits"):
             stage.scale(stage.orders).result(PATIENCE_S)
-        with pytest.raises(StreamBusy, match=r"cannot be truncated now: .* has begun, .* it waits"):
+        with pytest.raises(StreamBusyError, match=r"cannot be truncated now: .* has begun, .* it waits"):
             stage.b.admin.truncate(orders, "latest")
         found = [item for item in epochs(gather(stage.b.settings)) if item.check == "stream-error"]
         assert len(found) == 1
@@ -286,7 +286,7 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         stage.await_log("second", "leads since")
         stage.commit_others()
         stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
-        with pytest.raises(TransactionAborted, match="unwanted; it waited"):
+        with pytest.raises(TransactionAbortedError, match="unwanted; it waited"):
             answers[1].result(PATIENCE_S)
         assert not answers[0].done()
         assert not answers[2].done(), "a later one of the same connection"
@@ -358,7 +358,7 @@ def test_a_stream_without_transactions_is_deleted_though_a_scale_of_it_waits(sta
         stage.go_on()
         stage.await_suspended("the scale of")
         stage.b.admin.delete_stream(str(stage.orders))
-        with pytest.raises(StreamNotFound, match="was deleted before it could be scaled"):
+        with pytest.raises(StreamNotFoundError, match="was deleted before it could be scaled"):
             asked.result(PATIENCE_S)
         stage.b.admin.create_stream(str(stage.orders))
         stage.commit(stage.orders, b"another life")

@@ -26,10 +26,10 @@ from integration_tests.backends.containers import ContainerCluster
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
 from rollbridge.cli.main import main
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import engine as engines
 from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.engine import ContainerEngine, PullFailed, engine, host, publishing_address
+from rollbridge_devcluster.engine import ContainerEngine, PullFailedError, engine, host, publishing_address
 from rollbridge_devcluster.images import ImageOrigin, Provided, provide
 from rollbridge_devcluster.recipes import Recipe, Tree
 
@@ -193,7 +193,7 @@ def registry() -> Iterator[str]:
 
 def test_what_is_pulled_has_the_digest_or_is_not_taken(registry: str) -> None:
     with ContainerEngine() as docker:
-        with pytest.raises(PullFailed) as refused:
+        with pytest.raises(PullFailedError) as refused:
             docker.pull(registry, f"sha256:{'0' * 64}", 60.0)
         assert not refused.value.unreachable
         assert docker.find(registry) is None
@@ -212,7 +212,7 @@ def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: 
     recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
     monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
     with pytest.raises(
-        EnvironmentProblem, match=r"(?s)cannot be built: .*not like this\n.*returned a non-zero code: 3"
+        LocalEnvironmentError, match=r"(?s)cannot be built: .*not like this\n.*returned a non-zero code: 3"
     ):
         provide([name])
     with pytest.raises(ImageNotFound):

@@ -13,14 +13,14 @@ import rollbridge
 from integration_tests.clients import Site, header_of
 from rollbridge.client.cooperative import JointEnding
 from rollbridge.errors import (
-    AlreadyAborted,
+    AlreadyAbortedError,
+    ClientFencedError,
     ConflictError,
-    Fenced,
     InvalidRequestError,
-    OutcomeExpired,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionNotFound,
+    OutcomeExpiredError,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionNotFoundError,
 )
 from rollbridge.model import paths
 from rollbridge.model.cooperative import SERIES_KEPT_MS, JointContent
@@ -65,9 +65,9 @@ def test_parts_of_two_processes_and_a_commit_in_a_third(
         assert values(site, orders) == values(site, payments) == [b"after the scale", b"first"]
         parts = {split_local_sequence(header_of(message)[1])[0] for message in site.committed(orders)}
         assert parts == {handle.part, late.part}
-        with pytest.raises(TransactionClosed, match="is over"):
+        with pytest.raises(TransactionClosedError, match="is over"):
             first.joint(orders, payments, series="q", number=0)
-        with pytest.raises(TransactionClosed, match="committed"):
+        with pytest.raises(TransactionClosedError, match="committed"):
             owner.commit(ticket, [handle])
         write(first, 1, orders, payments, what=b"next")
         with pytest.raises(ConflictError, match="begun already"):
@@ -86,10 +86,10 @@ def test_a_later_session_skips_what_is_committed_and_writes_anew_what_is_not(
         skipped = new.joint(orders, series="q", number=0)
         assert skipped.committed
         assert skipped.id == ticket.transaction
-        with pytest.raises(TransactionClosed, match="has been committed"):
+        with pytest.raises(TransactionClosedError, match="has been committed"):
             skipped.part()
         left, _ = write(new, 1, orders, what=b"1, left open")
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             old.joint(orders, series="q", number=1)
     with site.connect() as restarted:
         newest = restarted.share(name, "run-3")
@@ -99,7 +99,7 @@ def test_a_later_session_skips_what_is_committed_and_writes_anew_what_is_not(
         newest.commit(ticket, [handle])
         newest.note_committed(ticket)
         for gone in ("run-1", "run-2"):
-            with site.connect() as late, pytest.raises(Fenced):
+            with site.connect() as late, pytest.raises(ClientFencedError):
                 late.share(name, gone).joint(orders, series="q", number=2)
     assert values(site, orders) == [b"0", b"1"]
 
@@ -116,12 +116,12 @@ def test_an_older_session_of_the_same_connection_lets_go_of_its_own_transactions
     part = joint.part()
     part.write(orders, value=b"1")
     part.flush()
-    with pytest.raises(Fenced):
+    with pytest.raises(ClientFencedError):
         older.joint(orders, series="q", number=1)
     older.look()
     part.write(orders, value=b"2")
     assert newer.commit(joint.ticket, [part.finish()]).records == 2
-    with pytest.raises((Fenced, TransactionClosed, TransactionAborted)):
+    with pytest.raises((ClientFencedError, TransactionClosedError, TransactionAbortedError)):
         lost.write(orders, value=b"late")
     assert values(site, orders) == [b"1", b"2"]
 
@@ -130,7 +130,7 @@ def test_what_was_agreed_on_but_never_begun_is_written_anew(
     site: Site, client: rollbridge.Bridge, orders: str, name: str
 ) -> None:
     never = client.share(name, "run-1").joint(orders, series="q", number=5).ticket
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.outcome(never.transaction)
     with site.connect() as restarted:
         new = restarted.share(name, "run-2")
@@ -146,7 +146,7 @@ def test_an_abort_and_a_label_of_a_series_that_is_not_the_latest(
     ticket, handle = write(shared, 0, orders, what=b"aborted")
     assert shared.abort(ticket, "no more")
     assert shared.abort(ticket)
-    with pytest.raises((TransactionClosed, AlreadyAborted)):
+    with pytest.raises((TransactionClosedError, AlreadyAbortedError)):
         shared.commit(ticket, [handle])
     for series in ("a", "b"):
         joint = shared.joint(orders, series=series, number=0)
@@ -195,7 +195,7 @@ def test_a_label_is_remembered_whatever_a_client_has_written_since(
         found = again(site, name, orders, label)
         assert found.committed
         assert found.content == JointContent(1, len(label))
-    with pytest.raises(OutcomeExpired):
+    with pytest.raises(OutcomeExpiredError):
         client.outcome(label="day-0/0", client=name)  # the leader remembers a hundred
     assert not again(site, name, orders, "day-120").committed
     assert len(values(site, orders)) == 120
@@ -213,7 +213,7 @@ def test_a_label_that_may_have_been_forgotten_is_refused(
     edit(client, site, orders, name, age)
     load(site, name, orders, "fourth")
     for label in ("first", "second"):
-        with pytest.raises(OutcomeExpired, match="another label or a new client name"):
+        with pytest.raises(OutcomeExpiredError, match="another label or a new client name"):
             again(site, name, orders, label)
     assert again(site, name, orders, "third").committed
     assert again(site, name, orders, "fourth").committed
@@ -246,7 +246,7 @@ def test_labels_of_an_older_version_are_asked_for_and_refused_if_they_may_be_for
     assert not again(site, name, orders, "new").committed, "it is certain that there is none"
     load(site, name, orders, *(f"more-{number}" for number in range(100)), once=True)
     for label in ("old-1", "unheard of"):
-        with pytest.raises(OutcomeExpired, match="is not remembered any more"):
+        with pytest.raises(OutcomeExpiredError, match="is not remembered any more"):
             again(site, name, orders, label)
     assert again(site, name, orders, "old-2").committed
 

@@ -11,7 +11,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator, until
-from rollbridge.errors import TransactionAborted, TransactionNotFound
+from rollbridge.errors import TransactionAbortedError, TransactionNotFoundError
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 
@@ -64,7 +64,7 @@ def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(
             transaction.flush()
         until(lambda: {aborted.id, open_one.id} <= {record.id for record in b.admin.transactions()})
         b.admin.abort_transaction(aborted.id, reason="it was in the way")
-        with pytest.raises(TransactionAborted, match=r"its leader saw: .*in the way") as caught:
+        with pytest.raises(TransactionAbortedError, match=r"its leader saw: .*in the way") as caught:
             aborted.commit()
         heard = [line.partition("Z ")[2].partition(" (")[0] for line in caught.value.events]
         assert heard[:3] == [  # that of the commit that comes too late may follow
@@ -76,7 +76,7 @@ def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(
         assert (story.state, story.records, story.controller_epoch) == ("open", 1, 1)
         assert [event.event for event in story.events] == ["begin"]
         assert [event.after for event in b.story(committed.id).events] == ["open", "committing", "committed"]
-        with pytest.raises(TransactionNotFound):
+        with pytest.raises(TransactionNotFoundError):
             b.story(TransactionId.of(0, 12345))
 
         run = Cli(cluster, site.root)

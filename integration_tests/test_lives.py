@@ -13,8 +13,8 @@ from rollbridge import EMPTY
 from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
-    StreamNotFound,
-    StreamRecreated,
+    StreamNotFoundError,
+    StreamRecreatedError,
     TruncatedError,
 )
 from rollbridge.kafka.topics import TopicAdmin
@@ -64,7 +64,7 @@ def test_positions_and_sequence_numbers_of_a_former_life_are_refused(client: rol
     create_again(client, ledger)
     assert old.dlsn is not None
     for start in (position, str(position), old, old.dlsn):
-        with pytest.raises(StreamRecreated, match="deleted"):
+        with pytest.raises(StreamRecreatedError, match="deleted"):
             client.reader(ledger, start=start)
     with pytest.raises(RollbridgeError, match="deleted"):
         client.admin.truncate(ledger, position)
@@ -127,9 +127,9 @@ def test_a_client_that_was_away_writes_nothing_into_another_life(
         create_again(client, ledger, segments=4)
         write_all(client, ledger, "second")
         # What began before, or knows only what was before.
-        with pytest.raises(StreamNotFound, match="open a new writer"):
+        with pytest.raises(StreamNotFoundError, match="open a new writer"):
             writer.write(KEYS[0], b"stale").result(120)
-        with follower, pytest.raises(StreamRecreated):
+        with follower, pytest.raises(StreamRecreatedError):
             list(follower)
         assert cas.tail(KEYS[1]) != EMPTY
         write_all(away, ledger, "third")

@@ -19,7 +19,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.bombs import bomb, misnumbered
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, until
-from rollbridge.errors import TransactionAborted
+from rollbridge.errors import TransactionAbortedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
@@ -165,12 +165,12 @@ def test_tiny_frames_neither_fill_a_leader_nor_end_transactions_of_others(
     assert middle.commit().records == 1
     assert leaders.memory_kb("VmHWM") < idle_kb + ROOM_KB
     if shape == "one transaction":
-        with pytest.raises(TransactionAborted, match="held_bytes_per_transaction_max"):
+        with pytest.raises(TransactionAbortedError, match="held_bytes_per_transaction_max"):
             own.commit()
     after = client.begin(str(stream))
     after.write(str(stream), key=b"k", value=b"after")
     if shape == "many transactions":  # they are still open, so nothing begins before they end, or their leases
-        with pytest.raises(TransactionAborted, match="held_bytes_max"):
+        with pytest.raises(TransactionAbortedError, match="held_bytes_max"):
             after.commit()
     else:
         assert after.commit().records == 1

@@ -18,18 +18,18 @@ from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import (
-    AlreadyAborted,
-    AlreadyCommitted,
-    CoordinatorUnavailable,
-    Fenced,
+    AlreadyAbortedError,
+    AlreadyCommittedError,
+    ClientFencedError,
+    CoordinatorUnavailableError,
     InvalidRequestError,
     InvalidTimeoutError,
     NotFoundError,
-    OutcomeExpired,
-    OutcomeUnknown,
-    TransactionExpired,
-    TransactionNotFound,
-    TransactionPreserverClosed,
+    OutcomeExpiredError,
+    OutcomeUnknownError,
+    TransactionExpiredError,
+    TransactionNotFoundError,
+    TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
 from rollbridge.model.control import FENCED, ControlRecord, decode_control
@@ -118,11 +118,11 @@ def test_a_commit_gives_the_same_answer_from_wherever_it_is_asked_for(
         assert found == other.outcome(label="a", client="tester") == client.outcome(label="a")
         assert found == other.outcome(txn.id, client="tester"), "and not that of another client with the same id"
         for ask in other.outcome, other.resume:
-            with pytest.raises(OutcomeExpired, match="is one of client 'tester'"):
+            with pytest.raises(OutcomeExpiredError, match="is one of client 'tester'"):
                 ask(txn.id, client="somebody-else")
-        with pytest.raises(AlreadyCommitted):
+        with pytest.raises(AlreadyCommittedError):
             other.resume(txn.id).abort()
-    with pytest.raises(AlreadyCommitted):
+    with pytest.raises(AlreadyCommittedError):
         txn.abort()
     assert values_of(site, ledger) == ["one", "two"]
 
@@ -134,21 +134,21 @@ def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(
     write(txn, ledger, "gone")
     txn.abort("a change of mind")
     txn.abort()
-    with pytest.raises(AlreadyAborted, match="a change of mind"):
+    with pytest.raises(AlreadyAbortedError, match="a change of mind"):
         txn.commit()
     with site.connect() as other:
         found = other.outcome(txn.id)
         assert (found.aborted, found.reason) == (True, "a change of mind")
         assert found.position is not None
         other.resume(txn.id).abort()
-        with pytest.raises(AlreadyAborted, match="a change of mind"):
+        with pytest.raises(AlreadyAbortedError, match="a change of mind"):
             other.resume(txn.id).commit()
         late = client.begin(ledger, timeout=timedelta(milliseconds=1))
         late.flush()
         until(lambda: other.outcome(late.id).aborted)
-        with pytest.raises(TransactionExpired):
+        with pytest.raises(TransactionExpiredError):
             late.commit()
-        with pytest.raises(TransactionExpired):
+        with pytest.raises(TransactionExpiredError):
             other.resume(late.id).commit()
     assert values_of(site, ledger) == []
 
@@ -156,21 +156,21 @@ def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(
 def test_what_is_unknown_forgotten_or_badly_asked_for_is_told_apart(client: rollbridge.Bridge, ledger: str) -> None:
     group = GroupName(ledger.split("/")[0])
     unknown = TransactionId.of(0, 1 << 90)
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.outcome(unknown)
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.outcome(label="no such thing", group=group)
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.resume(unknown)
     with pytest.raises(NotFoundError, match="no transaction group"):
         client.outcome(unknown, group="no-such/group")
     unkept = client.begin(ledger, label="unkept", retain=timedelta(0))
     unkept.commit()
-    with pytest.raises(OutcomeExpired):
+    with pytest.raises(OutcomeExpiredError):
         client.outcome(unkept.id)
-    with pytest.raises(OutcomeExpired):
+    with pytest.raises(OutcomeExpiredError):
         client.outcome(label="unkept", group=group)
-    with pytest.raises(TransactionNotFound):
+    with pytest.raises(TransactionNotFoundError):
         client.outcome(unkept.id, client="somebody-else", group=group)
     for wrong in ({}, {"transaction": unkept.id, "label": "x"}, {"transaction": "nonsense"}):
         with pytest.raises(InvalidRequestError):
@@ -227,17 +227,17 @@ def test_a_newer_session_fences_the_older_one_and_only_it(site: Site, orders: st
         beside = bystander.begin(ledger)
         write(beside, ledger, "beside")
         assert {item.transaction for item in new.unfinished()} == {kept.id, lost.id}
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             lost.commit()
         until(lambda: old._sessions.fenced)
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             old.begin(ledger)
         resumed = new.resume(kept.id)
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             kept.commit()
         write(resumed, ledger, "more")
         assert resumed.commit().records == 3
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             kept.abort()
         assert beside.commit().records == 1
         assert new.outcome(lost.id).state == "open"
@@ -269,7 +269,7 @@ def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(
         pending = txn.commit_async()
         write(resumed, ledger, "late")
         assert resumed.commit().records == 2
-        with pytest.raises(Fenced):
+        with pytest.raises(ClientFencedError):
             pending.result(120)
         assert heir.outcome(txn.id).client_name == "tester"
     with client.transaction(ledger) as after:
@@ -300,7 +300,7 @@ def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledg
         [left] = [record.transaction for record in log_of(site, ledger) if record.reason == FENCED]
         with site.connect() as other:
             other.resume(left).abort()
-            with pytest.raises(AlreadyAborted, match="fenced"):
+            with pytest.raises(AlreadyAbortedError, match="fenced"):
                 other.resume(left).commit()
         new.begin_transaction()
         new.produce(ledger, b"new")
@@ -320,10 +320,10 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         site.stop_coordinator()
         txn = asker.begin(stream, label="orphan")
         write(txn, stream, "orphan")
-        with pytest.raises(OutcomeUnknown, match="no coordinator") as caught:
+        with pytest.raises(OutcomeUnknownError, match="no coordinator") as caught:
             txn.commit(timeout=3)
         assert caught.value.transaction == str(txn.id)
-        with pytest.raises(CoordinatorUnavailable):
+        with pytest.raises(CoordinatorUnavailableError):
             reader.outcome(txn.id, timeout=3)
         answers: list[rollbridge.Outcome] = []
         asking = threading.Thread(target=lambda: answers.append(reader.outcome(label="orphan", client="asker")))
@@ -334,14 +334,14 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         assert txn.commit().position == answers[0].position
         site.stop_coordinator()
         with coordinator(cluster, root, "closed", tmp_path, ROLLBRIDGE_COORDINATOR_TRANSACTION_META_PERSIST_COUNT="0"):
-            with pytest.raises(TransactionPreserverClosed) as closed:
+            with pytest.raises(TransactionPreserverClosedError) as closed:
                 reader.outcome(txn.id)
             assert closed.value.status_code == 26
             meanwhile = asker.begin(stream)
             assert meanwhile.commit().records == 0
         site.start_coordinator()
         assert reader.outcome(txn.id).position == answers[0].position
-        with pytest.raises(OutcomeExpired):
+        with pytest.raises(OutcomeExpiredError):
             reader.outcome(meanwhile.id)
         assert Group.from_json(site_group(site, stream)).terminated_topic_id
 

@@ -18,8 +18,8 @@ from rollbridge.errors import (
     InvalidRequestError,
     RecordTooLargeError,
     RollbridgeError,
-    StreamNotFound,
-    TransactionIdOutOfOrder,
+    StreamNotFoundError,
+    TransactionIdOutOfOrderError,
 )
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName
@@ -129,7 +129,7 @@ def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: ro
     strict, free = client.writer(orders, rising_ids=True), client.writer(orders)
     strict.write(b"k", b"1", transaction_id=7)
     strict.write(b"k", b"2", transaction_id=7)
-    with pytest.raises(TransactionIdOutOfOrder) as refused:
+    with pytest.raises(TransactionIdOutOfOrderError) as refused:
         strict.write(b"k", b"no", transaction_id=6)
     assert (refused.value.transaction_id, refused.value.last) == (6, 7)
     free.write(b"k", b"3", transaction_id=6)
@@ -158,7 +158,7 @@ def test_a_time_before_1970_is_refused(client: rollbridge.Bridge, orders: str) -
 
 
 def test_a_stream_that_does_not_exist_is_refused(client: rollbridge.Bridge, scope: str, orders: str) -> None:
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.writer(f"{scope}/nothing")
 
 
@@ -173,12 +173,12 @@ def test_a_stream_that_is_deleted_fails_what_is_under_way_and_what_comes(
     def refused() -> bool:
         try:
             writer.write(b"k", b"w").result(120)
-        except StreamNotFound:
+        except StreamNotFoundError:
             return True
         return False
 
     until(refused)
-    with suppress(StreamNotFound):  # raised if a record was under way at that moment
+    with suppress(StreamNotFoundError):  # raised if a record was under way at that moment
         writer.close()
     assert kept.dlsn is not None
     client.admin.create_stream(orders)

@@ -26,7 +26,7 @@ from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, Group
 from rollbridge import connection
-from rollbridge.errors import RollbridgeError, TransactionAborted
+from rollbridge.errors import RollbridgeError, TransactionAbortedError
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.model.ids import SegmentId
@@ -251,7 +251,7 @@ def test_a_malformed_frame_ends_its_own_transaction_only(group: Group, kind: str
     group.inject_commit(bad, 1 + count)
     assert good.commit().records == 1
     assert kept.result(PATIENCE_S) is not None
-    assert isinstance(lost.exception(PATIENCE_S), TransactionAborted)
+    assert isinstance(lost.exception(PATIENCE_S), TransactionAbortedError)
     assert group.values() == [b"v"]
 
 
@@ -273,7 +273,7 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
     assert segment < buffer
     group.inject_data(txn, bytes(frame(bytes(segment - 60))), 1)
     group.inject_commit(txn, 2)
-    assert isinstance(lost.exception(PATIENCE_S), TransactionAborted)
+    assert isinstance(lost.exception(PATIENCE_S), TransactionAbortedError)
     assert group.fault() is None
 
 
@@ -287,7 +287,7 @@ def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group)
     futures = [short.commit_async(), long.commit_async()]
     eventually(group.fault, "the stream is in an error state")
     group.innocent_goes_on()
-    with pytest.raises(TransactionAborted, match="error state"):
+    with pytest.raises(TransactionAbortedError, match="error state"):
         futures[0].result(PATIENCE_S)
     answer = run_cli(group.site.environment(), "stream", "describe", group.poisoned)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in answer.out
@@ -295,7 +295,7 @@ def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group)
     eventually(lambda: str(long.id) in run_cli(group.site.environment(), "txn", "list").out, "it is listed")
     answer = run_cli(group.site.environment(), "txn", "abort", str(long.id))
     assert answer.code == 0, answer
-    with pytest.raises(TransactionAborted, match="error state"):
+    with pytest.raises(TransactionAbortedError, match="error state"):
         futures[1].result(PATIENCE_S)
 
 
@@ -336,7 +336,7 @@ def test_a_rolling_commit_with_a_malformed_frame_ends_its_own_transaction_only(g
     group.inject_commit(bad, 2)
     assert good.commit().records == 1
     assert kept.result(PATIENCE_S) is not None
-    assert isinstance(lost.exception(PATIENCE_S), TransactionAborted)
+    assert isinstance(lost.exception(PATIENCE_S), TransactionAbortedError)
     assert group.values() == [b"v"]
 
 

@@ -20,7 +20,7 @@ from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
 from rollbridge.consumer import reader as reading
 from rollbridge.consumer.records import Preview, Record
-from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFound, TruncatedError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.kafka.offsets import LogOffsets
@@ -302,7 +302,7 @@ def test_a_place_that_the_stream_does_not_have_is_refused(client: rollbridge.Bri
     client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.5)])
     with pytest.raises(InvalidRequestError, match="is to be read from a place of its own"):
         client.reader(orders, start=f"{orders}@0-0:0,1-2:0")
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.reader(f"{StreamName.parse(orders).scope}/nothing")
     with pytest.raises(InvalidRequestError, match="isolation"):
         client.reader(orders, isolation="serializable")  # type: ignore[arg-type]

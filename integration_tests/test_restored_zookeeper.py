@@ -17,7 +17,7 @@ from rollbridge.cli.main import main
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
-from rollbridge.errors import RollbridgeError, StreamNotFound
+from rollbridge.errors import RollbridgeError, StreamNotFoundError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
@@ -129,7 +129,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
                 transaction.write(YOUNG, value=b"older")
             with client.reader(YOUNG, follow=False) as reader:
                 assert [record.value for record in reader] == [b"young", b"older"]
-            with pytest.raises(StreamNotFound):
+            with pytest.raises(StreamNotFoundError):
                 client.admin.history(DOOMED)
             client.admin.create_stream(DOOMED)
             assert client.admin.history(DOOMED).first > 0, "names of its former life are not used again"

@@ -42,8 +42,8 @@ from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
-    TransactionAborted,
-    ZooKeeperUnavailable,
+    TransactionAbortedError,
+    ZooKeeperUnavailableError,
 )
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.topics import TopicAdmin
@@ -54,7 +54,7 @@ from rollbridge.spark import sink_task as sink_connections
 from rollbridge.spark.sink import batch_writer
 from rollbridge.spark.sink_task import Kept
 from rollbridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
-from rollbridge.zookeeper.errors import ZooKeeperDenied
+from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -213,7 +213,7 @@ def test_bob_can_do_nothing_with_it_and_is_told_why(secured: Secured, bob: rollb
     before = state_of(secured)
     with pytest.raises(RollbridgeError) as refused:
         NOTHING_WITH_ANOTHER[what](bob)
-    assert isinstance(refused.value, NotAuthorizedError | ZooKeeperDenied) or what.startswith("begins one with")
+    assert isinstance(refused.value, NotAuthorizedError | ZooKeeperDeniedError) or what.startswith("begins one with")
     assert "nothing was" in str(refused.value)
     assert SECRET not in str(refused.value)
     assert state_of(secured) == before
@@ -255,9 +255,9 @@ def test_what_bob_does_with_his_counter_is_set_right_and_hurts_nobody_else(
     used = [commit(bob, LEDGER), commit(alice, ORDERS)]
     with opened(secured, "bob") as session, opened(secured, "coordinator") as watching:
         for denied in (paths.counter(ALICES), paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS, paths.group(BOBS)):
-            with pytest.raises(ZooKeeperDenied):
+            with pytest.raises(ZooKeeperDeniedError):
                 session.set(denied, b"0")
-        with pytest.raises(ZooKeeperDenied):
+        with pytest.raises(ZooKeeperDeniedError):
             session.delete(paths.counter(BOBS))
         led = watching.get(paths.controller(BOBS))
         for raw in (b"1", b"", b"nonsense", b"-1", b"9" * 5_000, str(1 << 96).encode(), str((1 << 62) - 1).encode()):
@@ -270,7 +270,7 @@ def test_what_bob_does_with_his_counter_is_set_right_and_hurts_nobody_else(
             plan = bob._planner.plan((LEDGER,), None, None, None)
             transaction = Transaction(bob._runtime, plan, forged)
             transaction.write(LEDGER, key=b"k", value=b"forged")
-            with pytest.raises(TransactionAborted, match="not given out"):
+            with pytest.raises(TransactionAbortedError, match="not given out"):
                 transaction.commit()
             used.append(commit(bob, LEDGER))
         assert watching.get(paths.controller(BOBS)) == led, "the leader is the one that it was"
@@ -288,7 +288,7 @@ def test_a_reader_reads_and_writes_nothing(secured: Secured, alice: rollbridge.B
             lambda: carol.writer(ORDERS).write(b"k", b"no").result(120),
             lambda: values(carol, ORDERS, "read_uncommitted"),
         ):
-            with pytest.raises((NotAuthorizedError, ZooKeeperDenied)):
+            with pytest.raises((NotAuthorizedError, ZooKeeperDeniedError)):
                 attempt()
     assert b"for carol" in consume(secured, "carol", "carols", b"for carol")
     with pytest.raises(NotAuthorizedError, match="billing"):
@@ -337,11 +337,11 @@ def test_nobody_else_gets_in(secured: Secured) -> None:
             lambda: session.set_acl(paths.CLUSTER, []),
             lambda: Access(session).grant(ALICES, [parse_identity("ip:127.0.0.1")]),
         ):
-            with pytest.raises(ZooKeeperDenied, match="digest user alice") as refused:
+            with pytest.raises(ZooKeeperDeniedError, match="digest user alice") as refused:
                 attempt()
             assert "guessed" not in str(refused.value)
     with (
-        pytest.raises(ZooKeeperUnavailable, match="TLS handshake"),
+        pytest.raises(ZooKeeperUnavailableError, match="TLS handshake"),
         opened(secured, "alice", {"security.protocol": "SSL", "ssl.ca.location": CA.replace("ca.", "stranger.")}) as it,
     ):
         it.start(2.0)
@@ -377,9 +377,9 @@ def test_a_worker_of_spark_that_serves_two_users_writes_as_nobody_else_than_who_
 
     with closing(kept):
         run("alice", zookeeper_security("alice"), "job of alice")
-        with pytest.raises(ZooKeeperDenied, match="digest user bob"):
+        with pytest.raises(ZooKeeperDeniedError, match="digest user bob"):
             run("bob", zookeeper_security("bob"), "job of bob")
-        with pytest.raises(ZooKeeperDenied, match="digest user alice"):
+        with pytest.raises(ZooKeeperDeniedError, match="digest user alice"):
             run("rotated", {**zookeeper_security("alice"), "digest.password": "of yesterday"}, "not with this one")
         run("alice", zookeeper_security("alice"), "another job of alice")
     jobs = {b"job of alice", b"another job of alice", b"job of bob", b"not with this one"}
@@ -399,9 +399,9 @@ def test_a_certificate_is_an_identity_and_what_is_granted_can_be_revoked(secured
         session.delete(slot)
         revoked = cli(secured, "coordinator", "access", "revoke", str(BOBS), CERTIFICATE_IDENTITY)
         assert CERTIFICATE_IDENTITY in revoked.out
-        with pytest.raises(ZooKeeperDenied, match="certificate"):
+        with pytest.raises(ZooKeeperDeniedError, match="certificate"):
             session.create(slot, ephemeral=True)
-        with pytest.raises(ZooKeeperDenied):
+        with pytest.raises(ZooKeeperDeniedError):
             session.set(paths.counter(BOBS), b"1")
     for group, identity in ((ALICES, "digest:eve"), (ORDERS, CERTIFICATE_IDENTITY), ("nonsense", "x509:CN=a")):
         assert cli(secured, "coordinator", "access", "grant", str(group), identity).code == 4
@@ -458,7 +458,7 @@ def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:
         assert open_nodes(session) == []
         assert cli(old, "coordinator", "access", "secure").out == "0 nodes closed.\n"
         assert cli(old, "carol", "access", "secure").out == "0 nodes closed.\n"
-        with pytest.raises(ZooKeeperDenied, match="without identity"):
+        with pytest.raises(ZooKeeperDeniedError, match="without identity"):
             nobody.create(f"{paths.requests(ALICES)}/request-", sequential=True)
         assert nobody.set(paths.session(ALICES, "loader"), b"{}") > 0  # it is its client's
 

@@ -17,7 +17,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import Relay
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.errors import InvalidRequestError, TransactionAborted, TransactionClosed
+from rollbridge.errors import InvalidRequestError, TransactionAbortedError, TransactionClosedError
 
 
 @pytest.fixture
@@ -132,10 +132,12 @@ def test_offsets_of_an_expired_generation_refuse_their_transaction_and_no_other(
     site.start_coordinator()
     for number, (transaction, future) in enumerate(transactions):
         if number == 2:
-            with pytest.raises(TransactionAborted, match=rf"offsets of consumer group {group} were refused") as refused:
+            with pytest.raises(
+                TransactionAbortedError, match=rf"offsets of consumer group {group} were refused"
+            ) as refused:
                 future.result(60)
             assert "UNKNOWN_MEMBER_ID" in refused.value.reason or "ILLEGAL_GENERATION" in refused.value.reason
-            with pytest.raises(TransactionClosed):
+            with pytest.raises(TransactionClosedError):
                 transaction.send_offsets({(source, 0): 6}, healthy)
         else:
             assert future.result(60).records == 1
@@ -149,7 +151,7 @@ def test_offsets_of_a_topic_that_does_not_exist_hold_nobody_up(
 ) -> None:
     transaction = client.begin(orders)
     transaction.send_offsets({(f"{scope}.nothing", 0): 5}, f"{scope}-group")
-    with pytest.raises(TransactionAborted, match="UNKNOWN_TOPIC_OR_PARTITION"):
+    with pytest.raises(TransactionAbortedError, match="UNKNOWN_TOPIC_OR_PARTITION"):
         transaction.commit(timeout=120)
     client.begin(orders).commit(timeout=120)
 

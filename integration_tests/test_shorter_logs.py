@@ -19,7 +19,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
 from rollbridge.cas.tail import SegmentLog
-from rollbridge.errors import CasWriteError, TransactionRefused, TruncatedError
+from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
 from rollbridge.kafka import tail
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
@@ -147,13 +147,13 @@ def test_a_condition_on_a_record_that_a_log_has_lost_does_not_hold(
             places = [first]
             for number in range(5):
                 places.append(idle.write(b"k", b"lost %d" % number, expected=places[-1], scope=within))
-            with pytest.raises(TransactionRefused):
+            with pytest.raises(TransactionRefusedError):
                 write_if(first)  # from here on the leader knows the end, too
             assert places[1].dlsn is not None
             cluster.cut_log(TOPIC, places[1].dlsn.offset)
             with pytest.raises(CasWriteError):
                 idle.write(b"k", b"over it", expected=places[-1], scope=within)
-            with pytest.raises(TransactionRefused):
+            with pytest.raises(TransactionRefusedError):
                 write_if(places[-1])
             idle.write(b"k", b"second", expected=first, scope=within)
         with client.reader(STREAM, follow=False) as reader:
@@ -181,7 +181,7 @@ def test_what_was_known_of_a_log_that_has_lost_its_end_and_grown_again_is_forgot
             transaction = client.begin(STREAM)
             transaction.expect(STREAM, key=b"k", sn=known, scope="key")
             transaction.write(STREAM, key=b"k", value=b"if")
-            with pytest.raises(TransactionRefused):
+            with pytest.raises(TransactionRefusedError):
                 transaction.commit()
 
         first = idle.write(b"k", b"first", expected=EMPTY, scope="key")

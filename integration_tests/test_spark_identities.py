@@ -92,7 +92,7 @@ def test_jobs_of_two_users_in_one_worker_are_each_their_own(
         options_of(secured, "bob", orders, kafka="bob"),
         options_of(secured, "alice", orders, password="wrong"),
     ):
-        with pytest.raises(Exception, match=r"NotAuthorized|ZooKeeperDenied"):
+        with pytest.raises(Exception, match=r"NotAuthorized|ZooKeeperDeniedError"):
             write(spark, wrong, 50)
     assert read(spark, alice) == list(range(20))
     assert read(spark, bob) == list(range(100, 130))

@@ -17,12 +17,12 @@ from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.synchronizer_worker import Entries, share, work
 from rollbridge import ANY, EMPTY, SN, Codec, Synchronizer
 from rollbridge.errors import (
-    CasOutcomeUnknown,
+    CasOutcomeUnknownError,
     ConflictError,
     CorruptDataError,
     InvalidRequestError,
     RecordTooLargeError,
-    StreamNotFound,
+    StreamNotFoundError,
     TruncatedError,
     UnavailableError,
 )
@@ -297,7 +297,7 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next
     with client.synchronizer(ledger, KEY, b"", concatenate, timeout=3, transaction_timeout=12) as one:
         one.update(add(b"a"))
         proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
-        with pytest.raises(CasOutcomeUnknown) as caught:
+        with pytest.raises(CasOutcomeUnknownError) as caught:
             one.update(add(b"b"))
         assert one.state == b"a"
         proxy.calm()
@@ -411,7 +411,7 @@ def test_what_a_synchronizer_may_be_asked_for(client: rollbridge.Bridge, ledger:
             client.synchronizer(ledger, key, b"", concatenate)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="unless a codec is given"):
         client.synchronizer(ledger, KEY, {}, lambda state, _: state)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         opened(client, f"{ledger}-not")
     with pytest.raises(InvalidRequestError, match="timeout must be positive"):
         client.synchronizer(ledger, KEY, b"", concatenate, timeout=0)

@@ -16,13 +16,13 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cas.tail import StreamLogs
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
-    CasOutcomeUnknown,
+    CasOutcomeUnknownError,
     CasWriteError,
     ConflictError,
     CorruptDataError,
     InvalidRequestError,
-    StreamNotFound,
-    TransactionRefused,
+    StreamNotFoundError,
+    TransactionRefusedError,
     TruncatedError,
 )
 from rollbridge.kafka.fetch import LogReader
@@ -182,7 +182,7 @@ def test_what_was_known_before_a_gap_is_no_knowledge(
     with client.cas_writer(ledger) as idle, site.connect() as somebody, somebody.cas_writer(ledger) as other:
         first = idle.write(b"a", b"first", expected=EMPTY, scope=within)
         seen_by_both = idle.write(b"a", b"seen by both", expected=first, scope=within)
-        with pytest.raises(TransactionRefused):
+        with pytest.raises(TransactionRefusedError):
             write_if(first)
         other.write(b"a", b"overwritten", expected=ANY)
         client.admin.truncate(ledger, "latest")
@@ -190,7 +190,7 @@ def test_what_was_known_before_a_gap_is_no_knowledge(
             other.write(b"b", b"of another key", expected=ANY)
         with pytest.raises(CasWriteError):
             idle.write(b"a", b"over it", expected=seen_by_both, scope=within)
-        with pytest.raises(TransactionRefused):
+        with pytest.raises(TransactionRefusedError):
             write_if(seen_by_both)
 
 
@@ -209,7 +209,7 @@ def test_where_all_was_truncated_nobody_says_that_nothing_was_written(
     transaction = client.begin(ledger)
     transaction.expect(ledger, key=b"a", sn=EMPTY, scope=within)
     transaction.write(ledger, key=b"a", value=b"first of all")
-    with pytest.raises(TransactionRefused, match="the log has any"):
+    with pytest.raises(TransactionRefusedError, match="the log has any"):
         transaction.commit()
     assert values(client, ledger) == []
 
@@ -247,7 +247,7 @@ def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(
         for asking in (writer, client.cas_writer(ledger)):
             with pytest.raises(TruncatedError, match="nobody can tell"):
                 asking.outcome(token)
-            with pytest.raises(CasOutcomeUnknown, match="nobody will be able to say"):
+            with pytest.raises(CasOutcomeUnknownError, match="nobody will be able to say"):
                 asking.write(b"a", b"second", expected=first, token=token)
         third = writer.write(b"a", b"third", expected=ANY)
         later = writer.token(b"a", expected=third)
@@ -329,9 +329,9 @@ def test_bad_input(client: rollbridge.Bridge, orders: str, payments: str, scope:
     ):
         with pytest.raises(InvalidRequestError, match=what):
             client.admin.truncate(orders, before)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.admin.truncate(f"{scope}/nothing", "latest")
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(StreamNotFoundError):
         client.admin.update_stream(f"{scope}/nothing", retention_bytes=1)
     for wrong in (timedelta(0), timedelta(days=-1)):
         with pytest.raises(InvalidRequestError, match="retention time is positive"):

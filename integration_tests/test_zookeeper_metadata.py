@@ -13,7 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
 from rollbridge.calls import answers_within
-from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, WrongClusterError
+from rollbridge.errors import CoordinatorUnavailableError, CorruptDataError, UnknownWriteError, WrongClusterError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory, Foundation
 from rollbridge.model.ids import Epoch, SegmentId, TransactionId, counter_of
@@ -31,7 +31,6 @@ from rollbridge.model.records import (
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.truncation import without_epochs
-from rollbridge.zookeeper.errors import UnknownWriteError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -217,7 +216,10 @@ def numbered(metadata: Metadata) -> int:
 def test_of_a_damaged_counter_nothing_is_reserved_until_it_is_set_right(metadata: Metadata, raw: bytes) -> None:
     start = numbered(metadata)
     metadata.session.set(paths.counter(GROUP), raw)
-    with answers_within(1.0), pytest.raises(CoordinatorUnavailable, match=r"counter holds .*sets it right") as raised:
+    with (
+        answers_within(1.0),
+        pytest.raises(CoordinatorUnavailableError, match=r"counter holds .*sets it right") as raised,
+    ):
         metadata.reserve_counters(GROUP, 5)
     assert len(str(raised.value)) < 700
     found: list[range] = []
@@ -315,17 +317,17 @@ def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> N
 
 def test_a_request_that_nobody_takes_is_withdrawn(metadata: Metadata) -> None:
     metadata.ensure_group(GROUP, 5)
-    with pytest.raises(CoordinatorUnavailable, match=r"no coordinator is running.*nothing was done"):
+    with pytest.raises(CoordinatorUnavailableError, match=r"no coordinator is running.*nothing was done"):
         metadata.ask(GROUP, CREATE, 0.2)
     assert metadata.session.children(paths.requests(GROUP)) == []
     metadata.session.create(paths.coordinator("idle"), ephemeral=True, parents=True)
-    with pytest.raises(CoordinatorUnavailable, match="no coordinator leads group sales/default"):
+    with pytest.raises(CoordinatorUnavailableError, match="no coordinator leads group sales/default"):
         metadata.ask(GROUP, CREATE, 0.2)
     metadata.session.create(paths.leader(GROUP), b"busy", ephemeral=True)
-    with pytest.raises(CoordinatorUnavailable, match=r"coordinator busy has been taking over .* for \d+ s"):
+    with pytest.raises(CoordinatorUnavailableError, match=r"coordinator busy has been taking over .* for \d+ s"):
         metadata.ask(GROUP, CREATE, 0.2)
     metadata.session.set(paths.leader(GROUP), b"busy", 0)
-    with pytest.raises(CoordinatorUnavailable, match="coordinator busy leads"):
+    with pytest.raises(CoordinatorUnavailableError, match="coordinator busy leads"):
         metadata.ask(GROUP, CREATE, 0.2)
 
 
@@ -348,7 +350,7 @@ def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -
     metadata.ensure_group(GROUP, 5)
     put_stream(metadata, ORDERS, EpochHistory.create(even_ranges(1), 1))
     delete = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=1)
-    with pytest.raises(CoordinatorUnavailable):
+    with pytest.raises(CoordinatorUnavailableError):
         metadata.ask(GROUP, delete, 0.2)
     parent = paths.requests(GROUP)
 

@@ -15,7 +15,7 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
-from rollbridge.errors import RollbridgeError, ZooKeeperUnavailable
+from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.model.records import (
     ROOT_CHARACTERS_MAX,
     CheckNode,
@@ -26,12 +26,11 @@ from rollbridge.model.records import (
     bytes_of,
 )
 from rollbridge.zookeeper.errors import (
-    NodeExists,
-    NodeMissing,
-    NodeNotEmpty,
-    NodeVersionMismatch,
-    UnknownWriteError,
-    ZooKeeperRefused,
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+    ZooKeeperRefusedError,
 )
 from rollbridge.zookeeper.session import REQUEST_BYTES_MAX, SessionState, ZooKeeperSession
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX
@@ -159,17 +158,17 @@ def test_everything_stands_below_chroot_and_root(cluster: AnyCluster, root: str)
 def test_refusals_say_that_nothing_was_written(session: ZooKeeperSession) -> None:
     session.create("/a", b"", parents=True)
     session.create("/a/b")
-    with pytest.raises(NodeExists):
+    with pytest.raises(NodeExistsError):
         session.create("/a/b")
-    with pytest.raises(NodeMissing):
+    with pytest.raises(NodeMissingError):
         session.create("/x/y")
-    with pytest.raises(NodeMissing):
+    with pytest.raises(NodeMissingError):
         session.set("/x", b"")
-    with pytest.raises(NodeVersionMismatch):
+    with pytest.raises(NodeVersionMismatchError):
         session.set("/a", b"", 5)
-    with pytest.raises(NodeVersionMismatch):
+    with pytest.raises(NodeVersionMismatchError):
         session.delete("/a/b", 5)
-    with pytest.raises(NodeNotEmpty):
+    with pytest.raises(NodeNotEmptyError):
         session.delete("/a")
 
 
@@ -203,15 +202,15 @@ def test_many_reads_at_once_keep_their_order(session: ZooKeeperSession) -> None:
 @pytest.mark.parametrize(
     ("refused", "error"),
     [
-        (CheckNode("/a", 7), NodeVersionMismatch),
-        (CheckNode("/nowhere"), NodeMissing),
-        (CreateNode("/a", b""), NodeExists),
-        (CreateNode("/nowhere/x", b""), NodeMissing),
-        (SetNode("/a", b"", 7), NodeVersionMismatch),
-        (SetNode("/nowhere", b""), NodeMissing),
-        (DeleteNode("/a", 7), NodeVersionMismatch),
-        (DeleteNode("/nowhere"), NodeMissing),
-        (DeleteNode("/parent"), NodeNotEmpty),
+        (CheckNode("/a", 7), NodeVersionMismatchError),
+        (CheckNode("/nowhere"), NodeMissingError),
+        (CreateNode("/a", b""), NodeExistsError),
+        (CreateNode("/nowhere/x", b""), NodeMissingError),
+        (SetNode("/a", b"", 7), NodeVersionMismatchError),
+        (SetNode("/nowhere", b""), NodeMissingError),
+        (DeleteNode("/a", 7), NodeVersionMismatchError),
+        (DeleteNode("/nowhere"), NodeMissingError),
+        (DeleteNode("/parent"), NodeNotEmptyError),
     ],
 )
 def test_a_multi_is_all_or_nothing_and_names_what_was_refused(
@@ -254,7 +253,7 @@ def test_as_much_as_leaders_write_at_once_fits_and_more_is_refused_before_it_is_
         assert session.session_id == before
         session.multi([DeleteNode(item.path) for item in largest])
         beyond = CreateNode(one_more.path, b"x" * (REQUEST_BYTES_MAX + 1))
-        with pytest.raises(ZooKeeperRefused, match="nothing was written"):
+        with pytest.raises(ZooKeeperRefusedError, match="nothing was written"):
             session.multi([*largest, beyond])
         assert session.children("/a") == []
 
@@ -265,7 +264,7 @@ def test_pipelined_multis_are_independent(session: ZooKeeperSession) -> None:
         [[CreateNode("/b", b"")], [CreateNode("/a", b"")], [CheckNode("/a"), CreateNode("/c", b"")]]
     )
     assert outcomes[0] is None
-    assert isinstance(outcomes[1], NodeExists)
+    assert isinstance(outcomes[1], NodeExistsError)
     assert outcomes[2] is None
     assert session.children("/") == ["a", "b", "c"]
 
@@ -409,7 +408,7 @@ def test_an_operation_gives_up_after_its_time(root: str) -> None:
         session.ensure("/n")
         own.kill("zookeeper")
         until(lambda: not session.is_connected)
-        with pytest.raises(ZooKeeperUnavailable):
+        with pytest.raises(ZooKeeperUnavailableError):
             session.get("/n")
         with pytest.raises(UnknownWriteError):
             session.set("/n", b"x")
@@ -421,7 +420,7 @@ def test_nobody_there_is_said_clearly_and_leaves_nothing_running() -> None:
     address = f"127.0.0.1:{free_port()}"
     before = threading.active_count()
     session = ZooKeeperSession(address)
-    with pytest.raises(ZooKeeperUnavailable, match=address):
+    with pytest.raises(ZooKeeperUnavailableError, match=address):
         session.start(timeout_s=0.5)
     assert not session.is_connected
     assert session.session_id is None

@@ -38,7 +38,7 @@ from typing import Any, Final
 
 import platformdirs
 
-from rollbridge.errors import ConfigError, EnvironmentProblem
+from rollbridge.errors import ConfigError, LocalEnvironmentError
 from rollbridge.model.names import check_client_name
 from rollbridge.model.options import faults_of, nearest, option, table_of
 from rollbridge.security.kafka import NO_SECURITY_SETTING, SECURITY_KEYS, Security
@@ -258,7 +258,7 @@ def _from_home(home: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"{path} is not readable as the state of an embedded cluster: {exc!r}; move {home} away to start afresh"
         ) from exc
 

@@ -43,8 +43,8 @@ from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
-    TransactionClosed,
-    TransactionNotFound,
+    TransactionClosedError,
+    TransactionNotFoundError,
 )
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.offsets import LogOffsets
@@ -104,7 +104,7 @@ def connect(
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
-        KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+        KafkaUnavailable, ZooKeeperUnavailableError: nobody answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     settings = load_settings(
@@ -253,11 +253,11 @@ class Bridge(Resuming):
                 long as the coordinator is set to, 72 hours unless changed.
 
         Raises:
-            Fenced: a newer session of this client name has begun; nothing was written.
-            CoordinatorUnavailable: an earlier session of this client name could not be fenced.
-            InvalidNameError, ScopeNotFound, StreamNotFound, GroupMismatchError, InvalidTimeoutError,
+            ClientFencedError: a newer session of this client name has begun; nothing was written.
+            CoordinatorUnavailableError: an earlier session of this client name could not be fenced.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, InvalidTimeoutError,
                 InvalidRequestError, BackpressureError: nothing was written.
-            KafkaUnavailable, ZooKeeperUnavailable: the streams could not be looked up.
+            KafkaUnavailable, ZooKeeperUnavailableError: the streams could not be looked up.
         """
         self._check_open()
         if self._sessions.fenced:
@@ -288,9 +288,9 @@ class Bridge(Resuming):
             timeout: How long to wait until the leader has recorded it, which takes up to a second after its begin.
 
         Raises:
-            TransactionNotFound: not recorded as open: unknown, too young, or ended. One whose outcome has just been
-                reported may be found for a moment more; what is written to it then is part of nothing.
-            TransactionClosed: its end was asked for.
+            TransactionNotFoundError: not recorded as open: unknown, too young, or ended. One whose outcome has just
+                been reported may be found for a moment more; what is written to it then is part of nothing.
+            TransactionClosedError: its end was asked for.
         """
         self._check_open()
         identifier = TransactionId.of_any(transaction)
@@ -354,7 +354,7 @@ class Bridge(Resuming):
 
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
-            ScopeNotFound, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
+            ScopeNotFoundError, StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
         """
         self._check_open()
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -403,7 +403,7 @@ class Bridge(Resuming):
         Raises:
             InvalidNameError, InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             NotFoundError: there is no such group.
-            KafkaUnavailable, ZooKeeperUnavailable.
+            KafkaUnavailable, ZooKeeperUnavailableError.
         """
         self._check_open()
         name = GroupName(scope, group)
@@ -435,7 +435,7 @@ class Bridge(Resuming):
                 middle of a write; until then readers and conditional writers of that segment wait.
 
         Raises:
-            InvalidNameError, ScopeNotFound, StreamNotFound, InvalidRequestError, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
         """
         self._check_open()
         writer = CasWriter(
@@ -472,7 +472,7 @@ class Bridge(Resuming):
             timeout, transaction_timeout: As for :meth:`cas_writer`.
 
         Raises:
-            InvalidNameError, ScopeNotFound, StreamNotFound, InvalidRequestError, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
             TruncatedError, CorruptDataError, UnavailableError: see :meth:`Synchronizer.fetch`.
         """
         self._check_open()
@@ -499,8 +499,8 @@ class Bridge(Resuming):
             options: Sizes, delays and limits; those of this connection by default.
 
         Raises:
-            InvalidNameError, ScopeNotFound, StreamNotFound: nothing was written.
-            KafkaUnavailable, ZooKeeperUnavailable: the stream could not be looked up.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError: nothing was written.
+            KafkaUnavailable, ZooKeeperUnavailableError: the stream could not be looked up.
         """
         self._check_open()
         wanted = options or WriterOptions(
@@ -601,7 +601,7 @@ class Bridge(Resuming):
 
         Raises:
             InvalidRequestError: the stream has no such segment, or does not keep it any more.
-            StreamNotFound, ScopeNotFound, InvalidNameError, ZooKeeperUnavailable.
+            StreamNotFoundError, ScopeNotFoundError, InvalidNameError, ZooKeeperUnavailableError.
         """
         self._check_open()
         return self._catalog.partition_of(stream, segment)
@@ -622,12 +622,12 @@ class Bridge(Resuming):
             if record is not None:
                 break
             if not changed.wait(max(deadline - time.monotonic(), 0.0)):
-                raise TransactionNotFound(
+                raise TransactionNotFoundError(
                     f"no open transaction {identifier} is recorded after {timeout_s:g} s: it has ended, it never "
                     "began, or no coordinator is running; nothing was written"
                 )
         if record.state != State.OPEN.value:
-            raise TransactionClosed(
+            raise TransactionClosedError(
                 f"transaction {identifier} is {record.state}; nothing can be written to it any more",
                 transaction=str(identifier),
             )

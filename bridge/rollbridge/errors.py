@@ -3,52 +3,53 @@
 The tree::
 
     RollbridgeError
-    ├─ InvalidRequestError            nothing was written; the request can never succeed as it is
-    │  ├─ InvalidNameError            scope, stream, group or client name
-    │  ├─ InvalidRangesError          key ranges that overlap, leave gaps, or name no active segment
-    │  ├─ InvalidTimeoutError         lease not positive or over the limit
-    │  ├─ RecordTooLargeError         refused at write time
-    │  ├─ RowRefused                  of a data frame; carries its number in its partition
-    │  ├─ TransactionTooLargeError    refused at write time
-    │  ├─ TransactionIdOutOfOrder     a user's transaction id is lower than the one before
-    │  ├─ GroupMismatchError          streams of different transaction groups
-    │  ├─ ConfigError                 one or several settings, all named
-    │  ├─ AuthenticationError         one side refused the other's identity
-    │  └─ WrongClusterError           the ZooKeeper path belongs to another Kafka cluster
-    ├─ NotFoundError                  nothing was written
-    │  ├─ ScopeNotFound
-    │  ├─ StreamNotFound
-    │  ├─ TransactionNotFound
-    │  ├─ OutcomeExpired              of a transaction; it has been forgotten
-    │  └─ TruncatedError              records to be read from have been deleted
-    ├─ ConflictError                  nothing was written by this request; the state is not what it assumes
-    │  ├─ StreamExists
-    │  ├─ StreamBusy                  open transactions stand in the way
-    │  ├─ StreamRecreated             the stream was deleted and created again; what was named is of the former one
-    │  ├─ ReplayDiffers               what comes again is not what was committed
-    │  ├─ CasWriteError               a condition does not hold; carries what was expected and the actual SN
-    │  ├─ InvalidTransitionError      carries transaction, state and request
-    │  └─ TransactionClosed           write or commit after the end; carries the outcome when known
-    │     ├─ TransactionAborted       carries the reason
-    │     │  ├─ AlreadyAborted        when its commit was asked for
-    │     │  ├─ TransactionExpired    its lease ran out before a commit was asked for
-    │     │  └─ TransactionRefused    a condition of it does not hold; a CasWriteError as well
-    │     └─ TransactionCommitted
-    │        └─ AlreadyCommitted      when its abort was asked for
-    ├─ IncompleteError                a send of this transaction failed; it can only be aborted
-    ├─ OutcomeUnknown                 may have been written; carries the id to ask again with
-    │  └─ CasOutcomeUnknown           a conditional write; carries the token to ask again with
-    ├─ TransactionPreserverClosed     outcomes are not remembered here, so nobody can tell
-    ├─ UnavailableError               nothing is known to be written; try again later
-    │  ├─ CoordinatorUnavailable
+    ├─ InvalidRequestError               nothing was written; the request can never succeed as it is
+    │  ├─ InvalidNameError               scope, stream, group or client name
+    │  ├─ InvalidRangesError             key ranges that overlap, leave gaps, or name no active segment
+    │  ├─ InvalidTimeoutError            lease not positive or over the limit
+    │  ├─ RecordTooLargeError            refused at write time
+    │  ├─ RowRefusedError                of a data frame; carries its number in its partition
+    │  ├─ TransactionTooLargeError       refused at write time
+    │  ├─ TransactionIdOutOfOrderError   a user's transaction id is lower than the one before
+    │  ├─ GroupMismatchError             streams of different transaction groups
+    │  ├─ ConfigError                    one or several settings, all named
+    │  ├─ AuthenticationError            one side refused the other's identity
+    │  └─ WrongClusterError              the ZooKeeper path belongs to another Kafka cluster
+    ├─ NotFoundError                     nothing was written
+    │  ├─ ScopeNotFoundError
+    │  ├─ StreamNotFoundError
+    │  ├─ TransactionNotFoundError
+    │  ├─ OutcomeExpiredError            of a transaction; it has been forgotten
+    │  └─ TruncatedError                 records to be read from have been deleted
+    ├─ ConflictError                     nothing was written by this request; the state is not what it assumes
+    │  ├─ StreamExistsError
+    │  ├─ StreamBusyError                open transactions stand in the way
+    │  ├─ StreamRecreatedError           the stream was deleted and created again; what was named is of the former one
+    │  ├─ ReplayDiffersError             what comes again is not what was committed
+    │  ├─ CasWriteError                  a condition does not hold; carries what was expected and the actual SN
+    │  ├─ InvalidTransitionError         carries transaction, state and request
+    │  └─ TransactionClosedError         write or commit after the end; carries the outcome when known
+    │     ├─ TransactionAbortedError     carries the reason
+    │     │  ├─ AlreadyAbortedError      when its commit was asked for
+    │     │  ├─ TransactionExpiredError  its lease ran out before a commit was asked for
+    │     │  └─ TransactionRefusedError  a condition of it does not hold; a CasWriteError as well
+    │     └─ TransactionCommittedError
+    │        └─ AlreadyCommittedError    when its abort was asked for
+    ├─ IncompleteError                   a send of this transaction failed; it can only be aborted
+    ├─ OutcomeUnknownError               may have been written; carries the id to ask again with
+    │  └─ CasOutcomeUnknownError         a conditional write; carries the token to ask again with
+    ├─ UnknownWriteError                 a write to ZooKeeper may have been carried out: read whether it was
+    ├─ TransactionPreserverClosedError   outcomes are not remembered here, so nobody can tell
+    ├─ UnavailableError                  nothing is known to be written; try again later
+    │  ├─ CoordinatorUnavailableError
     │  ├─ KafkaUnavailable
-    │  ├─ ZooKeeperUnavailable
-    │  └─ BackpressureError           the client's buffer stayed full for the whole time allowed
-    ├─ FencedError                    a newer user of the same identity exists; stop
-    │  └─ Fenced                      a newer session of the same client name, or owner of the transaction
-    ├─ ZooKeeperOutdated              it was restored from a backup; repair it
-    ├─ CorruptDataError               bytes that are not what they claim to be; carries where
-    └─ EnvironmentProblem             this machine lacks something (Java, a free port, disk)
+    │  ├─ ZooKeeperUnavailableError
+    │  └─ BackpressureError              the client's buffer stayed full for the whole time allowed
+    ├─ FencedError                       a newer user of the same identity exists; stop
+    │  └─ ClientFencedError              a newer session of the same client name, or owner of the transaction
+    ├─ ZooKeeperOutdatedError            it was restored from a backup; repair it
+    ├─ CorruptDataError                  bytes that are not what they claim to be; carries where
+    └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk)
 
 Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``; ``exit_code`` is the
 process exit code that the command line uses.
@@ -83,7 +84,7 @@ from rollbridge.model.errors import (
     RollbridgeError as RollbridgeError,
 )
 from rollbridge.model.errors import (
-    StreamRecreated as StreamRecreated,
+    StreamRecreatedError as StreamRecreatedError,
 )
 from rollbridge.model.errors import (
     TruncatedError as TruncatedError,
@@ -138,7 +139,7 @@ class RecordTooLargeError(InvalidRequestError):
         self.limit_bytes = limit_bytes
 
 
-class RowRefused(InvalidRequestError):
+class RowRefusedError(InvalidRequestError):
     """A row of a data frame cannot be written; nothing of its job or micro-batch becomes visible.
 
     ``row`` is its number in its partition, from 0.
@@ -161,7 +162,7 @@ class TransactionTooLargeError(InvalidRequestError):
         self.limit_bytes = limit_bytes
 
 
-class TransactionIdOutOfOrder(InvalidRequestError):
+class TransactionIdOutOfOrderError(InvalidRequestError):
     """A transaction id given by the user is lower than the one before; the record was not written.
 
     Source: DistributedLog, ``TransactionIdOutOfOrderException``.
@@ -207,43 +208,43 @@ class WrongClusterError(InvalidRequestError):
     code = "wrong-cluster"
 
 
-class ScopeNotFound(NotFoundError):
+class ScopeNotFoundError(NotFoundError):
     """No stream was ever created in this scope."""
 
     code = "scope-not-found"
 
 
-class StreamNotFound(NotFoundError):
+class StreamNotFoundError(NotFoundError):
     """The stream does not exist."""
 
     code = "stream-not-found"
 
 
-class TransactionNotFound(NotFoundError):
+class TransactionNotFoundError(NotFoundError):
     """No open transaction has this id."""
 
     code = "transaction-not-found"
 
 
-class OutcomeExpired(NotFoundError):
+class OutcomeExpiredError(NotFoundError):
     """The transaction is not open, and its outcome, if it had one, is past its retention and has been forgotten."""
 
     code = "outcome-expired"
 
 
-class StreamExists(ConflictError):
+class StreamExistsError(ConflictError):
     """A stream of this name exists already."""
 
     code = "stream-exists"
 
 
-class StreamBusy(ConflictError):
+class StreamBusyError(ConflictError):
     """Open transactions prevent the request."""
 
     code = "stream-busy"
 
 
-class ReplayDiffers(ConflictError):
+class ReplayDiffersError(ConflictError):
     """A replay of a committed transaction has other records than were committed; nothing was written.
 
     Attributes:
@@ -280,7 +281,7 @@ class CasWriteError(ConflictError):
         self.actual = actual
 
 
-class TransactionClosed(ConflictError, WithEvents):
+class TransactionClosedError(ConflictError, WithEvents):
     """The transaction has ended, or its end was asked for; this request wrote nothing."""
 
     code = "transaction-closed"
@@ -291,37 +292,37 @@ class TransactionClosed(ConflictError, WithEvents):
         self.reason = reason
 
 
-class TransactionCommitted(TransactionClosed):
+class TransactionCommittedError(TransactionClosedError):
     """The transaction is committed; the opposite request cannot be met."""
 
     code = "transaction-committed"
 
 
-class AlreadyCommitted(TransactionCommitted):
+class AlreadyCommittedError(TransactionCommittedError):
     """An abort was asked for, but the transaction is committed; nothing was changed."""
 
     code = "already-committed"
 
 
-class TransactionAborted(TransactionClosed):
+class TransactionAbortedError(TransactionClosedError):
     """The transaction is aborted: none of its records is or will be visible; ``reason`` says why."""
 
     code = "transaction-aborted"
 
 
-class AlreadyAborted(TransactionAborted):
+class AlreadyAbortedError(TransactionAbortedError):
     """A commit was asked for, but the transaction had been aborted before; nothing of it is or will be visible."""
 
     code = "already-aborted"
 
 
-class TransactionExpired(TransactionAborted):
+class TransactionExpiredError(TransactionAbortedError):
     """The lease ran out before a commit was asked for; the transaction is aborted."""
 
     code = "transaction-expired"
 
 
-class TransactionRefused(TransactionAborted, CasWriteError):
+class TransactionRefusedError(TransactionAbortedError, CasWriteError):
     """A condition of the transaction did not hold at its merge; the transaction is aborted.
 
     Attributes:
@@ -352,7 +353,7 @@ class IncompleteError(RollbridgeError):
     exit_code = 5
 
 
-class OutcomeUnknown(RollbridgeError, WithEvents):
+class OutcomeUnknownError(RollbridgeError, WithEvents):
     """The request may or may not have taken effect; ask again with ``transaction``."""
 
     code = "outcome-unknown"
@@ -363,7 +364,7 @@ class OutcomeUnknown(RollbridgeError, WithEvents):
         self.transaction = transaction
 
 
-class CasOutcomeUnknown(OutcomeUnknown):
+class CasOutcomeUnknownError(OutcomeUnknownError):
     """A conditional write may or may not have taken effect; ask with ``writer.outcome(error.token)``.
 
     Attributes:
@@ -377,7 +378,17 @@ class CasOutcomeUnknown(OutcomeUnknown):
         self.token = token
 
 
-class TransactionPreserverClosed(RollbridgeError):
+class UnknownWriteError(RollbridgeError):
+    """The connection to ZooKeeper was lost with a write in flight, which may have been carried out.
+
+    Read, or make the request again, to learn whether it was.
+    """
+
+    code = "write-unknown"
+    exit_code = 6
+
+
+class TransactionPreserverClosedError(RollbridgeError):
     """The group does not remember outcomes of its transactions, so this one cannot be told.
 
     Attributes:
@@ -389,7 +400,7 @@ class TransactionPreserverClosed(RollbridgeError):
     status_code: ClassVar[int] = 26
 
 
-class CoordinatorUnavailable(UnavailableError):
+class CoordinatorUnavailableError(UnavailableError):
     """No coordinator answered within the time allowed."""
 
     code = "coordinator-unavailable"
@@ -401,7 +412,7 @@ class KafkaUnavailable(UnavailableError):
     code = "kafka-unavailable"
 
 
-class ZooKeeperUnavailable(UnavailableError):
+class ZooKeeperUnavailableError(UnavailableError):
     """ZooKeeper did not answer within the time allowed."""
 
     code = "zookeeper-unavailable"
@@ -420,7 +431,7 @@ class FencedError(RollbridgeError):
     exit_code = 5
 
 
-class Fenced(FencedError):
+class ClientFencedError(FencedError):
     """A newer session of the same client name has begun, or another process has resumed the transaction.
 
     This request changed nothing. The outcome of a transaction can be asked for by its id, from any session.
@@ -429,7 +440,7 @@ class Fenced(FencedError):
     code = "client-fenced"
 
 
-class ZooKeeperOutdated(RollbridgeError):
+class ZooKeeperOutdatedError(RollbridgeError):
     """ZooKeeper holds less than before, as after a restore from a backup; nothing was written.
 
     ``rollbridge repair`` brings ZooKeeper up to date.
@@ -445,7 +456,7 @@ class AuthenticationError(InvalidRequestError):
     code = "authentication"
 
 
-class EnvironmentProblem(RollbridgeError):
+class LocalEnvironmentError(RollbridgeError):
     """This machine lacks something the command needs; the message names it."""
 
     code = "environment"

@@ -74,13 +74,13 @@ def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    raising(monkeypatch, errors.StreamNotFound("no stream\nof that name"))
+    raising(monkeypatch, errors.StreamNotFoundError("no stream\nof that name"))
     assert main(["status"]) == ExitCode.NOT_FOUND
     assert capsys.readouterr() == ("", "rollbridge: no stream of that name\n")
 
 
 def test_an_error_in_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    raising(monkeypatch, errors.OutcomeUnknown("who knows", transaction="t-1"))
+    raising(monkeypatch, errors.OutcomeUnknownError("who knows", transaction="t-1"))
     assert main(["status", "--json"]) == ExitCode.OUTCOME_UNKNOWN
     assert json.loads(capsys.readouterr().err) == {
         "error": {"code": "outcome-unknown", "exit_code": 6, "message": "who knows", "transaction": "t-1"}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rollbridge.client.identity import CounterSupply
-from rollbridge.errors import ZooKeeperUnavailable
+from rollbridge.errors import ZooKeeperUnavailableError
 
 
 class Reserve:
@@ -20,7 +20,7 @@ class Reserve:
 
     def __call__(self, count: int) -> range:
         if self.fails:
-            raise ZooKeeperUnavailable("away")
+            raise ZooKeeperUnavailableError("away")
         self.asked += 1
         return range(self.asked * 1_000, self.asked * 1_000 + count)
 
@@ -53,7 +53,7 @@ def test_a_refill_that_fails_is_made_up_for_when_needed() -> None:
     reserve.fails = True
     supply.refill()
     assert supply.next() == 1001
-    with pytest.raises(ZooKeeperUnavailable):
+    with pytest.raises(ZooKeeperUnavailableError):
         supply.next()
     reserve.fails = False
     assert supply.next() == 2000

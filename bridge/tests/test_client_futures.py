@@ -17,12 +17,12 @@ from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
 from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RollbridgeError,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionCommitted,
-    TransactionExpired,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionCommittedError,
+    TransactionExpiredError,
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
 from rollbridge.model.epochs import EpochHistory
@@ -125,8 +125,8 @@ def test_whoever_waits_for_ever_before_the_commit_is_asked_for_is_told() -> None
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        (control(ControlKind.ABORT, reason="client"), TransactionAborted, "client"),
-        (control(ControlKind.ABORT, reason=EXPIRED), TransactionExpired, "lease"),
+        (control(ControlKind.ABORT, reason="client"), TransactionAbortedError, "client"),
+        (control(ControlKind.ABORT, reason=EXPIRED), TransactionExpiredError, "lease"),
     ],
 )
 def test_all_futures_fail_together(value: bytes, error: type[RollbridgeError], text: str) -> None:
@@ -163,7 +163,7 @@ def test_a_record_of_a_part_that_the_commit_left_out_says_so() -> None:
     completion = Completion(ID.bytes)
     future = write(writer(completion, part=2), 1)[0]
     completion.settle(control(ControlKind.COMMIT, placement={ORDERS: {SegmentId.of(0, 0): [Run(0, 0, 5)]}}), 0)
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         future.result()
 
 
@@ -171,7 +171,7 @@ def test_an_outcome_that_will_not_be_learned_is_unknown() -> None:
     completion = Completion(ID.bytes)
     future = write(writer(completion), 1)[0]
     completion.give_up("closed")
-    with pytest.raises(OutcomeUnknown, match="closed") as unknown:
+    with pytest.raises(OutcomeUnknownError, match="closed") as unknown:
         future.result()
     assert unknown.value.transaction == str(ID)
 
@@ -185,12 +185,12 @@ def test_giving_up_changes_no_outcome() -> None:
 
 def test_refusals_name_what_happened() -> None:
     completion = Completion(ID.bytes)
-    assert type(completion.refusal()) is TransactionClosed
+    assert type(completion.refusal()) is TransactionClosedError
     completion.settle(control(ControlKind.COMMIT), 0)
-    assert isinstance(completion.refusal(), TransactionCommitted)
+    assert isinstance(completion.refusal(), TransactionCommittedError)
     aborted = Completion(ID.bytes)
     aborted.settle(control(ControlKind.ABORT, reason="x"), 0)
-    assert isinstance(aborted.refusal(), TransactionAborted)
+    assert isinstance(aborted.refusal(), TransactionAbortedError)
 
 
 def test_callbacks_are_called_once_with_the_future_before_or_after() -> None:

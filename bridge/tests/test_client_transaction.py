@@ -20,11 +20,11 @@ from rollbridge.errors import (
     BackpressureError,
     IncompleteError,
     InvalidRequestError,
-    OutcomeUnknown,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionCommitted,
-    TransactionExpired,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionCommittedError,
+    TransactionExpiredError,
     UnavailableError,
 )
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
@@ -327,7 +327,7 @@ def test_after_a_refused_commit_frame_the_log_decides(
 def test_no_answer_in_time_is_an_unknown_outcome_and_asking_again_waits_on(bench: Bench) -> None:
     bench.use(ORDERS)
     transaction = bench.begin()
-    with pytest.raises(OutcomeUnknown, match="nobody leads sales/default") as unknown:
+    with pytest.raises(OutcomeUnknownError, match="nobody leads sales/default") as unknown:
         transaction.commit()
     assert unknown.value.transaction == str(transaction.id)
     bench.settle(transaction, ControlKind.COMMIT)
@@ -345,7 +345,7 @@ def test_abort_drops_what_was_not_sent(bench: Bench) -> None:
     assert answer.result(0) is None
     transaction.abort()
     for attempt in (transaction.commit, future.result):
-        with pytest.raises(TransactionAborted, match="changed my mind") as aborted:
+        with pytest.raises(TransactionAbortedError, match="changed my mind") as aborted:
             attempt()
         assert aborted.value.reason == "changed my mind"
 
@@ -355,7 +355,7 @@ def test_the_opposite_request_names_the_outcome(bench: Bench) -> None:
     transaction = bench.begin()
     transaction.commit_async()
     bench.settle(transaction, ControlKind.COMMIT)
-    with pytest.raises(TransactionCommitted):
+    with pytest.raises(TransactionCommittedError):
         transaction.abort()
     assert FrameKind.ABORT not in bench.sender.kinds(ORDERS)
 
@@ -372,9 +372,9 @@ def test_abort_of_a_commit_that_ends_as_aborted_is_what_was_wanted(bench: Bench)
 def test_nothing_can_be_written_after_the_end_was_asked_for(bench: Bench, wish: str) -> None:
     transaction = bench.begin()
     getattr(transaction, wish)()
-    with pytest.raises(TransactionClosed):
+    with pytest.raises(TransactionClosedError):
         transaction.write(ORDERS, key=b"k", value=b"v")
-    with pytest.raises(TransactionClosed):
+    with pytest.raises(TransactionClosedError):
         transaction.write_all(ORDERS, [(b"k", b"v")])
 
 
@@ -384,7 +384,7 @@ def test_an_open_transaction_learns_that_it_ended(bench: Bench) -> None:
     transaction.write(ORDERS, key=b"k", value=b"v")
     bench.settle(transaction, ControlKind.ABORT, reason=EXPIRED)
     for attempt in (lambda: transaction.write(ORDERS, value=b"v"), transaction.commit):
-        with pytest.raises(TransactionExpired):
+        with pytest.raises(TransactionExpiredError):
             attempt()
     transaction.abort()
     assert bench.sender.kinds(ORDERS) == [], "there is nothing to ask for any more"
@@ -396,7 +396,7 @@ def test_back_pressure_at_commit_leaves_it_open(bench: Bench) -> None:
     transaction.write(ORDERS, key=b"k", value=b"v")
     for full_after in (2, 3):  # the frame does not fit, then the commit does not
         bench.sender.full_after = full_after
-        with pytest.raises(OutcomeUnknown, match="could not be asked for") as caught:
+        with pytest.raises(OutcomeUnknownError, match="could not be asked for") as caught:
             transaction.commit(timeout=0)
         assert caught.value.transaction == str(transaction.id)
     bench.sender.full_after = 10
@@ -518,7 +518,7 @@ def test_a_part_writes_frames_of_its_own_and_ends_with_a_handle(bench: Bench) ->
     handle = part.finish()
     assert handle == PartHandle(owner.id, 3, (Piece(3, 0, 0, 1, 0, 0),))
     assert part.finish() is handle
-    with pytest.raises(TransactionClosed, match="part 3"):
+    with pytest.raises(TransactionClosedError, match="part 3"):
         part.write(ORDERS, value=b"v")
     owner.write(ORDERS, value=b"the owner goes on")
 
@@ -528,13 +528,13 @@ def test_a_part_of_an_ended_transaction_can_not_be_finished(bench: Bench) -> Non
     owner = bench.begin()
     part = Part(bench.runtime, bench.plan, owner.completion, 3)
     bench.settle(owner, ControlKind.ABORT, reason="x")
-    with pytest.raises(TransactionAborted):
+    with pytest.raises(TransactionAbortedError):
         part.finish()
 
 
 def test_the_end_of_a_block_commits(bench: Bench) -> None:
     bench.use(ORDERS)
-    with pytest.raises(OutcomeUnknown), bench.begin() as transaction:
+    with pytest.raises(OutcomeUnknownError), bench.begin() as transaction:
         transaction.write(ORDERS, value=b"v")
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
 

@@ -292,7 +292,7 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         Severity.WARNING,
         "rollbridge txn list --group sales/default",
     ),
-    "outcomes that are gone": (lambda: without(OUTCOMES), "outcomes-gone", Severity.PROBLEM, "OutcomeExpired"),
+    "outcomes that are gone": (lambda: without(OUTCOMES), "outcomes-gone", Severity.PROBLEM, "OutcomeExpiredError"),
     "outcomes of another topic": (
         lambda: with_topic(OUTCOMES, config=COMPACT, topic_id="another"),
         "outcomes-gone",
@@ -303,7 +303,7 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         lambda: with_group(outcome_faults=["client c: not a record"]),
         "outcomes-damaged",
         Severity.WARNING,
-        "OutcomeExpired",
+        "OutcomeExpiredError",
     ),
     "no right to look at the cluster": (
         lambda: replace(GOOD, operations=frozenset({"CREATE"})),

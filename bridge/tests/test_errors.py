@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import inspect
 import re
+from collections.abc import Iterable
 
 import pytest
 
+from bridge.tests.test_layers import TREES
 from rollbridge import errors
 from rollbridge.errors import RollbridgeError
 from rollbridge.model import errors as model_errors
@@ -59,3 +63,23 @@ def test_subclasses_exit_as_their_base_does(item: type[RollbridgeError]) -> None
 @pytest.mark.parametrize("item", CLASSES.values(), ids=CLASSES)
 def test_every_error_says_what_it_means(item: type[RollbridgeError]) -> None:
     assert (item.__doc__ or "").rstrip().endswith(".")
+
+
+def exceptions_in(trees: Iterable[ast.Module]) -> set[str]:
+    """Names of all classes that derive from an exception, by whatever way."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for node in classes}
+    known = {name for name, item in vars(builtins).items() if inspect.isclass(item) and issubclass(item, BaseException)}
+    while found := {name for name, of in bases.items() if of & known} - known:
+        known |= found
+    return known & bases.keys()
+
+
+SUFFIX_TO_COME = {"KafkaUnavailable", "PartitionRefused", "RequestRefused", "TopicNotFound"}
+
+
+def test_every_exception_of_the_product_ends_in_error() -> None:
+    found = exceptions_in(TREES.values())
+    assert found >= CLASSES.keys()
+    assert {name for name in found if not name.endswith("Error")} == SUFFIX_TO_COME
+    assert exceptions_in([ast.parse("class A(x.B): ...\nclass B(ValueError): ...\nclass C: ...")]) == {"A", "B"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollbridge.client.outcomes import of_client
-from rollbridge.errors import OutcomeExpired
+from rollbridge.errors import OutcomeExpiredError
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.transaction import KnownTransaction, State
 
@@ -14,5 +14,5 @@ def test_an_id_says_nothing_of_the_transaction_of_another_client() -> None:
     known = KnownTransaction(id=TransactionId.of(0, 7), state=State.COMMITTED, client_name="old")
     assert of_client(known, "old") is known
     assert of_client(known, "") is known, "whoever gives no client asks about the id"
-    with pytest.raises(OutcomeExpired, match="is one of client 'old'; nothing is known of one of 'new'"):
+    with pytest.raises(OutcomeExpiredError, match="is one of client 'old'; nothing is known of one of 'new'"):
         of_client(known, "new")

@@ -16,18 +16,24 @@ from rollbridge.errors import (
     FencedError,
     IncompleteError,
     KafkaUnavailable,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RollbridgeError,
-    StreamNotFound,
-    TransactionAborted,
-    TransactionCommitted,
-    TransactionExpired,
+    StreamNotFoundError,
+    TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionExpiredError,
 )
 from rollbridge.model import errors as model_errors
 from rollbridge.producer.messages import as_kafka_error, kafka_exceptions
 from rollbridge.producer.settings import ProducerSettings
 
-WITHOUT_A_COUNTERPART = {"RollbridgeError", "CorruptDataError", "EnvironmentProblem", "ZooKeeperOutdated"}
+WITHOUT_A_COUNTERPART = {
+    "RollbridgeError",
+    "CorruptDataError",
+    "LocalEnvironmentError",
+    "UnknownWriteError",
+    "ZooKeeperOutdatedError",
+}
 CLASSES = [
     item
     for item in vars(errors).values()
@@ -56,14 +62,14 @@ def test_every_error_has_a_counterpart(kind: type[RollbridgeError]) -> None:
 @pytest.mark.parametrize(
     ("fault", "retriable", "abortable", "fatal"),
     [
-        (OutcomeUnknown("x", transaction="t"), True, False, False),
+        (OutcomeUnknownError("x", transaction="t"), True, False, False),
         (KafkaUnavailable("x"), True, False, False),
-        (TransactionAborted("x", transaction="t", reason="client"), False, True, False),
-        (TransactionExpired("x", transaction="t", reason="expired"), False, True, False),
+        (TransactionAbortedError("x", transaction="t", reason="client"), False, True, False),
+        (TransactionExpiredError("x", transaction="t", reason="expired"), False, True, False),
         (IncompleteError("x"), False, True, False),
-        (TransactionCommitted("x", transaction="t"), False, False, False),
+        (TransactionCommittedError("x", transaction="t"), False, False, False),
         (FencedError("x"), False, False, True),
-        (StreamNotFound("x"), False, False, False),
+        (StreamNotFoundError("x"), False, False, False),
     ],
     ids=lambda item: type(item).__name__,
 )
@@ -77,7 +83,7 @@ def test_what_code_that_catches_them_asks(
 @pytest.mark.parametrize("name", ["ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID"])
 def test_refused_offsets_keep_the_code_of_kafka(name: str) -> None:
     reason = f"offsets of consumer group g were refused: {name}"
-    assert as_kafka_error(TransactionAborted("x", transaction="t", reason=reason)).name() == name
+    assert as_kafka_error(TransactionAbortedError("x", transaction="t", reason=reason)).name() == name
 
 
 def refuse(fault: Exception) -> None:
@@ -89,8 +95,8 @@ def test_a_full_queue_is_a_buffer_error_and_the_rest_kafka_exceptions() -> None:
     with pytest.raises(BufferError):
         refuse(BackpressureError("full"))
     with pytest.raises(KafkaException) as raised:
-        refuse(StreamNotFound("gone"))
-    assert isinstance(raised.value.__cause__, StreamNotFound)
+        refuse(StreamNotFoundError("gone"))
+    assert isinstance(raised.value.__cause__, StreamNotFoundError)
     with pytest.raises(TypeError):
         refuse(TypeError("not ours"))
 

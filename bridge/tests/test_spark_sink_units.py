@@ -14,7 +14,7 @@ from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefused
+from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefusedError
 from rollbridge.kafka.batches import Compression, read_records
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.frames import FrameHeader, unpack_header
@@ -22,7 +22,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.names import GroupName
 from rollbridge.model.routing import Route, hash_bounds
-from rollbridge.zookeeper.errors import ZooKeeperDenied
+from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
@@ -133,7 +133,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
 
         def note_committed(self, *_: object, **__: object) -> None:
             self.asked += 1
-            raise ZooKeeperDenied("the node is another one's", path="/a", identity="bob")
+            raise ZooKeeperDeniedError("the node is another one's", path="/a", identity="bob")
 
     target = Denied()
     ticket: Any = SimpleNamespace(transaction="t")
@@ -335,7 +335,7 @@ def test_every_row_goes_to_the_stream_that_it_names() -> None:
         values = {value for place, records in found.items() if place[0] == stream for _, value in records}
         assert values == {b"%d" % row for row in range(stream, 100, 2)}
     for name, what in ((None, "null"), ("sales/others", "'sales/others'")):
-        with pytest.raises(RowRefused, match=f"its topic is {what}") as refused:
+        with pytest.raises(RowRefusedError, match=f"its topic is {what}") as refused:
             sink.write(batch(2, topic=[STREAMS[0], name]))
         assert refused.value.row == 101
 
@@ -442,7 +442,9 @@ def test_a_time_that_is_not_named_is_no_part_of_a_row(monkeypatch: pytest.Monkey
 def test_a_row_over_the_limit_is_named() -> None:
     sink = writer(HeldPart(1, record_bytes_max=1_000))
     sink.write(batch(10))
-    with pytest.raises(RowRefused, match=r"it takes 10\d\d bytes .* limit of 1000 of stream sales/orders") as refused:
+    with pytest.raises(
+        RowRefusedError, match=r"it takes 10\d\d bytes .* limit of 1000 of stream sales/orders"
+    ) as refused:
         sink.write(pa.RecordBatch.from_pydict({"key": ["k", "k"], "value": [b"", b"x" * 1_000]}))
     assert refused.value.row == 11
 
@@ -467,6 +469,6 @@ def test_headers_and_times_that_can_not_be_are_refused() -> None:
         ([{"key": "rollbridge", "value": b""}], 0, "rollbridge's own"),
         ([], -1_000_000, "lies before 1970"),
     ):
-        with pytest.raises(RowRefused, match=complaint) as refused:
+        with pytest.raises(RowRefusedError, match=complaint) as refused:
             rows(headers, time_us)
         assert refused.value.row == 5

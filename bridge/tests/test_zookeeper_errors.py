@@ -8,16 +8,15 @@ import pytest
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
-from rollbridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.errors import ConfigError, RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.model.records import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, NodeOperation, SetNode
 from rollbridge.zookeeper.errors import (
-    NodeExists,
-    NodeMissing,
-    NodeNotEmpty,
-    NodeVersionMismatch,
-    UnknownWriteError,
-    ZooKeeperDenied,
-    ZooKeeperRefused,
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+    ZooKeeperDeniedError,
+    ZooKeeperRefusedError,
     is_transient,
     translate,
     translate_multi,
@@ -32,10 +31,10 @@ CLASSES = [
 
 # What each class means for a write. The rest is refused by the server for good.
 STATES: dict[str, type[RollbridgeError]] = {
-    "NodeExistsError": NodeExists,
-    "NotEmptyError": NodeNotEmpty,
-    "NoNodeError": NodeMissing,
-    "BadVersionError": NodeVersionMismatch,
+    "NodeExistsError": NodeExistsError,
+    "NotEmptyError": NodeNotEmptyError,
+    "NoNodeError": NodeMissingError,
+    "BadVersionError": NodeVersionMismatchError,
 }
 MAY_HAVE_HAPPENED = {
     "ConnectionLoss",
@@ -80,13 +79,13 @@ def expected(name: str, *, writes: bool) -> type[RollbridgeError]:
     if name in STATES:
         return STATES[name]
     if name in MAY_HAVE_HAPPENED:
-        return UnknownWriteError if writes else ZooKeeperUnavailable
+        return UnknownWriteError if writes else ZooKeeperUnavailableError
     if name in NOT_DONE_NOW:
-        return ZooKeeperUnavailable
+        return ZooKeeperUnavailableError
     if name in DENIED:
-        return ZooKeeperDenied
+        return ZooKeeperDeniedError
     assert name in REFUSED, f"kazoo has a new error, {name}: decide what it means"
-    return ZooKeeperRefused
+    return ZooKeeperRefusedError
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
@@ -99,7 +98,7 @@ def test_every_error_of_the_library_is_sorted(error: type[Exception], writes: bo
 
 def test_our_own_time_out_leaves_a_write_unknown() -> None:
     assert isinstance(translate(KazooTimeoutError(), "/a", writes=True), UnknownWriteError)
-    assert isinstance(translate(KazooTimeoutError(), "/a", writes=False), ZooKeeperUnavailable)
+    assert isinstance(translate(KazooTimeoutError(), "/a", writes=False), ZooKeeperUnavailableError)
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
@@ -111,10 +110,10 @@ def test_a_multi_fails_with_the_operation_that_was_refused() -> None:
     operations: list[NodeOperation] = [CheckNode("/a"), SetNode("/b", b""), CreateNode("/c", b"")]
     results = [kazoo.RolledBackError(), kazoo.BadVersionError(), kazoo.RuntimeInconsistency()]
     error = translate_multi(results, operations)
-    assert isinstance(error, NodeVersionMismatch)
+    assert isinstance(error, NodeVersionMismatchError)
     assert error.path == "/b"
     assert translate_multi([True, object(), "/c"], operations) is None
-    assert isinstance(translate_multi([kazoo.RolledBackError()] * 3, operations), ZooKeeperRefused)
+    assert isinstance(translate_multi([kazoo.RolledBackError()] * 3, operations), ZooKeeperRefusedError)
 
 
 @pytest.mark.parametrize("hosts", ["", ":2181", "host:port", "host:0", "host:70000", "a:1,,b:2"])
@@ -155,5 +154,5 @@ def test_a_write_that_zookeeper_would_drop_the_connection_over_is_not_sent() -> 
         lambda: session.set("/a", b"x" * (REQUEST_BYTES_MAX + 1)),
         lambda: session.multi([CreateNode("/a", b"x" * REQUEST_BYTES_MAX), SetNode("/b", b"x")]),
     ):
-        with pytest.raises(ZooKeeperRefused, match="1 MiB"):
+        with pytest.raises(ZooKeeperRefusedError, match="1 MiB"):
             attempt()

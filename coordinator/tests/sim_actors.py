@@ -418,7 +418,7 @@ class Leader:
         self.fences = Fences()
         self.result: Any = None
         self.effect: fx.AnyEffect | None = None
-        self.refused: fx.EffectRefused | None = None
+        self.refused: fx.EffectRefusedError | None = None
         self.forgetful = forgetful
         self.procedure: Generator[fx.AnyEffect, Any, Any] | None = take_over(
             name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail
@@ -462,7 +462,7 @@ class Leader:
                 self.effect = None
             except Blocked:
                 return
-            except fx.EffectRefused as refused:
+            except fx.EffectRefusedError as refused:
                 self.effect, self.refused = None, self.world.hear(refused)
             self.look_ahead()
 
@@ -504,7 +504,7 @@ class Leader:
             if self.effect is not None:
                 self.world.acting = self.place()
                 self.world.execute_partly(self.effect, self.epoch, share)
-        except (Blocked, Fenced, fx.EffectRefused):
+        except (Blocked, Fenced, fx.EffectRefusedError):
             return
 
     def place(self) -> str:

@@ -107,7 +107,7 @@ class Refusals:
         self.rng = random.Random(0)
         self.is_over = True
 
-    def __call__(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefused | None:
+    def __call__(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefusedError | None:
         """What the answer to an effect is, if it is refused."""
         if leader != self.world.identity:
             return None  # it is fenced before anybody looks at what it wants
@@ -131,10 +131,10 @@ class Refusals:
                 ):
                     self.world.broken.append(f"{name} is in an error state: {StreamFault.from_json(item.value).reason}")
 
-    def _answer(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefused | None:
+    def _answer(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefusedError | None:
         match effect:
             case fx.AppendControl(topic) | fx.AppendTogether(_, _, topic) if self.world.clock_ms < self.log_until_ms:
-                return fx.EffectRefused(effect, "no permission", code=DENIED, topic=topic)
+                return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=topic)
             case fx.MergeFrames(items) | fx.AppendTogether(items):
                 return self._merge(effect, items, leader)
             case fx.AppendMessages(fx.Messages(topic)) if topic == self.topic:
@@ -148,15 +148,15 @@ class Refusals:
                 return self._deny(effect)
             case fx.CreateTopics(topics) if any(self._is_full(spec.name) for spec in topics):
                 topic = next(spec.name for spec in topics if self._is_full(spec.name))
-                return fx.EffectRefused(effect, f"{self.full} has too many topics", code=FULL, topic=topic)
+                return fx.EffectRefusedError(effect, f"{self.full} has too many topics", code=FULL, topic=topic)
             case fx.Look(queries) if any(self._is_away(item.stream) for item in queries):
-                return fx.EffectRefused(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
+                return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
             case fx.Seal(topics) if self.world.away in topics:
                 self.world.close(topics)
-                return fx.EffectRefused(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
+                return fx.EffectRefusedError(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
             case fx.CommitRound() if self._merges() and self.rng.random() < 0.04:
                 self.rounds += 1
-                return fx.EffectRefused(effect, "it has taken too long", code="INVALID_TXN_STATE")
+                return fx.EffectRefusedError(effect, "it has taken too long", code="INVALID_TXN_STATE")
         return None
 
     def _merges(self) -> bool:
@@ -164,29 +164,29 @@ class Refusals:
         may_fail = not self.is_over and not self.world.is_early
         return may_fail and self.world.acting.startswith(("merge_direct/", "roll/"))
 
-    def _copy(self, effect: fx.AppendLate, copies: Sequence[tuple[str, LateRecord]]) -> fx.EffectRefused | None:
+    def _copy(self, effect: fx.AppendLate, copies: Sequence[tuple[str, LateRecord]]) -> fx.EffectRefusedError | None:
         topics = {topic for topic, _ in copies}
         if self.topic in topics:
             return self._deny(effect)
         if topics and not self.is_over and self.copies.random() < COPIES_DENIED:
             topic = min(topics)
             self.denied.add(str(parse_segment_topic(topic)[0]))
-            return fx.EffectRefused(effect, "no permission", code=DENIED, topic=topic)
+            return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=topic)
         return None
 
     def _merge(
         self, effect: fx.AnyEffect, items: Sequence[tuple[str, FrameRef]], leader: int
-    ) -> fx.EffectRefused | None:
+    ) -> fx.EffectRefusedError | None:
         if any(topic == self.topic for topic, _ in items):
             return self._deny(effect)
         if any(topic == self.world.away for topic, _ in items):
-            return fx.EffectRefused(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
+            return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
         for place, (topic, frame) in enumerate(items):
             batch = self.world.batch_of(frame)
             if self.world.topics[topic].sealed:  # in vain: what began with it is on nobody's record
                 self.denied.add(str(parse_segment_topic(topic)[0]))
                 places = [other for other, item in enumerate(items) if item[0] == topic]
-                return fx.EffectRefused(effect, "it is closed", code=CLOSED, topic=topic, places=places)
+                return fx.EffectRefusedError(effect, "it is closed", code=CLOSED, topic=topic, places=places)
             if batch not in self.world.poison:
                 continue
             self.frames[batch].add(leader)
@@ -195,7 +195,7 @@ class Refusals:
             )
             joined = [other for other, item in enumerate(items) if item[0] == topic]
             places = [place] if self.rng.random() < 0.3 else joined
-            return fx.EffectRefused(effect, "it is not valid", code="INVALID_RECORD", topic=topic, places=places)
+            return fx.EffectRefusedError(effect, "it is not valid", code="INVALID_RECORD", topic=topic, places=places)
         return None
 
     def _is_away(self, stream: StreamName) -> bool:
@@ -206,8 +206,8 @@ class Refusals:
             bool(self.full) and topic.startswith(f"{self.full.replace('/', '.')}.") and topic not in self.world.topics
         )
 
-    def _deny(self, effect: fx.AnyEffect) -> fx.EffectRefused:
-        return fx.EffectRefused(effect, "no permission", code=DENIED, topic=self.topic)
+    def _deny(self, effect: fx.AnyEffect) -> fx.EffectRefusedError:
+        return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=self.topic)
 
 
 def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from coordinator.tests.sim_actors import LEASE_MS, NEVER_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
-from rollbridge.errors import OutcomeExpired
+from rollbridge.errors import OutcomeExpiredError
 from rollbridge.model import paths
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.model.ids import TransactionId
@@ -126,7 +126,7 @@ def answer_faults(client: RestartingClient, log: dict[str, tuple[bool, int]]) ->
     for transaction, answer in client.answers:
         known = answer.transactions[0] if answer.transactions else None
         if known is None:
-            if answer.code != OutcomeExpired.code:
+            if answer.code != OutcomeExpiredError.code:
                 found.append(f"{transaction} was answered with {answer.code}: {answer.message}")
         elif known.state is State.OPEN:
             if told.get(transaction):

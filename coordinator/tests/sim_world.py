@@ -225,7 +225,7 @@ class World:
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
         """All that ever stood in each list of removed segments."""
-        self.refuses: Callable[[fx.AnyEffect, int], fx.EffectRefused | None] = lambda *_: None
+        self.refuses: Callable[[fx.AnyEffect, int], fx.EffectRefusedError | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.poison: set[bytes] = set()
         """What frames hold that no broker takes."""
@@ -321,7 +321,7 @@ class World:
             case fx.CreateTopics(topics) if any(spec.replication_factor > BROKERS for spec in topics):
                 if "stubborn-request" in self.faults:
                     raise Gone
-                raise fx.EffectRefused(effect, f"there are {BROKERS} brokers", code="invalid-request")
+                raise fx.EffectRefusedError(effect, f"there are {BROKERS} brokers", code="invalid-request")
             case fx.CreateTopics(topics):
                 return {spec.name: self.create(spec.name, spec.partitions) for spec in topics}
             case fx.DeleteTopics(names):
@@ -435,7 +435,7 @@ class World:
                 raise NotImplementedError(f"this world does not know {type(effect).__name__}")
         return None
 
-    def hear(self, refused: fx.EffectRefused) -> fx.EffectRefused:
+    def hear(self, refused: fx.EffectRefusedError) -> fx.EffectRefusedError:
         """What a leader makes of a refusal; one with a defect makes something else of it.
 
         Raises:
@@ -444,9 +444,9 @@ class World:
         if "deaf-refusal" in self.faults and isinstance(refused.effect, fx.ROUND):
             raise Gone
         if "blames-all" in self.faults and isinstance(refused.effect, fx.CreateTopics | fx.Seal):
-            return fx.EffectRefused(refused.effect, refused.reason, code=refused.code)
+            return fx.EffectRefusedError(refused.effect, refused.reason, code=refused.code)
         if "broad-refusal" in self.faults and refused.places:
-            return fx.EffectRefused(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
+            return fx.EffectRefusedError(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
         return refused
 
     def execute_partly(self, effect: fx.AnyEffect, leader: int, share: float) -> None:
@@ -530,7 +530,7 @@ class World:
         if "forgotten-late" in self.faults:
             operations = [item for item in operations if not item.path.endswith("/late")]
         if sum(len(item.path) + 64 + len(getattr(item, "value", b"")) for item in operations) > self.write_bytes_max:
-            raise fx.EffectRefused(
+            raise fx.EffectRefusedError(
                 fx.Write(tuple(operations)), "ZooKeeper takes less at once", code="zookeeper-refused"
             )
         draft = self._draft(operations)

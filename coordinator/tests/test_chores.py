@@ -45,7 +45,7 @@ def test_a_chore_that_is_refused_leaves_nothing_in_the_round_and_is_counted() ->
     def answer(effect: fx.AnyEffect) -> Any:
         asked.append(type(effect))
         if isinstance(effect, fx.Now) and len(asked) == 1:
-            raise fx.EffectRefused(effect, "no", code="POLICY_VIOLATION")
+            raise fx.EffectRefusedError(effect, "no", code="POLICY_VIOLATION")
 
     asked: list[type] = []
     for now_ms in (0, 1, REST_FIRST_MS):
@@ -70,7 +70,7 @@ REFUSED = {
 def test_a_chore_that_is_refused_rests_and_everything_else_goes_on(what: str) -> None:
     scene = Scene()
     scene.world.refuses = lambda effect, _: (
-        fx.EffectRefused(effect, "no", code="POLICY_VIOLATION") if REFUSED[what](effect) else None
+        fx.EffectRefusedError(effect, "no", code="POLICY_VIOLATION") if REFUSED[what](effect) else None
     )
     scene.commit(ORDERS, scene.old)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_a_request_whose_answer_is_refused_is_not_tried_for_ever() -> None:
             case fx.ReadNodes(asked):
                 return dict.fromkeys(asked, b"no request")
             case fx.Write():
-                raise fx.EffectRefused(effect, "quota", code="zookeeper-refused")
+                raise fx.EffectRefusedError(effect, "quota", code="zookeeper-refused")
         return None
 
     tried: list[fx.AnyEffect] = []
@@ -120,7 +120,7 @@ def test_all_active_segments_are_looked_at_once_some_at_a_time_and_one_that_is_r
         names = [item.name for item in effect.topics]
         assert len(names) <= TOPICS_AT_ONCE
         if refused in names:
-            raise fx.EffectRefused(effect, "no", code="not-authorized")
+            raise fx.EffectRefusedError(effect, "no", code="not-authorized")
         if away:
             return None
         seen.extend(names)

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import World
-from rollbridge.errors import CorruptDataError, ZooKeeperOutdated
+from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
@@ -173,7 +173,7 @@ def test_a_node_that_was_written_less_often_than_it_was_is_of_a_backup() -> None
     scene.run(look_at_counter(scene.group))
     scene.world.nodes[COUNTER] = b"1"
     scene.world.nodes.versions = versions
-    with pytest.raises(ZooKeeperOutdated, match="was written 3 times, ZooKeeper knows of 1"):
+    with pytest.raises(ZooKeeperOutdatedError, match="was written 3 times, ZooKeeper knows of 1"):
         scene.lead()
     assert paths.outdated(GROUP) in scene.world.nodes
 
@@ -185,7 +185,7 @@ def test_who_leads_on_looks_at_the_counters_when_its_connection_has_come_back() 
     scene.run(look_at_counter(scene.group))
     scene.run(check_again(scene.group))
     scene.world.nodes[COUNTER], scene.world.nodes.versions = before[COUNTER], versions
-    with pytest.raises(ZooKeeperOutdated, match="was written 2 times, ZooKeeper knows of 1"):
+    with pytest.raises(ZooKeeperOutdatedError, match="was written 2 times, ZooKeeper knows of 1"):
         scene.run(check_again(scene.group))
     assert paths.outdated(GROUP) in scene.world.nodes
 

@@ -42,11 +42,11 @@ def test_a_refusal_is_raised_where_the_effect_was_asked_for() -> None:
     def procedure() -> Steps[str]:
         try:
             yield from fx.CommitRound()
-        except fx.EffectRefused as refused:
+        except fx.EffectRefusedError as refused:
             return refused.by
         return ""
 
     steps = procedure()
     with pytest.raises(StopIteration) as end:
-        steps.throw(fx.EffectRefused(next(steps), "no", code="INVALID_TXN_STATE"))
+        steps.throw(fx.EffectRefusedError(next(steps), "no", code="INVALID_TXN_STATE"))
     assert end.value.value == "Kafka"

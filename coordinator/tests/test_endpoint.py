@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollbridge.errors import ConfigError, EnvironmentProblem
+from rollbridge.errors import ConfigError, LocalEnvironmentError
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.healthcheck import VARIABLE, check
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, MetricsFile
@@ -119,7 +119,7 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
 
 
 def test_an_address_that_can_not_be_used_is_refused() -> None:
-    with endpoint([]) as serving, pytest.raises(EnvironmentProblem, match=f"127.0.0.1:{serving.port}: .*in use"):
+    with endpoint([]) as serving, pytest.raises(LocalEnvironmentError, match=f"127.0.0.1:{serving.port}: .*in use"):
         Endpoint("127.0.0.1", serving.port, str, list)
 
 

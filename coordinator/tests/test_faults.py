@@ -28,7 +28,7 @@ NOW_MS = 10_000
 def run(steps: Steps[Any], answer: Callable[[fx.AnyEffect], Any]) -> Any:
     """What a procedure gives; a refusal that is answered is thrown into it."""
     result: Any = None
-    refused: fx.EffectRefused | None = None
+    refused: fx.EffectRefusedError | None = None
     while True:
         try:
             effect = steps.send(result) if refused is None else steps.throw(refused)
@@ -37,7 +37,7 @@ def run(steps: Steps[Any], answer: Callable[[fx.AnyEffect], Any]) -> Any:
         result = refused = None
         try:
             result = answer(effect)
-        except fx.EffectRefused as found:
+        except fx.EffectRefusedError as found:
             refused = found
 
 
@@ -70,8 +70,8 @@ class Kafka:
 
 def refusal(
     effect: fx.AnyEffect, topic: str | None, places: Sequence[int] = (), code: str = "INVALID_RECORD"
-) -> fx.EffectRefused:
-    return fx.EffectRefused(effect, "no", code=code, topic=topic, places=tuple(places))
+) -> fx.EffectRefusedError:
+    return fx.EffectRefusedError(effect, "no", code=code, topic=topic, places=tuple(places))
 
 
 class Round:
@@ -89,7 +89,7 @@ class Round:
     def kafka(self, *guilty: int) -> Kafka:
         return Kafka({self.owners[place] for place in guilty}, self.owners, self.items)
 
-    def absorb(self, kafka: Kafka, refused: fx.EffectRefused, *, may_wait: bool = True) -> bool:
+    def absorb(self, kafka: Kafka, refused: fx.EffectRefusedError, *, may_wait: bool = True) -> bool:
         again = run(
             absorb(self.group, self.transactions, self.items, self.ends, refused, NOW_MS, may_wait=may_wait), kafka
         )
@@ -162,9 +162,9 @@ def test_where_nothing_can_wait_the_transactions_of_the_topic_are_refused() -> N
 
 def test_what_the_commit_log_refuses_ends_the_term() -> None:
     scene = Round(2)
-    with pytest.raises(fx.EffectRefused):
+    with pytest.raises(fx.EffectRefusedError):
         scene.absorb(scene.kafka(), refusal(fx.AppendControl("log", ()), "log"))
-    with pytest.raises(fx.EffectRefused):
+    with pytest.raises(fx.EffectRefusedError):
         scene.absorb(scene.kafka(), refusal(fx.Seal(("t",)), "t"))
     assert not scene.aborted()
 

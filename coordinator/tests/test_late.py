@@ -161,7 +161,7 @@ def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
 
     def answer(effect: fx.AnyEffect) -> Any:
         if isinstance(effect, fx.ReadLate | fx.FindLate) and "sales.a" in str(effect):
-            raise fx.EffectRefused(effect, "a batch does not parse", code="corrupt-data")
+            raise fx.EffectRefusedError(effect, "a batch does not parse", code="corrupt-data")
         return answers._answer(effect)
 
     run(look_behind(group, 0), answer)

@@ -162,7 +162,7 @@ class Run:
             self.late += is_late and not isinstance(leader.effect, ADMIN)
             if not needed <= self.world.topics.keys():
                 self.broken.append("a deposed leader has deleted topics of a stream that is in use")
-        except (Fenced, Gone, StaleStateError, fx.EffectRefused, Blocked):
+        except (Fenced, Gone, StaleStateError, fx.EffectRefusedError, Blocked):
             self._replace(leader)
         except (KeyError, RollbridgeError):
             if leader.epoch == self.world.controller_epoch:

@@ -10,7 +10,12 @@ import pytest
 
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import World
-from rollbridge.errors import InvalidRequestError, OutcomeExpired, TransactionNotFound, TransactionPreserverClosed
+from rollbridge.errors import (
+    InvalidRequestError,
+    OutcomeExpiredError,
+    TransactionNotFoundError,
+    TransactionPreserverClosedError,
+)
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.cooperative import JointState, JointWork, SharedSession
@@ -165,16 +170,16 @@ def test_switched_off_nobody_tells_and_what_ended_meanwhile_is_forgotten_and_not
     house.end(meanwhile)
     closed = house.ask(transaction=str(meanwhile.transaction_id))
     assert closed is not None
-    assert closed.code == TransactionPreserverClosed.code
+    assert closed.code == TransactionPreserverClosedError.code
     house.open()
     assert topic_id(house)
-    for item, code in ((before, ""), (meanwhile, OutcomeExpired.code)):
+    for item, code in ((before, ""), (meanwhile, OutcomeExpiredError.code)):
         answer = house.ask(transaction=str(item.transaction_id))
         assert answer is not None
         assert answer.code == code
     later = house.ask(transaction=str(TransactionId.of(0, 5001)))
     assert later is not None
-    assert later.code == TransactionNotFound.code, "its counter had not been given out"
+    assert later.code == TransactionNotFoundError.code, "its counter had not been given out"
 
 
 @pytest.mark.parametrize("damage", ["deleted", "made again", "corrupt"])
@@ -223,7 +228,7 @@ def test_an_answer_waits_for_what_was_in_the_buffers(house: House) -> None:
     item = house.bench.begin(ORDERS)
     unknown = house.answer()
     assert unknown is not None
-    assert unknown.code == TransactionNotFound.code
+    assert unknown.code == TransactionNotFoundError.code
     known = house.ask(transaction=str(item))
     assert known is not None
     assert [found.state for found in known.transactions] == [State.OPEN]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_coordinator.shell import presence
 from rollbridge_coordinator.shell.presence import Presence, Vigil, greeting, local_address
 
@@ -159,7 +159,7 @@ def test_whoever_talks_or_comes_too_much_is_sent_away_and_the_others_stay(monkey
 
 def test_a_port_that_is_taken_is_named() -> None:
     taken = Impostor()
-    with taken.server, pytest.raises(EnvironmentProblem, match=str(taken.port)):
+    with taken.server, pytest.raises(LocalEnvironmentError, match=str(taken.port)):
         Presence("one", "127.0.0.1", taken.port)
 
 

@@ -72,7 +72,7 @@ class Scene:
         self.world.clock_ms = self.clock_ms
         try:
             self.leader.step(self.clock_ms, self.rng)
-        except (fx.EffectRefused, StaleStateError):
+        except (fx.EffectRefusedError, StaleStateError):
             self.terms_ended += 1
             self.take_over()
 
@@ -150,39 +150,39 @@ class Scene:
         return self.world.nodes.get(paths.stream_fault(ORDERS))
 
 
-Guilty = Callable[[fx.AnyEffect], fx.EffectRefused | None]
+Guilty = Callable[[fx.AnyEffect], fx.EffectRefusedError | None]
 
 
 def refused(
     effect: fx.AnyEffect, topic: str | None = None, code: str = "TOPIC_AUTHORIZATION_FAILED"
-) -> fx.EffectRefused:
-    return fx.EffectRefused(effect, "no", code=code, topic=topic)
+) -> fx.EffectRefusedError:
+    return fx.EffectRefusedError(effect, "no", code=code, topic=topic)
 
 
-def create(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def create(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     if isinstance(effect, fx.CreateTopics) and any(DUPLICATE in item.name for item in effect.topics):
         return refused(effect)
     return None
 
 
-def merge(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def merge(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
         return next((refused(effect, topic) for topic, _ in effect.items if DUPLICATE in topic), None)
     return None
 
 
-def content(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def content(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     found = merge(effect)
     if found is None:
         return None
-    return fx.EffectRefused(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
+    return fx.EffectRefusedError(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
 
 
-def seal_active(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def seal_active(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if isinstance(effect, fx.Seal) and any(ACTIVE in item for item in effect.topics) else None
 
 
-def seal_duplicate(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def seal_duplicate(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if isinstance(effect, fx.Seal) and any(DUPLICATE in item for item in effect.topics) else None
 
 
@@ -192,7 +192,7 @@ class RollOnly:
     def __init__(self, kind: type[fx.AnyEffect]) -> None:
         self.kind, self.rolls = kind, False
 
-    def __call__(self, effect: fx.AnyEffect) -> fx.EffectRefused | None:
+    def __call__(self, effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.MergeFrames):
             self.rolls = any(DUPLICATE in topic for topic, _ in effect.items)
         if not self.rolls or not isinstance(effect, self.kind):
@@ -201,11 +201,11 @@ class RollOnly:
         return refused(effect, code="INVALID_TXN_STATE")
 
 
-def offsets(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def offsets(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect, code="INVALID_TXN_STATE") if isinstance(effect, fx.SendOffsets) else None
 
 
-def look(effect: fx.AnyEffect) -> fx.EffectRefused | None:
+def look(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if isinstance(effect, fx.Look) else None
 
 
@@ -317,7 +317,7 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     scene.until(lambda: history_of(scene.world, ORDERS).active.epoch == 3)
     scene.take_over()
 
-    def slow(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def slow(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.MergeFrames) and len(effect.items) > 1:
             return refused(effect, code="INVALID_TXN_STATE")
         return None
@@ -373,7 +373,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     assert history_of(scene.world, second).active.epoch == 1, "one after the other"
     scene.take_over()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         wanted = isinstance(effect, fx.Seal) and any(f".{second.stream}." in item for item in effect.topics)
         return refused(effect) if wanted else None
 
@@ -397,7 +397,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
 def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
     """The rolling commit has closed the active segments, and meets a native transaction of somebody else there."""
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if (
             isinstance(effect, fx.Seal)
             and not scene.world.children(paths.suspended(GROUP))
@@ -495,7 +495,7 @@ def test_a_transaction_that_no_longer_fits_into_what_zookeeper_was_set_back_to_i
 def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: type[fx.AnyEffect]) -> None:
     scene = Scene()
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.Seal) and not scene.world.children(paths.suspended(GROUP)):
             scene.world.begin_foreign(effect.topics[0], -1)
         return None
@@ -526,7 +526,7 @@ def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
 ) -> None:
     scene = Scene()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         names: list[str] = []
         match effect:
             case fx.CreateTopics(topics) if kind is fx.CreateTopics:
@@ -566,10 +566,10 @@ def all_open(scene: Scene, stream: StreamName) -> bool:
 
 def closing(
     scene: Scene, code: str = "TOPIC_AUTHORIZATION_FAILED"
-) -> Callable[[fx.AnyEffect, int], fx.EffectRefused | None]:
+) -> Callable[[fx.AnyEffect, int], fx.EffectRefusedError | None]:
     """Every seal closes its topics and comes to nothing after that."""
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefused | None:
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if not isinstance(effect, fx.Seal):
             return None
         scene.world.close(effect.topics)

@@ -17,7 +17,7 @@ from coordinator.tests import sim_actors
 from coordinator.tests.sim_actors import Client
 from coordinator.tests.sim_world import World, shard
 from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
-from rollbridge.errors import CorruptDataError, ZooKeeperOutdated
+from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
 from rollbridge.model import journal as journals
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind
@@ -128,7 +128,7 @@ class RestoredRun(Run):
         for _ in range(3):
             try:
                 self._take_over()
-            except ZooKeeperOutdated:
+            except ZooKeeperOutdatedError:
                 try:
                     self._repair()
                 except CorruptDataError:  # nobody knows what was lost: a later backup is needed
@@ -152,7 +152,7 @@ class RestoredRun(Run):
     def _lead(self) -> None:
         try:
             super()._lead()
-        except ZooKeeperOutdated:
+        except ZooKeeperOutdatedError:
             self._repair()  # a client has used a number that it took before: this is found out later
         chance = self.moments.random()
         if chance < 0.02:

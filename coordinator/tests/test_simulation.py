@@ -38,7 +38,7 @@ from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.effects import EffectRefused
+from rollbridge_coordinator.state.effects import EffectRefusedError
 from rollbridge_coordinator.state.faults import StaleStateError
 
 GROUP = GroupName("sales")
@@ -368,7 +368,7 @@ class Run:
             self._note_wait(leader)
             while isinstance(leader.effect, GLANCES) and self.rng.random() < 0.9:
                 leader.step(self.clock_ms, self.rng)
-        except (Fenced, Gone, EffectRefused, StaleStateError):
+        except (Fenced, Gone, EffectRefusedError, StaleStateError):
             self._replace(leader)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
-from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamRecreated
+from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamRecreatedError
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope, holds
 from rollbridge.model.epochs import EpochHistory, check_chain
@@ -218,7 +218,7 @@ def test_nothing_of_a_former_life_is_accepted() -> None:
         lambda: history.record(2),
         lambda: ReadingPlan(EpochHistory.create(even_ranges(2), 5)).update(history),
     ):
-        with pytest.raises(StreamRecreated):
+        with pytest.raises(StreamRecreatedError):
             refused()
     course = KeyLineage(history, 0.1)
     for expected in (SN(sequence_id=17), SN(DLSN(1, 0, 4)), SN(DLSN(1, 0, 4), None, 4)):

@@ -18,11 +18,11 @@ from typing import Any, Final
 import psutil
 
 from rollbridge.doctor.probes import RUNNING, ClusterStatus, PartStatus
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLost, ProcessNode, process_node
+from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLostError, ProcessNode, process_node
 from rollbridge_devcluster.state import (
     COORDINATOR_PREFIX,
     KAFKA,
@@ -77,7 +77,7 @@ class DevCluster:
                 :class:`~rollbridge_devcluster.nodes.CoordinatorProcess` takes them.
 
         Raises:
-            EnvironmentProblem: Java or the jars are missing, a port is in use, a server does not start.
+            LocalEnvironmentError: Java or the jars are missing, a port is in use, a server does not start.
         """
         wishes = wishes or Wishes()
         refuse_foreign_directory(self.home, wishes)
@@ -85,7 +85,7 @@ class DevCluster:
             for attempt in range(_PORT_ATTEMPTS):
                 try:
                     return self._up(wishes, only, coordinator)
-                except PortLost as exc:
+                except PortLostError as exc:
                     # Only a port that nobody asked for may be another one next time.
                     asked = (wishes.kafka_port, wishes.zookeeper_port)
                     if attempt == _PORT_ATTEMPTS - 1 or any(asked):
@@ -152,7 +152,7 @@ class DevCluster:
         """Promise that nothing of the cluster runs when this returns; names what it stopped.
 
         Raises:
-            EnvironmentProblem: a process cannot be ended.
+            LocalEnvironmentError: a process cannot be ended.
         """
         if not self.home.path.is_dir():
             return ()
@@ -165,7 +165,7 @@ class DevCluster:
             self._stop(running, 0 if hurry else STOP_S)
             if left := processes.find(self.home.path):
                 pids = ", ".join(f"{part} (process {p.pid})" for part, found in left.items() for p in found)
-                raise EnvironmentProblem(f"still there even after SIGKILL: {pids}")
+                raise LocalEnvironmentError(f"still there even after SIGKILL: {pids}")
             shutil.rmtree(self.home.scratch, ignore_errors=True)
             if state is not None and state.ephemeral:
                 shutil.rmtree(self.home.path)
@@ -190,7 +190,7 @@ class DevCluster:
     def _load_if_readable(self) -> ClusterState | None:
         try:
             return self.home.load()
-        except EnvironmentProblem as exc:
+        except LocalEnvironmentError as exc:
             _log.warning("%s", exc)
             return None
 
@@ -206,7 +206,7 @@ class DevCluster:
         """Look at the cluster.
 
         Raises:
-            EnvironmentProblem: its state file is not readable.
+            LocalEnvironmentError: its state file is not readable.
         """
         state = self.home.load()
         if state is None:

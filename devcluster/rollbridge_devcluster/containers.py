@@ -25,7 +25,7 @@ from docker.models.networks import Network
 from docker.models.volumes import Volume
 
 from rollbridge.doctor import probes
-from rollbridge.errors import EnvironmentProblem, NotFoundError
+from rollbridge.errors import LocalEnvironmentError, NotFoundError
 from rollbridge_devcluster import engine as engines
 from rollbridge_devcluster.engine import engine, host, publishing_address
 from rollbridge_devcluster.ephemeral import EphemeralCluster
@@ -58,7 +58,7 @@ def prepare() -> Mapping[str, str]:
         The ids of the images by name: what a name means may change while a cluster runs.
 
     Raises:
-        EnvironmentProblem: there is no engine, or an image can be neither had nor built.
+        LocalEnvironmentError: there is no engine, or an image can be neither had nor built.
     """
     engines.watch()
     return {image.name: image.id for image in provide(IN_USE)}
@@ -123,7 +123,7 @@ class ContainerNode(Node):
                     raise
             else:
                 return self
-        raise EnvironmentProblem(f"no port is left to {self.part}")
+        raise LocalEnvironmentError(f"no port is left to {self.part}")
 
     def _made(self) -> Container:
         addresses = {f"{inside}/tcp": (publishing_address(), outside) for inside, outside in self.published.items()}
@@ -474,10 +474,10 @@ class ContainerCluster(EphemeralCluster):
         """The network of all its containers.
 
         Raises:
-            EnvironmentProblem: the cluster is not started.
+            LocalEnvironmentError: the cluster is not started.
         """
         if self._network is None:
-            raise EnvironmentProblem("the cluster of containers is not started")
+            raise LocalEnvironmentError("the cluster of containers is not started")
         return self._network
 
     @property

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster.reaper import Reaper
 from rollbridge_devcluster.recipes import Tree
@@ -36,7 +36,7 @@ try:
     from docker.models.networks import Network
     from docker.models.volumes import Volume
 except ImportError as fault:
-    raise EnvironmentProblem(
+    raise LocalEnvironmentError(
         "Docker's library for Python is not installed; nothing was done; pip install 'rollbridge[containers]' brings it"
     ) from fault
 
@@ -63,7 +63,7 @@ def engine() -> docker.DockerClient:
     """The engine; one connection pool for this process.
 
     Raises:
-        EnvironmentProblem: none answers.
+        LocalEnvironmentError: none answers.
     """
     return _connected(_CALL_S, "no container engine answers")
 
@@ -77,7 +77,7 @@ def _connected(silence_s: int, otherwise: str) -> docker.DockerClient:
         except DockerException as exc:
             reason = _said(exc)
         gc.collect()
-    raise EnvironmentProblem(f"{otherwise}: {reason}")
+    raise LocalEnvironmentError(f"{otherwise}: {reason}")
 
 
 @cache
@@ -197,7 +197,7 @@ class Image:
     """Under which registries have it."""
 
 
-class PullFailed(Exception):
+class PullFailedError(Exception):
     """An image cannot be pulled; the message says why."""
 
     def __init__(self, message: str, *, unreachable: bool) -> None:
@@ -213,7 +213,7 @@ class ContainerEngine:
         """Connect to the engine that ``DOCKER_HOST`` names, else to the one of this machine.
 
         Raises:
-            EnvironmentProblem: no engine answers.
+            LocalEnvironmentError: no engine answers.
         """
         self._client = _connected(BUILD_S, "no Docker engine answers")
 
@@ -242,19 +242,19 @@ class ContainerEngine:
             patience_s: Longest silence of the registry.
 
         Raises:
-            PullFailed: it could not be had.
+            PullFailedError: it could not be had.
         """
         repository = name.rpartition(":")[0]
         client = docker.from_env(timeout=patience_s)
         try:
             for event in client.api.pull(repository, digest, stream=True, decode=True):
                 if "error" in event:
-                    raise PullFailed(str(event["error"]), unreachable=False)
+                    raise PullFailedError(str(event["error"]), unreachable=False)
             self.name(f"{repository}@{digest}", name)
         except NotFound as fault:
-            raise PullFailed(_said(fault), unreachable=False) from fault
+            raise PullFailedError(_said(fault), unreachable=False) from fault
         except (DockerException, requests.exceptions.RequestException) as fault:
-            raise PullFailed(_said(fault), unreachable=True) from fault
+            raise PullFailedError(_said(fault), unreachable=True) from fault
         finally:
             client.close()
 
@@ -270,7 +270,7 @@ class ContainerEngine:
             The image's id.
 
         Raises:
-            EnvironmentProblem: a step failed; the message has the end of what it said.
+            LocalEnvironmentError: a step failed; the message has the end of what it said.
         """
         said: list[str] = []
         made = ""
@@ -290,13 +290,13 @@ class ContainerEngine:
                 said += str(event.get("stream", "")).splitlines()
                 if "error" in event:
                     shown = "\n".join(line for line in said if line.strip())
-                    raise EnvironmentProblem(
+                    raise LocalEnvironmentError(
                         "the image cannot be built: "
                         + "\n".join([*shown.splitlines()[-_LINES_SHOWN:], str(event["error"])])
                     )
                 made = _built(event) or made
         if not made:
-            raise EnvironmentProblem("the engine did not say which image it has built: " + "\n".join(said[-3:]))
+            raise LocalEnvironmentError("the engine did not say which image it has built: " + "\n".join(said[-3:]))
         return made
 
     def name(self, image_id: str, name: str) -> None:
@@ -335,4 +335,4 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except (DockerException, requests.exceptions.RequestException) as fault:
-        raise EnvironmentProblem(f"{what}: {_said(fault)}") from fault
+        raise LocalEnvironmentError(f"{what}: {_said(fault)}") from fault

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.nodes import COORDINATOR_PROGRAM, Node, ProcessNode
@@ -59,8 +59,8 @@ class EphemeralCluster(ABC):
         """Start all servers and return when they answer.
 
         Raises:
-            EnvironmentProblem: something is missing on this machine, or a server does not start; nothing is left, and
-                notes of the error have what the servers said.
+            LocalEnvironmentError: something is missing on this machine, or a server does not start; nothing is left,
+                and notes of the error have what the servers said.
         """
 
     @abstractmethod
@@ -289,5 +289,5 @@ class ProcessCluster(EphemeralCluster):
 
     def _running(self) -> tuple[DevCluster, ClusterState]:
         if self._cluster is None or self._state is None:
-            raise EnvironmentProblem("the cluster of processes is not started")
+            raise LocalEnvironmentError("the cluster of processes is not started")
         return self._cluster, self._state

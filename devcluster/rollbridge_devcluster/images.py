@@ -24,9 +24,9 @@ import click
 
 from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.cli.tables import table
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.engine import ContainerEngine, Image, PullFailed
+from rollbridge_devcluster.engine import ContainerEngine, Image, PullFailedError
 from rollbridge_devcluster.jars import default_cache
 from rollbridge_devcluster.recipes import RECIPES, Tree, digest
 
@@ -72,8 +72,8 @@ def provide(
         report: Is told, line by line, what takes time.
 
     Raises:
-        EnvironmentProblem: no engine answers, or an image can neither be pulled nor built; no image was replaced.
-        ChecksumMismatch: a jar is not the pinned one.
+        LocalEnvironmentError: no engine answers, or an image can neither be pulled nor built; no image was replaced.
+        ChecksumMismatchError: a jar is not the pinned one.
     """
     with ContainerEngine() as engine, _one_at_a_time(report):
         provider = Provider(engine, pull=pull, rebuild=rebuild, report=report)
@@ -84,7 +84,7 @@ def look(wanted: Sequence[str] = names.IN_USE) -> dict[str, Provided | None]:
     """Which of these images are there, by name; changes nothing.
 
     Raises:
-        EnvironmentProblem: no engine answers.
+        LocalEnvironmentError: no engine answers.
     """
     with ContainerEngine() as engine:
         found = {name: engine.find(name) for name in wanted}
@@ -149,7 +149,7 @@ class Provider:
         try:
             self._report(f"{name}: asking its registry")
             self._engine.pull(name, names.DIGESTS[name], PULL_S)
-        except PullFailed as fault:
+        except PullFailedError as fault:
             self._report(f"{name}: cannot be pulled, so a stand-in is built: {fault}")
             # Others would keep us waiting for as long.
             self._pull = not fault.unreachable
@@ -182,7 +182,7 @@ class Provider:
     def _known(self, name: str) -> Image:
         image = self._engine.find(name)
         if image is None:
-            raise EnvironmentProblem(f"{name} was removed while it was looked at; try again")
+            raise LocalEnvironmentError(f"{name} was removed while it was looked at; try again")
         return image
 
 
@@ -202,7 +202,7 @@ def _one_at_a_time(report: Callable[[str], object]) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = open(directory / "images.lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as fault:
-        raise EnvironmentProblem(f"the cache {directory} cannot be written: {fault}") from fault
+        raise LocalEnvironmentError(f"the cache {directory} cannot be written: {fault}") from fault
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

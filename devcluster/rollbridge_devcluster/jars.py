@@ -31,7 +31,7 @@ import platformdirs
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ Advance = Callable[[int], object]
 """Called with the number of bytes that have just become available."""
 
 
-class ChecksumMismatch(RollbridgeError):
+class ChecksumMismatchError(RollbridgeError):
     """A fetched file is not the pinned one; it was thrown away and the cache is unchanged."""
 
     code = "checksum-mismatch"
-    exit_code = EnvironmentProblem.exit_code
+    exit_code = LocalEnvironmentError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class JarCache:
         Shows a progress bar on standard error when that is a terminal, and two lines when it is not.
 
         Raises:
-            EnvironmentProblem: the repository cannot be reached or lacks a file, or the cache cannot be written.
-            ChecksumMismatch: a file is not the pinned one.
+            LocalEnvironmentError: the repository cannot be reached or lacks a file, or the cache cannot be written.
+            ChecksumMismatchError: a file is not the pinned one.
         """
         if self.missing(*set_names):
             with self._one_fetcher_at_a_time():
@@ -158,7 +158,7 @@ class JarCache:
             (self.directory / "jars").mkdir(parents=True, exist_ok=True)
             lock = open(self.directory / "jars" / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as exc:
-            raise EnvironmentProblem(f"the jar cache {self.directory} cannot be written: {exc}") from exc
+            raise LocalEnvironmentError(f"the jar cache {self.directory} cannot be written: {exc}") from exc
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -214,15 +214,15 @@ class JarCache:
             try:
                 self._download(url, jar, count)
                 return
-            except (OSError, http.client.HTTPException, ChecksumMismatch) as exc:
+            except (OSError, http.client.HTTPException, ChecksumMismatchError) as exc:
                 if isinstance(exc, urllib.error.HTTPError):
                     # The error is the response, and holds the connection.
                     exc.close()
                 advance(-received)
                 if attempt == _ATTEMPTS or give_up.is_set() or not _worth_retrying(exc):
-                    if isinstance(exc, ChecksumMismatch):
+                    if isinstance(exc, ChecksumMismatchError):
                         raise
-                    raise EnvironmentProblem(
+                    raise LocalEnvironmentError(
                         f"{jar.name} cannot be fetched from {base}: {exc}; check the network, or set "
                         f"{REPOSITORY_VARIABLE} to another Maven repository"
                     ) from exc
@@ -236,7 +236,7 @@ class JarCache:
                 target.verify(str(source))
         except FileNotFoundError:
             return False
-        except (OSError, ChecksumMismatch) as exc:
+        except (OSError, ChecksumMismatchError) as exc:
             _log.info("%s is not usable: %s", source, exc)
             return False
         return True
@@ -289,11 +289,11 @@ class _Landing:
         """Promise that what was written is the pinned file.
 
         Raises:
-            ChecksumMismatch: it is not.
+            ChecksumMismatchError: it is not.
         """
         found = self._digest.hexdigest()
         if found != self._jar.sha256:
-            raise ChecksumMismatch(
+            raise ChecksumMismatchError(
                 f"{self._jar.name} from {source} has SHA-256 {found}, but {self._jar.sha256} is pinned; "
                 "it was thrown away"
             )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 
 JAVA_MAJOR_MIN: Final = 17
 """Brokers of Kafka 4 need Java 17."""
@@ -46,7 +46,7 @@ def find_java() -> Java:
     """Find Java 17 or newer: in ``JAVA_HOME``, else on ``PATH``.
 
     Raises:
-        EnvironmentProblem: there is none; the message says what was found instead.
+        LocalEnvironmentError: there is none; the message says what was found instead.
     """
     found: list[str] = []
     for origin, executable in _candidates():
@@ -63,7 +63,7 @@ def find_java() -> Java:
         if major >= JAVA_MAJOR_MIN:
             return Java(executable, major, banner)
         found.append(f"{executable} ({origin}) is Java {major or 'of unknown version'}")
-    raise EnvironmentProblem(
+    raise LocalEnvironmentError(
         f"Java {JAVA_MAJOR_MIN} or newer is needed to run Kafka and ZooKeeper, but "
         + ("; ".join(found) if found else "there is no java on PATH and JAVA_HOME is not set")
         + "; install one (on Debian: openjdk-17-jre-headless) or set JAVA_HOME"

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import psutil
 
 from rollbridge.doctor import probes
-from rollbridge.errors import EnvironmentProblem, NotFoundError
+from rollbridge.errors import LocalEnvironmentError, NotFoundError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import ClassArchive, Jvm, find_java, forget_recordings, keep_recordings, records_classes
@@ -129,7 +129,7 @@ class Node(ABC):
         """Return when a client can work with it.
 
         Raises:
-            EnvironmentProblem: it has ended, or takes too long; the message has its own words on the matter.
+            LocalEnvironmentError: it has ended, or takes too long; the message has its own words on the matter.
         """
         deadline = time.monotonic() + START_S
         while True:
@@ -155,9 +155,9 @@ class Node(ABC):
             time.sleep(_POLL_S)
         return code
 
-    def failure(self, what: str) -> EnvironmentProblem:
+    def failure(self, what: str) -> LocalEnvironmentError:
         """Return an error that names the node and has the line of its output that says most."""
-        return EnvironmentProblem(f"{self.part} {what}: {telling_line(self.said().splitlines())}")
+        return LocalEnvironmentError(f"{self.part} {what}: {telling_line(self.said().splitlines())}")
 
     def must_run(self) -> None:
         """Raise NotFoundError if it does not."""
@@ -245,7 +245,7 @@ COORDINATOR_PROGRAM: Final = ("-m", "rollbridge_coordinator")
 """What Python runs as a coordinator."""
 
 
-class PortLost(EnvironmentProblem):
+class PortLostError(LocalEnvironmentError):
     """Somebody took a port between the moment it was found free and the server's start."""
 
 
@@ -326,14 +326,14 @@ class ProcessNode(Node):
         if (found := self._found()) is not None:
             processes.send(found, signal.SIGCONT)
 
-    def failure(self, what: str) -> EnvironmentProblem:
+    def failure(self, what: str) -> LocalEnvironmentError:
         if not self._read_from:
-            return EnvironmentProblem(
+            return LocalEnvironmentError(
                 f"{self.part} runs already, but does not answer; try `rollbridge restart {self.part}`; its log is in "
                 f"{self.home.logs}"
             )
         said = self.said().splitlines()
-        error = PortLost if any(_ADDRESS_IN_USE.search(line) for line in said) else EnvironmentProblem
+        error = PortLostError if any(_ADDRESS_IN_USE.search(line) for line in said) else LocalEnvironmentError
         return error(f"{self.part} {what}: {telling_line(said)}; more in {self.home.logs}")
 
     def _all(self) -> list[psutil.Process]:
@@ -418,7 +418,7 @@ class KafkaProcess(JavaProcess):
         code = processes.run(command, home=self.home.path, part=_FORMAT, output=output, timeout_seconds=_FORMAT_S)
         if code != 0:
             said = telling_line(output.read_text(encoding="utf-8", errors="replace").splitlines())
-            raise EnvironmentProblem(f"kafka's storage at {fresh} cannot be formatted: {said}")
+            raise LocalEnvironmentError(f"kafka's storage at {fresh} cannot be formatted: {said}")
         properties.unlink()
         fresh.rename(self._data)
 

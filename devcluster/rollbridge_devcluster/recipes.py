@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
@@ -191,7 +191,7 @@ def java_home() -> Path:
     """The directory of the Java that would go into an image.
 
     Raises:
-        EnvironmentProblem: there is none that is new enough.
+        LocalEnvironmentError: there is none that is new enough.
     """
     return find_java().home
 
@@ -212,7 +212,7 @@ def java(home: Path, cache: Path) -> Tree:
         cache: Directory in which linked runtimes are kept.
 
     Raises:
-        EnvironmentProblem: the runtime cannot be made.
+        LocalEnvironmentError: the runtime cannot be made.
     """
     key = hashlib.sha256(java_identity(home).encode()).hexdigest()[:16]
     runtime = cache / "runtimes" / key
@@ -224,7 +224,7 @@ def java(home: Path, cache: Path) -> Tree:
             draft.rename(runtime)
         except (OSError, subprocess.CalledProcessError) as fault:
             said = getattr(fault, "stderr", None) or str(fault)
-            raise EnvironmentProblem(f"no Java runtime can be made of {home}: {said}") from fault
+            raise LocalEnvironmentError(f"no Java runtime can be made of {home}: {said}") from fault
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     tree = Tree()
@@ -410,7 +410,7 @@ def _project() -> Tree:
     """The files of the checkout that make the coordinator's image."""
     missing = [name for name in (DOCKERFILE, *PROJECT_FILES) if not (PROJECT / name).exists()]
     if missing:
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"{names.COORDINATOR} is built from a checkout of rollbridge, and {PROJECT} is none: "
             f"{', '.join(missing)} missing"
         )
@@ -441,7 +441,7 @@ def _wheels(lock: Path, cache: Path) -> Path:
         command += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock), "--dest", str(draft)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise EnvironmentProblem(f"the wheels of {lock} cannot be fetched: {done.stderr.strip()}")
+            raise LocalEnvironmentError(f"the wheels of {lock} cannot be fetched: {done.stderr.strip()}")
         draft.rename(wheels)
     return wheels
 

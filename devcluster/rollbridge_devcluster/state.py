@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rollbridge.config import ADDRESSES_FILE, ADDRESSES_FORMAT
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 
 KAFKA: Final = "kafka"
 ZOOKEEPER: Final = "zookeeper"
@@ -60,7 +60,7 @@ def free_port(taken: Iterable[int] = ()) -> int:
     for port in _rng.sample(_RANGE, 500):
         if port not in taken and is_free(port):
             return port
-    raise EnvironmentProblem(
+    raise LocalEnvironmentError(
         f"none of 500 ports tried between {_RANGE.start} and {_RANGE.stop - 1} is free on {LOOPBACK}"
     )
 
@@ -69,10 +69,10 @@ def demand_port(port: int, purpose: str) -> int:
     """Promise that a port that was asked for by number is free.
 
     Raises:
-        EnvironmentProblem: somebody listens there.
+        LocalEnvironmentError: somebody listens there.
     """
     if not is_free(port):
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"port {port} for {purpose} is in use; stop what listens there, or leave the port out to get a free one"
         )
     return port
@@ -189,14 +189,14 @@ class Home:
         """Read the state file; ``None`` when there never was a cluster here.
 
         Raises:
-            EnvironmentProblem: the file cannot be read or is no state file.
+            LocalEnvironmentError: the file cannot be read or is no state file.
         """
         try:
             return ClusterState.from_json(self.state_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as exc:
-            raise EnvironmentProblem(
+            raise LocalEnvironmentError(
                 f"{self.state_file} is not readable as the state of an embedded cluster: {exc}; "
                 f"move {self.path} away to start afresh"
             ) from exc
@@ -213,13 +213,13 @@ class Home:
         """Let one command at a time change this cluster; calls ``waiting`` once if another one is at it.
 
         Raises:
-            EnvironmentProblem: the directory cannot be written.
+            LocalEnvironmentError: the directory cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / "lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as exc:
-            raise EnvironmentProblem(f"{self.path} cannot be written: {exc}; choose another --home") from exc
+            raise LocalEnvironmentError(f"{self.path} cannot be written: {exc}; choose another --home") from exc
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,7 +257,7 @@ def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
     """Promise that an ephemeral cluster, which removes its directory in the end, removes nothing of anybody else.
 
     Raises:
-        EnvironmentProblem: something else is in the directory.
+        LocalEnvironmentError: something else is in the directory.
     """
     if not wishes.ephemeral or not home.path.is_dir():
         return
@@ -265,12 +265,12 @@ def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
     # A start that runs at the same time has at least its lock there, and perhaps a state file half-written.
     strangers = [path for path in home.path.iterdir() if path.stem not in ("lock", home.state_file.stem)]
     if state is None and strangers:
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"{home.path} is not empty, and an ephemeral cluster removes its directory when it stops; "
             "name one that does not exist yet"
         )
     if state is not None and not state.ephemeral:
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"{home.path} holds a cluster whose data is kept; leave --ephemeral out or name another --home"
         )
 
@@ -279,10 +279,10 @@ def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Col
     """The state that the cluster should have from now on.
 
     Raises:
-        EnvironmentProblem: a port that is asked for is in use, or cannot be changed because its server runs.
+        LocalEnvironmentError: a port that is asked for is in use, or cannot be changed because its server runs.
     """
     if wishes.kafka_heap is not None and not _HEAP.fullmatch(wishes.kafka_heap):
-        raise EnvironmentProblem(
+        raise LocalEnvironmentError(
             f"{wishes.kafka_heap!r} is no heap size: a number with k, m or g is expected, such as 512m"
         )
     state = before or ClusterState(
@@ -309,7 +309,7 @@ def _ports(before: Ports, wishes: Wishes, running: Collection[str]) -> Ports:
     def choose(server: str, purpose: str, port: int, asked: int | None) -> int:
         if server in running:
             if asked not in (None, port):
-                raise EnvironmentProblem(
+                raise LocalEnvironmentError(
                     f"{purpose} runs on port {port} already; stop the cluster with `rollbridge down` first "
                     f"to have it on port {asked}"
                 )

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from rollbridge.cli.main import main
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster import recipes
-from rollbridge_devcluster.engine import Image, PullFailed
+from rollbridge_devcluster.engine import Image, PullFailedError
 from rollbridge_devcluster.images import ImageOrigin, Provider
 from rollbridge_devcluster.recipes import Tree
 
@@ -171,9 +171,9 @@ class Shelf:
         assert names.pinned(name) == f"{name}@{digest}"
         self.asked.append(name)
         if not self.reachable:
-            raise PullFailed("no route", unreachable=True)
+            raise PullFailedError("no route", unreachable=True)
         if name not in self.registry:
-            raise PullFailed("unknown", unreachable=False)
+            raise PullFailedError("unknown", unreachable=False)
         self.images[name] = Image(self.registry[name], {}, 1, frozenset({digest}))
 
     def build(self, context: Tree, arguments: Mapping[str, str], labels: Mapping[str, str]) -> str:
@@ -329,7 +329,7 @@ def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}
     command = [sys.executable, "-m", "rollbridge", "images", "build"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == EnvironmentProblem.exit_code
+    assert done.returncode == LocalEnvironmentError.exit_code
     assert done.stderr.startswith("rollbridge: no Docker engine answers: ")
     assert done.stderr.count("\n") == 1
 
@@ -337,7 +337,7 @@ def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
 def test_without_dockers_library_the_error_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.delitem(sys.modules, "rollbridge_devcluster.engine")
-    with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'rollbridge[containers]'")):
+    with pytest.raises(LocalEnvironmentError, match=re.escape("pip install 'rollbridge[containers]'")):
         importlib.import_module("rollbridge_devcluster.engine")
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.errors import EnvironmentProblem
-from rollbridge_devcluster.jars import REPOSITORY_VARIABLE, ChecksumMismatch, Jar, JarCache, read_lock
+from rollbridge.errors import LocalEnvironmentError
+from rollbridge_devcluster.jars import REPOSITORY_VARIABLE, ChecksumMismatchError, Jar, JarCache, read_lock
 
 GOOD = {f"org/example/{name}/1.0/{name}-1.0.jar": name.encode() * 100_000 for name in ("alpha", "beta", "gamma")}
 ALPHA = "org/example/alpha/1.0/alpha-1.0.jar"
@@ -92,7 +92,7 @@ def test_fetches_each_jar_once_and_not_again(cache: JarCache, repository: Reposi
 def test_a_wrong_file_is_refused_and_leaves_nothing(cache: JarCache, repository: Repository) -> None:
     body = GOOD[ALPHA]
     repository.errors[ALPHA] = lambda handler, count: serve(handler, b"x" + body[1:])
-    with pytest.raises(ChecksumMismatch, match=r"alpha-1\.0\.jar from http.*is pinned"):
+    with pytest.raises(ChecksumMismatchError, match=r"alpha-1\.0\.jar from http.*is pinned"):
         cache.ensure("tools")
     assert "alpha-1.0.jar" not in files(cache)
     assert not [name for name in files(cache) if name.startswith(".")]
@@ -128,14 +128,14 @@ def test_a_busy_repository_is_asked_again(cache: JarCache, repository: Repositor
 
 def test_a_missing_file_is_not_asked_for_again(cache: JarCache, repository: Repository) -> None:
     repository.errors[ALPHA] = lambda handler, count: handler.send_error(404)
-    with pytest.raises(EnvironmentProblem, match=r"alpha-1\.0\.jar cannot be fetched .*404.*" + REPOSITORY_VARIABLE):
+    with pytest.raises(LocalEnvironmentError, match=r"alpha-1\.0\.jar cannot be fetched .*404.*" + REPOSITORY_VARIABLE):
         cache.ensure("tools")
     assert repository.asked[ALPHA] == 1
 
 
 def test_no_repository_says_so(cache: JarCache, monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
     monkeypatch.setenv(REPOSITORY_VARIABLE, f"http://127.0.0.1:{unused_port}")
-    with pytest.raises(EnvironmentProblem, match="check the network"):
+    with pytest.raises(LocalEnvironmentError, match="check the network"):
         cache.ensure("tools")
 
 
@@ -201,7 +201,7 @@ def test_several_fetchers_at_once_fetch_each_jar_once(cache: JarCache, repositor
 def test_a_cache_that_cannot_be_written_is_named(cache: JarCache, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     blocked = JarCache(directory=tmp_path / "file", lock_file=cache.lock_file)
-    with pytest.raises(EnvironmentProblem, match=r"jar cache .* cannot be written"):
+    with pytest.raises(LocalEnvironmentError, match=r"jar cache .* cannot be written"):
         blocked.ensure("tools")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster.java import find_java
 
 
@@ -64,16 +64,16 @@ def test_an_old_java_home_does_not_hide_a_new_java_on_path(tmp_path: Path, monke
 )
 def test_unusable_ones_are_named(banner: str, code: int, expected: str, tmp_path: Path) -> None:
     fake(tmp_path / "path", banner, code)
-    with pytest.raises(EnvironmentProblem, match=rf"Java 17 or newer is needed.*{expected}"):
+    with pytest.raises(LocalEnvironmentError, match=rf"Java 17 or newer is needed.*{expected}"):
         find_java()
 
 
 def test_none_at_all() -> None:
-    with pytest.raises(EnvironmentProblem, match=r"no java on PATH and JAVA_HOME is not set.*install one"):
+    with pytest.raises(LocalEnvironmentError, match=r"no java on PATH and JAVA_HOME is not set.*install one"):
         find_java()
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
-    with pytest.raises(EnvironmentProblem, match=r"/nonexistent/bin/java .JAVA_HOME. does not run"):
+    with pytest.raises(LocalEnvironmentError, match=r"/nonexistent/bin/java .JAVA_HOME. does not run"):
         find_java()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster.state import (
     ClusterState,
     Home,
@@ -65,12 +65,12 @@ def test_a_running_server_keeps_its_port(home: Home, taken_port: int) -> None:
     first = decide(home, None, Wishes(), ())
     before = replace(first, ports=replace(first.ports, kafka=taken_port))
     assert decide(home, before, Wishes(kafka_port=taken_port), ["kafka"]).ports.kafka == taken_port
-    with pytest.raises(EnvironmentProblem, match=f"Kafka runs on port {taken_port} already; .*rollbridge down"):
+    with pytest.raises(LocalEnvironmentError, match=f"Kafka runs on port {taken_port} already; .*rollbridge down"):
         decide(home, before, Wishes(kafka_port=free_port()), ["kafka"])
 
 
 def test_a_port_that_is_asked_for_must_be_free(home: Home, taken_port: int) -> None:
-    with pytest.raises(EnvironmentProblem, match=f"port {taken_port} for ZooKeeper is in use"):
+    with pytest.raises(LocalEnvironmentError, match=f"port {taken_port} for ZooKeeper is in use"):
         decide(home, None, Wishes(zookeeper_port=taken_port), ())
 
 
@@ -89,7 +89,7 @@ def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
 
 @pytest.mark.parametrize("heap", ["", "1", "0g", "1t", "-1g", "1g -Xms1g"])
 def test_a_heap_that_java_would_not_take_is_refused(heap: str, home: Home) -> None:
-    with pytest.raises(EnvironmentProblem, match="no heap size"):
+    with pytest.raises(LocalEnvironmentError, match="no heap size"):
         decide(home, None, Wishes(kafka_heap=heap), ())
 
 
@@ -103,14 +103,14 @@ def test_an_ephemeral_cluster_takes_only_an_empty_directory(home: Home, tmp_path
     refuse_foreign_directory(Home(tmp_path / "new"), Wishes(ephemeral=True))
     refuse_foreign_directory(home, Wishes(ephemeral=True))
     (home.path / "thesis.tex").write_text("years of work")
-    with pytest.raises(EnvironmentProblem, match="is not empty"):
+    with pytest.raises(LocalEnvironmentError, match="is not empty"):
         refuse_foreign_directory(home, Wishes(ephemeral=True))
     refuse_foreign_directory(home, Wishes())
 
 
 def test_an_ephemeral_cluster_does_not_take_over_one_whose_data_is_kept(home: Home) -> None:
     home.save(decide(home, None, Wishes(), ()))
-    with pytest.raises(EnvironmentProblem, match="whose data is kept"):
+    with pytest.raises(LocalEnvironmentError, match="whose data is kept"):
         refuse_foreign_directory(home, Wishes(ephemeral=True))
 
 
@@ -129,7 +129,7 @@ def test_the_state_file_gives_back_what_was_saved(home: Home) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', '{"format": 1}', '{"format": 1, "ports": 3}'])
 def test_a_file_that_is_no_state_file_is_named(text: str, home: Home) -> None:
     home.state_file.write_text(text)
-    with pytest.raises(EnvironmentProblem, match=r"cluster\.json is not readable"):
+    with pytest.raises(LocalEnvironmentError, match=r"cluster\.json is not readable"):
         home.load()
 
 

@@ -96,7 +96,7 @@ def descriptions() -> Iterator[str]:
     """A line for each image: its name, its id, and whether it stands in for an official one.
 
     Raises:
-        EnvironmentProblem: no engine answers.
+        LocalEnvironmentError: no engine answers.
     """
     engine()
     for name, image in look(IN_USE).items():

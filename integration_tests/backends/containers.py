@@ -24,7 +24,7 @@ from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
 from integration_tests.crashing import CRASH_AT, PROGRAM, is_crashing
 from rollbridge.doctor import probes
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import containers
 from rollbridge_devcluster.containers import ContainerNode, CoordinatorContainer, prepare
 from rollbridge_devcluster.engine import engine, is_local
@@ -245,7 +245,7 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
         volumes = {self.volume_name(part): f"/data/{part}" for part in self.zookeepers} | {str(backup): "/backup"}
         said = self.run(TOOLBOX, ["sh", "-ec", " && ".join(steps)], volumes=volumes, as_root=True)
         if said.code:
-            raise EnvironmentProblem(f"volumes cannot be copied: {said.err.decode()}")
+            raise LocalEnvironmentError(f"volumes cannot be copied: {said.err.decode()}")
 
     # -- coordinators -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import rollbridge
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.test_faults import in_sync, partitions_of
 from integration_tests.patience import eventually
-from rollbridge.errors import StreamBusy
+from rollbridge.errors import StreamBusyError
 from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
@@ -97,7 +97,7 @@ def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
             transaction = innocent.begin(other)
             transaction.write(other, key=b"k", value=b"%d" % number)
             transaction.commit(timeout=COMMIT_S)
-        with pytest.raises(StreamBusy, match=r"the leader of topic .*alone.*, which cannot be reached"):
+        with pytest.raises(StreamBusyError, match=r"the leader of topic .*alone.*, which cannot be reached"):
             client.admin.scale(alone.name, seal=[1], ranges=[(0.0, 0.25), (0.25, 0.5)])
         assert not future.done()
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.patience import eventually
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import engine as engines
 from rollbridge_devcluster.engine import engine
 from rollbridge_devcluster.image_names import TOOLBOX
@@ -83,7 +83,7 @@ def test_what_a_dead_process_has_left_is_swept_and_nothing_else() -> None:
 @pytest.mark.containers
 def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None:
     broken = ContainerCluster(kafka_settings={"num.io.threads": "none"})
-    with pytest.raises(EnvironmentProblem, match="kafka ended while it was starting") as caught:
+    with pytest.raises(LocalEnvironmentError, match="kafka ended while it was starting") as caught:
         broken.start()
     assert any("num.io.threads" in note for note in caught.value.__notes__)
     assert left(engines.CLUSTER_LABEL, broken.labels[engines.CLUSTER_LABEL]) == []

@@ -21,7 +21,7 @@ from integration_tests.history.events import FOREIGN
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
-from rollbridge.errors import RollbridgeError, StreamBusy, StreamExists, StreamNotFound, UnavailableError
+from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.model.names import StreamName
@@ -289,11 +289,11 @@ class Nemesis:
     def _come_and_go(self, over: threading.Event) -> None:
         with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             while True:
-                with suppress(StreamBusy, StreamNotFound, UnavailableError):
+                with suppress(StreamBusyError, StreamNotFoundError, UnavailableError):
                     client.admin.delete_stream(self._passing)
                 # It is not deleted while transactions of it are open, and there may always be some.
                 with suppress(UnavailableError):
-                    with suppress(StreamExists):
+                    with suppress(StreamExistsError):
                         client.admin.create_stream(self._passing, segments=2)
                     if over.wait(1.0):
                         return

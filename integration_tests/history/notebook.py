@@ -17,10 +17,10 @@ from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
-    TransactionAborted,
+    TransactionAbortedError,
 )
 
-REFUSED: Final = (CasWriteError, TransactionAborted, IncompleteError, InvalidRequestError, NotFoundError)
+REFUSED: Final = (CasWriteError, TransactionAbortedError, IncompleteError, InvalidRequestError, NotFoundError)
 """Errors that say that nothing was written; all others leave it open."""
 CALL_S: Final = 60.0
 """What a client gives the servers for one thing, in seconds."""

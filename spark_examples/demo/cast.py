@@ -36,7 +36,7 @@ PATIENCE_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 
 
-class DemoFailed(RollbridgeError):
+class DemoFailedError(RollbridgeError):
     """Something that the demo waited for did not happen."""
 
     code = "demo-failed"
@@ -128,8 +128,8 @@ def assemble(stack: ExitStack, out: Path, stream: StreamName, aircraft: Sequence
         aircraft: Keys for the small transactions.
 
     Raises:
-        EnvironmentProblem: a server does not start.
-        HelperFailed, DemoFailed: somebody else does not.
+        LocalEnvironmentError: a server does not start.
+        HelperFailedError, DemoFailedError: somebody else does not.
     """
     # First, so that what is missing is said before anything is started.
     jars = JarCache.default().ensure("spark")
@@ -183,10 +183,10 @@ def require(condition: Callable[[], bool], otherwise: str) -> None:
     """Wait until a condition comes true.
 
     Raises:
-        DemoFailed: it does not in time; ``otherwise`` says what is wrong then.
+        DemoFailedError: it does not in time; ``otherwise`` says what is wrong then.
     """
     if not happens(condition):
-        raise DemoFailed(f"{otherwise} ({PATIENCE_SECONDS:g} s waited)")
+        raise DemoFailedError(f"{otherwise} ({PATIENCE_SECONDS:g} s waited)")
 
 
 def _leads(connection: rollbridge.Bridge, stream: StreamName, handle: ProcessNode) -> bool:

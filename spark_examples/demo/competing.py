@@ -27,7 +27,7 @@ PATIENCE_S: Final = 90.0
 _POLL_S: Final = 0.002
 
 
-class Stuck(RollbridgeError):
+class StuckError(RollbridgeError):
     """Something that the example waits for did not happen, or one of its processes failed."""
 
     code = "example-stuck"
@@ -64,19 +64,19 @@ def until(
     """Return once a condition holds.
 
     Raises:
-        Stuck: it does not in time, or a process that should bring it about has failed.
+        StuckError: it does not in time, or a process that should bring it about has failed.
     """
     watched = list(running)
     deadline = time.monotonic() + patience_s
     while not condition():
         _check_well(watched, what)
         if time.monotonic() > deadline:
-            raise Stuck(f"{what}: not within {patience_s:g} s")
+            raise StuckError(f"{what}: not within {patience_s:g} s")
         time.sleep(_POLL_S)
 
 
 def finish(processes: Iterable[BaseProcess]) -> None:
-    """Return once all have ended, well or killed; raises Stuck."""
+    """Return once all have ended, well or killed; raises StuckError."""
     watched = list(processes)
     until(lambda: all(process.exitcode is not None for process in watched), "the processes end", watched)
     _check_well(watched, "the processes end")
@@ -85,7 +85,7 @@ def finish(processes: Iterable[BaseProcess]) -> None:
 def _check_well(processes: Iterable[BaseProcess], what: str) -> None:
     for process in processes:
         if process.exitcode not in (None, 0, -signal.SIGKILL):
-            raise Stuck(f"{what}: a process ended with {process.exitcode}")
+            raise StuckError(f"{what}: a process ended with {process.exitcode}")
 
 
 def check(what: str, holds: bool) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from rollbridge import EMPTY, SN, CasWriter
-from rollbridge.errors import CasOutcomeUnknown, CasWriteError
+from rollbridge.errors import CasOutcomeUnknownError, CasWriteError
 from spark_examples.demo.competing import (
     TRANSACTION_TIMEOUT_S,
     check,
@@ -65,7 +65,7 @@ def copy_line(writer: CasWriter, name: str, number: int, line: bytes) -> int:
         )
     except CasWriteError as refusal:
         return lines_copied(refusal.actual)
-    except CasOutcomeUnknown:
+    except CasOutcomeUnknownError:
         return lines_copied(writer.tail(KEY))
     return lines_copied(written)
 

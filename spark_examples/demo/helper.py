@@ -25,7 +25,7 @@ _END_SECONDS: Final = 10.0
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(processName)s %(name)s: %(message)s"
 
 
-class HelperFailed(RollbridgeError):
+class HelperFailedError(RollbridgeError):
     """A helper process of the demo ended early or did not answer."""
 
     code = "demo-helper-failed"
@@ -48,17 +48,17 @@ class Helper:
         """Ask, and wait for the answer.
 
         Raises:
-            HelperFailed: it has ended, or does not answer in time.
+            HelperFailedError: it has ended, or does not answer in time.
         """
         try:
             self._connection.send((question, arguments))
             if not self._connection.poll(timeout_s):
-                raise HelperFailed(f"the {self._name} did not answer within {timeout_s:g} s")
+                raise HelperFailedError(f"the {self._name} did not answer within {timeout_s:g} s")
             outcome, value = self._connection.recv()
         except (EOFError, OSError) as exc:
-            raise HelperFailed(f"the {self._name} has ended early") from exc
+            raise HelperFailedError(f"the {self._name} has ended early") from exc
         if outcome == "failed":
-            raise HelperFailed(f"the {self._name} failed: {value}")
+            raise HelperFailedError(f"the {self._name} failed: {value}")
         return value
 
     @property

@@ -25,7 +25,7 @@ from typing import Final
 
 from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.session import TransactionalSession
-from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLong, sn_of
+from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLongError, sn_of
 from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
@@ -132,7 +132,7 @@ class ConditionalAppend:
         sealed.
 
         Raises:
-            WaitedTooLong: an earlier native transaction is still open.
+            WaitedTooLongError: an earlier native transaction is still open.
         """
         behind = self._waiting()
         end = self._log.end_now(self._reader)
@@ -171,7 +171,7 @@ class ConditionalAppend:
             behind = () if alone else self._waiting()
             try:
                 verdicts = self._decide(offset, patience.earlier)
-            except WaitedTooLong as fault:
+            except WaitedTooLongError as fault:
                 self._engine.rollback()
                 return NotWritten(f"an earlier native transaction is still open: {fault}")
             sns = [verdict.sns for verdict in verdicts if isinstance(verdict, Accepted)]
@@ -294,7 +294,7 @@ class ConditionalAppend:
             except ProducerFencedError:
                 logger.info("somebody else has ended transactional id %s", self._appender.transactional_id)
             found = find_operation(self._log, self._reader, operation, offset, offset + 1, deadline)
-        except (RollbridgeError, WaitedTooLong) as exc:
+        except (RollbridgeError, WaitedTooLongError) as exc:
             return Unclear(offset, str(exc))  # the place could not be read, which says nothing about the commit
         return AppendCommitted(sns) if found else NotWritten("the commit did not take effect")
 
@@ -305,7 +305,7 @@ def find_operation(
     """Return the SNs of a write's committed records in ``since..to-1``; empty if the write is not there and never was.
 
     Raises:
-        WaitedTooLong: something before ``to`` is still undecided.
+        WaitedTooLongError: something before ``to`` is still undecided.
         TruncatedError: the write was not found, and may have stood where records were truncated.
     """
     try:
@@ -328,7 +328,7 @@ def find_write(logs: StreamLogs, course: KeyLineage, reader: LogReader, token: T
     """Return the SNs of a write's committed records, searching everything appended until now.
 
     Raises:
-        WaitedTooLong: something is still undecided.
+        WaitedTooLongError: something is still undecided.
         TruncatedError: the write may have stood where records were truncated.
     """
     place = place_of(token.since, course)

@@ -45,13 +45,13 @@ from rollbridge.cas.append import patience as round_patience
 from rollbridge.cas.request import AppendRequest, Contention
 from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, EnginePool, take_slot
-from rollbridge.cas.tail import StreamLogs, WaitedTooLong
+from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
-    CasOutcomeUnknown,
+    CasOutcomeUnknownError,
     CasWriteError,
     RollbridgeError,
-    TransactionIdOutOfOrder,
+    TransactionIdOutOfOrderError,
     TruncatedError,
     UnavailableError,
 )
@@ -275,7 +275,7 @@ class AppendDispatcher:
         except BaseException:
             for request in batch:
                 fault_text = f"a conditional write to {self._shape.stream} was interrupted; it may have been written"
-                request.done.set_exception(CasOutcomeUnknown(fault_text, token=request.token))
+                request.done.set_exception(CasOutcomeUnknownError(fault_text, token=request.token))
             raise
         if isinstance(result, Moved):
             self._reroute([*batch, *_drain(lane)], batch[0].course.active)
@@ -293,7 +293,7 @@ class AppendDispatcher:
         if hopeless or contention.looks_first():
             try:
                 verdicts = round_.look(patience.earlier)
-            except WaitedTooLong as fault:
+            except WaitedTooLongError as fault:
                 return NotWritten(f"an earlier native transaction is still open: {fault}")
             if not all(isinstance(verdict, Accepted) for verdict in verdicts):
                 if not hopeless:
@@ -380,7 +380,7 @@ class AppendDispatcher:
             token = replace(request.token, place=DLSN.of(request.course.active, offset))
             offset += len(request.records)
             request.done.set_exception(
-                CasOutcomeUnknown(
+                CasOutcomeUnknownError(
                     f"a conditional write to {self._shape.stream} may be committed or not, and nobody answers: "
                     f"{result.why}; ask with outcome({str(token)!r})",
                     token=token,
@@ -396,10 +396,10 @@ class AppendDispatcher:
                     found = find_write(self._logs, request.course, engine.reader, request.token, deadline)
             except TruncatedError as fault:
                 why = f"{fault}; it is not known whether an earlier attempt was written, and nobody will be able to say"
-                request.done.set_exception(CasOutcomeUnknown(why, token=request.token))
+                request.done.set_exception(CasOutcomeUnknownError(why, token=request.token))
                 return
-            except (RollbridgeError, WaitedTooLong) as fault:
-                request.done.set_exception(CasOutcomeUnknown(f"{fault}; ask again", token=request.token))
+            except (RollbridgeError, WaitedTooLongError) as fault:
+                request.done.set_exception(CasOutcomeUnknownError(f"{fault}; ask again", token=request.token))
                 return
             if found:
                 request.done.set_result(found)
@@ -414,8 +414,8 @@ class AppendDispatcher:
             )
         )
 
-    def _falling(self, verdict: Falling) -> TransactionIdOutOfOrder:
-        return TransactionIdOutOfOrder(
+    def _falling(self, verdict: Falling) -> TransactionIdOutOfOrderError:
+        return TransactionIdOutOfOrderError(
             f"transaction id {verdict.transaction_id} is lower than {verdict.last}, the last one in its part of "
             f"{self._shape.stream}; nothing was written",
             transaction_id=verdict.transaction_id,

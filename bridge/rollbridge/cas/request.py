@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from rollbridge.calls import LightFuture, call_back
-from rollbridge.errors import CasWriteError, OutcomeUnknown, UnavailableError
+from rollbridge.errors import CasWriteError, OutcomeUnknownError, UnavailableError
 from rollbridge.forks import module_lock
 from rollbridge.model.cas import Condition, ConditionalWrite, Scope
 from rollbridge.model.lineage import KeyLineage
@@ -222,7 +222,7 @@ class AppendRequest:
                 expected=fault.expected,
                 actual=fault.actual,
             )
-        if isinstance(fault, OutcomeUnknown):
+        if isinstance(fault, OutcomeUnknownError):
             return UnavailableError(
                 f"the outcome of the write that this one expects is unknown; nothing was written: {fault}"
             )

@@ -62,7 +62,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: the end of a predecessor is not known yet; see :meth:`await_course`.
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         history, known = self._catalog.view(self._name).history, self._known
         if known is None or known.history is not history:
@@ -74,7 +74,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: the end of one of them is not known yet; nothing was written.
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         history, found = self._catalog.view(self._name).history, []
         for item in sorted(history.graph.ancestors([segment])):
@@ -89,7 +89,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: not writable by the deadline; nothing was written.
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         pause_s = _PAUSE_FIRST_S
         while True:
@@ -120,8 +120,8 @@ class SegmentRouter:
         """Return True if a segment was truncated as a whole; asks ZooKeeper.
 
         Raises:
-            ZooKeeperUnavailable: no answer in time.
-            ScopeNotFound, StreamNotFound: the stream does not exist any more.
+            ZooKeeperUnavailableError: no answer in time.
+            ScopeNotFoundError, StreamNotFoundError: the stream does not exist any more.
         """
         self._session.sync()
         self._catalog.forget(self._name)
@@ -133,8 +133,8 @@ class SegmentRouter:
         If the segment's topic ``is_lost``, nothing that is cached is trusted.
 
         Raises:
-            ZooKeeperUnavailable: no answer in time.
-            ScopeNotFound, StreamNotFound: the stream does not exist any more.
+            ZooKeeperUnavailableError: no answer in time.
+            ScopeNotFoundError, StreamNotFoundError: the stream does not exist any more.
         """
         if is_lost:
             self._session.sync()

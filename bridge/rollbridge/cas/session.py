@@ -22,14 +22,14 @@ from typing import Final
 
 from rollbridge.calls import answers_within
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import RollbridgeError
+from rollbridge.errors import RollbridgeError, UnknownWriteError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model import paths
 from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.errors import NodeExists, UnknownWriteError
+from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 # Leases of transactional ids
@@ -79,7 +79,7 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Tran
         owner: Name of the client, for whoever inspects the node.
 
     Raises:
-        ZooKeeperUnavailable: no answer in time.
+        ZooKeeperUnavailableError: no answer in time.
     """
     parent = paths.cas_slots(stream)
     session.ensure(parent)
@@ -91,7 +91,7 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Tran
         session_id = session.session_id
         try:
             session.create(path, mark, ephemeral=True)
-        except NodeExists:
+        except NodeExistsError:
             continue
         except UnknownWriteError:
             node = session.get(path)
@@ -180,7 +180,7 @@ class EnginePool:
         """Yield an engine that is ready; under a fresh slot if the one before was lost.
 
         Raises:
-            KafkaUnavailable, ZooKeeperUnavailable: no answer in time; nothing was written.
+            KafkaUnavailable, ZooKeeperUnavailableError: no answer in time; nothing was written.
             NotAuthorizedError, ConfigError: the broker refuses the transactional id.
         """
         while True:

@@ -20,11 +20,11 @@ from typing import Final, Generic, Self, TypeVar, cast
 from rollbridge.calls import positive_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
-from rollbridge.cas.tail import FIRST_STEP, StreamLogs, WaitedTooLong, sn_of
+from rollbridge.cas.tail import FIRST_STEP, StreamLogs, WaitedTooLongError, sn_of
 from rollbridge.cas.writer import CasWriter
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
-    CasOutcomeUnknown,
+    CasOutcomeUnknownError,
     CasWriteError,
     ConflictError,
     InvalidRequestError,
@@ -77,8 +77,8 @@ class TopicKeyLog:
     """Log of one key on real topics: a :class:`rollbridge.model.synchronizer.KeyLog`. Not thread-safe.
 
     Raises, from each method and iterator:
-        WaitedTooLong: something before is still undecided.
-        StreamNotFound, UnavailableError: the stream is gone; a scale of it does not end.
+        WaitedTooLongError: something before is still undecided.
+        StreamNotFoundError, UnavailableError: the stream is gone; a scale of it does not end.
     """
 
     def __init__(self, cluster: Cluster, shape: SegmentRouter, key: bytes, timeout_s: float) -> None:
@@ -358,7 +358,7 @@ class Synchronizer(Generic[S, U]):
             InvalidRequestError: the generator returns something else, or more than a run of records may take, or
                 changes the state itself; nothing was written.
             RecordTooLargeError, NotAuthorizedError, UnavailableError: nothing was written.
-            CasOutcomeUnknown: the updates may have been written, and nobody can tell at present; :meth:`fetch` or
+            CasOutcomeUnknownError: the updates may have been written, and nobody can tell at present; :meth:`fetch` or
                 :meth:`outcome` shows what became of them. An answer that was merely lost has been looked up in the log
                 already.
             TruncatedError, CorruptDataError: see :meth:`fetch`.
@@ -422,9 +422,9 @@ class Synchronizer(Generic[S, U]):
                 and nothing deleted. Or, with a note that the snapshot itself is written, a group that the stream waits
                 for has not read what would be deleted.
             RecordTooLargeError: the state does not fit into a record; nothing was written.
-            NotAuthorizedError, CoordinatorUnavailable, UnknownWriteError: with a note that the truncation failed: the
-                snapshot itself is written.
-            TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknown: see :meth:`update`.
+            NotAuthorizedError, CoordinatorUnavailableError, UnknownWriteError: with a note that the truncation failed:
+                the snapshot itself is written.
+            TruncatedError, CorruptDataError, UnavailableError, CasOutcomeUnknownError: see :meth:`update`.
         """
         with self._lock:
             self._check_open()
@@ -452,7 +452,7 @@ class Synchronizer(Generic[S, U]):
                 before = self._replica
 
     def outcome(self, token: Token | str) -> SN | None:
-        """Return the SN of the last record of a write that ended with :class:`CasOutcomeUnknown`, or None."""
+        """Return the SN of the last record of a write that ended with :class:`CasOutcomeUnknownError`, or None."""
         return self._writer.outcome(token)
 
     def close(self) -> None:
@@ -507,7 +507,7 @@ class Synchronizer(Generic[S, U]):
     def _read(self, how: Callable[[TopicKeyLog], Replica[S]]) -> Replica[S]:
         try:
             return how(self._log)
-        except WaitedTooLong as fault:
+        except WaitedTooLongError as fault:
             raise UnavailableError(f"an earlier native transaction stays open: {fault}; nothing was written") from fault
 
     def _learn_from(self, refusal: CasWriteError) -> None:
@@ -563,10 +563,10 @@ class Synchronizer(Generic[S, U]):
         run = [(self.key, value) for value in values]
         try:
             return self._writer.write_all(run, expected=expected, scope=Scope.KEY, headers=[[mark]] * len(run))[-1]
-        except CasOutcomeUnknown as unknown:
+        except CasOutcomeUnknownError as unknown:
             try:
                 found = self._writer.outcome(unknown.token)
-            except (CasOutcomeUnknown, UnavailableError) as fault:
+            except (CasOutcomeUnknownError, UnavailableError) as fault:
                 raise unknown from fault
             if found is None:
                 raise UnavailableError(f"the write did not take effect: {unknown}; nothing was written") from unknown

@@ -54,7 +54,7 @@ def _ignore() -> None:
     """Ignore progress."""
 
 
-class WaitedTooLong(Exception):
+class WaitedTooLongError(Exception):
     """Deadline passed while an earlier native transaction of somebody else is still open."""
 
     def __init__(self, topic: str, offset: int, wanted: int) -> None:
@@ -155,7 +155,7 @@ class SegmentLog:
         ``progress`` is called whenever more is known, which may be before everything is.
 
         Raises:
-            WaitedTooLong: something below ``to`` is still undecided.
+            WaitedTooLongError: something below ``to`` is still undecided.
         """
         known = self._look_back(reader, to, deadline, lambda known: known.last is not None, progress)
         if known.last is None:
@@ -168,7 +168,7 @@ class SegmentLog:
         Searches back once, to the beginning of the log if need be; later ids are known from reading on.
 
         Raises:
-            WaitedTooLong: something below ``to`` is still undecided.
+            WaitedTooLongError: something below ``to`` is still undecided.
         """
         return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
 
@@ -176,7 +176,7 @@ class SegmentLog:
         """Return the SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
 
         Raises:
-            WaitedTooLong: something below ``to`` is still undecided.
+            WaitedTooLongError: something below ``to`` is still undecided.
         """
         known = self._examine(reader, min(since, to), to, deadline)
         found = known.last_of(key)
@@ -284,7 +284,7 @@ class SegmentLog:
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)
             if part.end == position and time.monotonic() >= deadline:
-                raise WaitedTooLong(self.topic, position, to)
+                raise WaitedTooLongError(self.topic, position, to)
             position = part.end
             if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
                 epoch = part.epoch  # the epoch before ended where this batch stands, or earlier
@@ -329,7 +329,7 @@ class StreamLogs:
         EMPTY if there is none, ANY if it was truncated. ``progress`` is called as :meth:`SegmentLog.last` does.
 
         Raises:
-            WaitedTooLong: something before is still undecided.
+            WaitedTooLongError: something before is still undecided.
         """
         active = self.active(course)
         with active.lock:
@@ -348,7 +348,7 @@ class StreamLogs:
         None if there is none, or if all were truncated.
 
         Raises:
-            WaitedTooLong: something before is still undecided.
+            WaitedTooLongError: something before is still undecided.
         """
         for stage in course.stages:
             if self._is_removed(stage):
@@ -380,7 +380,7 @@ class StreamLogs:
             deadline: By ``time.monotonic()``.
 
         Raises:
-            WaitedTooLong: something before is still undecided.
+            WaitedTooLongError: something before is still undecided.
         """
         for stage in course.stages:
             end = to if stage.segment == course.active else stage.end or 0

@@ -16,10 +16,10 @@ from rollbridge.calls import positive_seconds
 from rollbridge.cas.append import ROUND_BYTES_MAX, find_operation, find_write
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.request import AppendFuture, AppendRequest, CasFuture, NewRecord, RecordHeaders
-from rollbridge.cas.tail import StreamLogs, WaitedTooLong
+from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
 from rollbridge.errors import (
     BackpressureError,
-    CasOutcomeUnknown,
+    CasOutcomeUnknownError,
     InvalidRequestError,
     RecordTooLargeError,
     TruncatedError,
@@ -107,11 +107,11 @@ class CasWriter:
 
         Raises:
             CasWriteError: another record is there; carries its SN. Nothing was written.
-            TransactionIdOutOfOrder: the transaction id falls; carries the last one. Nothing was written.
+            TransactionIdOutOfOrderError: the transaction id falls; carries the last one. Nothing was written.
             InvalidRequestError: the SN cannot be one of this key's; a header of rollbridge's was given; no key with
                 scope ``key``. Nothing was written.
-            RecordTooLargeError, StreamNotFound, UnavailableError, NotAuthorizedError: nothing was written.
-            CasOutcomeUnknown: the record may have been written; ask with :meth:`outcome`.
+            RecordTooLargeError, StreamNotFoundError, UnavailableError, NotAuthorizedError: nothing was written.
+            CasOutcomeUnknownError: the record may have been written; ask with :meth:`outcome`.
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
         self._dispatcher.carry_out(request)
@@ -195,7 +195,7 @@ class CasWriter:
                 if condition.scope is Scope.KEY and key is not None:
                     return logs.last_of(course, reader, key, None, end, deadline)
                 return logs.last(course, reader, end, deadline)
-            except WaitedTooLong as fault:
+            except WaitedTooLongError as fault:
                 raise UnavailableError(
                     f"an earlier native transaction stays open: {fault}; nothing was written"
                 ) from fault
@@ -217,11 +217,11 @@ class CasWriter:
     def outcome(self, token: Token | str) -> SN | None:
         """Return the SN of a write's (last) record, or None if it is not in the log.
 
-        For the token of a :class:`CasOutcomeUnknown`, None is final. For one made by :meth:`token` it is final once
-        whoever wrote with it is gone; writing again with the same token is safe in any case.
+        For the token of a :class:`CasOutcomeUnknownError`, None is final. For one made by :meth:`token` it is final
+        once whoever wrote with it is gone; writing again with the same token is safe in any case.
 
         Raises:
-            CasOutcomeUnknown: the write is still being decided.
+            CasOutcomeUnknownError: the write is still being decided.
             TruncatedError: the write is not there, and records were truncated where it may have stood; nobody can tell.
             InvalidRequestError: no such token, or not one of this stream.
         """
@@ -233,8 +233,10 @@ class CasWriter:
         with self._channel.reading() as (logs, reader):
             try:
                 found = self._find(asked, course, logs, reader, deadline)
-            except WaitedTooLong as fault:
-                raise CasOutcomeUnknown(f"the write is still being decided: {fault}; ask again", token=asked) from fault
+            except WaitedTooLongError as fault:
+                raise CasOutcomeUnknownError(
+                    f"the write is still being decided: {fault}; ask again", token=asked
+                ) from fault
         return found[-1] if found else None
 
     def flush(self) -> None:

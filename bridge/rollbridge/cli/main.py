@@ -22,7 +22,7 @@ import click
 
 from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
 from rollbridge.config import HOME_VARIABLE
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.version import __version__
 
 
@@ -113,7 +113,7 @@ def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:
     extra = COMMANDS[command].extra if command in COMMANDS else ""
     if not extra:
         return missing
-    return EnvironmentProblem(
+    return LocalEnvironmentError(
         f"{missing.name} is not installed, which `rollbridge {command}` needs; nothing was done; "
         f"pip install 'rollbridge[{extra}]' brings it"
     )

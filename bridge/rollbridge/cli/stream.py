@@ -17,7 +17,7 @@ from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
-from rollbridge.errors import EnvironmentProblem, InvalidRangesError
+from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
@@ -316,7 +316,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
         try:
             Path(svg).write_text(picture, encoding="utf-8")
         except OSError as exc:
-            raise EnvironmentProblem(f"cannot write the picture to {svg}: {exc.strerror}") from exc
+            raise LocalEnvironmentError(f"cannot write the picture to {svg}: {exc.strerror}") from exc
     name = StreamName.parse(stream_name)
     document: dict[str, Any] = {
         "stream": stream_name,

@@ -24,8 +24,8 @@ from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
-    StreamRecreated,
-    TransactionNotFound,
+    StreamRecreatedError,
+    TransactionNotFoundError,
 )
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
@@ -105,7 +105,7 @@ def describe(context: CliContext, transaction: str) -> None:
     with connected(context) as b:
         try:
             record = b.admin.find_transaction(identifier)
-        except TransactionNotFound:
+        except TransactionNotFoundError:
             record = None
         story, why = _story(b, identifier, record)
         names = {} if record is None else _segment_names(b, record)
@@ -153,7 +153,7 @@ def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]
     """
     found = {}
     for name, epoch in record.streams.items():
-        with suppress(NotFoundError, InvalidRequestError, StreamRecreated):
+        with suppress(NotFoundError, InvalidRequestError, StreamRecreatedError):
             segments = b.admin.history(name).record(epoch).segments
             found[name] = [StreamName.parse(name).qualified(item.id, record.id) for item in segments]
     return found
@@ -167,7 +167,7 @@ def _story(
         return b.story(identifier, group=None if record is None else record.group, timeout=_STORY_S), None
     except CorruptDataError as fault:
         if record is None:
-            raise TransactionNotFound(
+            raise TransactionNotFoundError(
                 f"no open transaction {identifier} is recorded; its leader tells no more"
             ) from fault
         return None, "the leader is of an older version, which does not tell them"

@@ -19,11 +19,11 @@ from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
-    ScopeNotFound,
-    StreamExists,
-    StreamNotFound,
-    TransactionClosed,
-    TransactionNotFound,
+    ScopeNotFoundError,
+    StreamExistsError,
+    StreamNotFoundError,
+    TransactionClosedError,
+    TransactionNotFoundError,
 )
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.model.changes import StreamFault
@@ -146,8 +146,8 @@ class Admin:
 
         Raises:
             InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
-            StreamExists: the stream exists, or is still being deleted; nothing was created.
-            CoordinatorUnavailable: nobody answered; nothing was created.
+            StreamExistsError: the stream exists, or is still being deleted; nothing was created.
+            CoordinatorUnavailableError: nobody answered; nothing was created.
             UnknownWriteError: being carried out, but not answered yet.
         """
         name = StreamName.parse(stream)
@@ -176,7 +176,7 @@ class Admin:
         )
         try:
             self._ask(owner, request, timeout_s)
-        except StreamExists:
+        except StreamExistsError:
             # Another client has created it meanwhile; or it is being deleted, and then its settings cannot be returned.
             if not exist_ok or (found := self._in_use(name)) is None:
                 raise
@@ -207,9 +207,9 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            StreamNotFound, InvalidRangesError: nothing was changed.
-            StreamBusy: native transactions of others, which are named, stayed open; nothing was changed.
-            CoordinatorUnavailable: nobody answered; nothing was changed.
+            StreamNotFoundError, InvalidRangesError: nothing was changed.
+            StreamBusyError: native transactions of others, which are named, stayed open; nothing was changed.
+            CoordinatorUnavailableError: nobody answered; nothing was changed.
             UnknownWriteError: being carried out, but not answered yet.
         """
         name = StreamName.parse(stream)
@@ -252,8 +252,8 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            InvalidRequestError, StreamNotFound: nothing was changed.
-            CoordinatorUnavailable: nobody answered; nothing was changed.
+            InvalidRequestError, StreamNotFoundError: nothing was changed.
+            CoordinatorUnavailableError: nobody answered; nothing was changed.
             UnknownWriteError: being carried out, but not answered yet.
         """
         name = StreamName.parse(stream)
@@ -291,7 +291,7 @@ class Admin:
         Raises:
             InvalidRequestError: not a position, one of another stream, or one beyond the end.
             ConflictError: a group that the stream waits for has not read what would be deleted.
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
             UnavailableError: not all could be deleted; ask again.
             UnknownWriteError: being carried out, but not answered yet.
         """
@@ -323,9 +323,9 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            ScopeNotFound, StreamNotFound: the stream does not exist.
-            StreamBusy: the stream has open transactions.
-            CoordinatorUnavailable: nobody answered; nothing was deleted.
+            ScopeNotFoundError, StreamNotFoundError: the stream does not exist.
+            StreamBusyError: the stream has open transactions.
+            CoordinatorUnavailableError: nobody answered; nothing was deleted.
             UnknownWriteError: being carried out, but not answered yet.
         """
         name = StreamName.parse(stream)
@@ -339,7 +339,7 @@ class Admin:
             raise self._missing(name)
         try:
             self._ask(config.group, request, timeout_s)
-        except StreamNotFound:  # another client has deleted it meanwhile
+        except StreamNotFoundError:  # another client has deleted it meanwhile
             if not missing_ok:
                 raise
 
@@ -347,7 +347,7 @@ class Admin:
         """Describe a stream as it is now.
 
         Raises:
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         name = StreamName.parse(stream)
         config = self._config(name)
@@ -374,7 +374,7 @@ class Admin:
         """Return the epochs of a stream; call ``changed`` once when there may be more of them.
 
         Raises:
-            ScopeNotFound, StreamNotFound: there is no such stream.
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         name = StreamName.parse(stream)
         history = self._metadata.history(name, changed)
@@ -396,12 +396,14 @@ class Admin:
         """Return the record of one open transaction.
 
         Raises:
-            TransactionNotFound: not recorded as open.
+            TransactionNotFoundError: not recorded as open.
         """
         identifier = TransactionId.of_any(transaction)
         record = self._metadata.find_transaction(identifier)
         if record is None:
-            raise TransactionNotFound(f"no open transaction {identifier} is recorded; it has ended, or never began")
+            raise TransactionNotFoundError(
+                f"no open transaction {identifier} is recorded; it has ended, or never began"
+            )
         return record
 
     @_within_its_time
@@ -418,9 +420,9 @@ class Admin:
         Without its ``group`` the transaction is found by its record, which exists from half a second after its begin.
 
         Raises:
-            TransactionNotFound: not recorded as open.
+            TransactionNotFoundError: not recorded as open.
             InvalidRequestError: its commit is decided already.
-            CoordinatorUnavailable: nobody answered; nothing was done.
+            CoordinatorUnavailableError: nobody answered; nothing was done.
             UnknownWriteError: being carried out, but not answered yet.
         """
         owner = self.find_transaction(transaction).group if group is None else group
@@ -438,8 +440,8 @@ class Admin:
         """Delete the snapshots of a stream's buffer. The leader reads the buffer again, and takes new ones in time.
 
         Raises:
-            StreamNotFound: the stream does not exist.
-            CoordinatorUnavailable: nobody answered; nothing was deleted.
+            StreamNotFoundError: the stream does not exist.
+            CoordinatorUnavailableError: nobody answered; nothing was deleted.
             UnknownWriteError: being carried out, but not answered yet.
         """
         self._ask_about_snapshots(RequestKind.CLEAR_SNAPSHOTS, stream, timeout_s)
@@ -449,8 +451,8 @@ class Admin:
         """Have the leader rebuild the snapshots of a stream from its buffer and the commit log, and wait for that.
 
         Raises:
-            StreamNotFound: the stream does not exist.
-            CoordinatorUnavailable: nobody answered; nothing was changed.
+            StreamNotFoundError: the stream does not exist.
+            CoordinatorUnavailableError: nobody answered; nothing was changed.
             UnknownWriteError: being carried out, but not answered yet.
         """
         self._ask_about_snapshots(RequestKind.REBUILD_SNAPSHOTS, stream, timeout_s)
@@ -483,8 +485,8 @@ class Admin:
 
     def _missing(self, name: StreamName) -> RollbridgeError:
         if name.scope not in self._metadata.scopes():
-            return ScopeNotFound(f"there is no scope {name.scope}: no stream was ever created in it")
-        return StreamNotFound(f"stream {name} does not exist")
+            return ScopeNotFoundError(f"there is no scope {name.scope}: no stream was ever created in it")
+        return StreamNotFoundError(f"stream {name} does not exist")
 
 
 def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
@@ -492,7 +494,7 @@ def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
     found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
     if found is None:
         return InvalidRequestError(f"{answer.message} ({answer.code})")
-    if issubclass(found, TransactionClosed):
+    if issubclass(found, TransactionClosedError):
         return found(answer.message, transaction=transaction)
     try:
         return found(answer.message)

@@ -25,16 +25,17 @@ from rollbridge.client.runtime import BeginPlan, Planner, Runtime
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
-    AlreadyCommitted,
+    AlreadyCommittedError,
+    ClientFencedError,
     ConflictError,
-    Fenced,
     InvalidRequestError,
-    OutcomeExpired,
-    OutcomeUnknown,
+    OutcomeExpiredError,
+    OutcomeUnknownError,
     RollbridgeError,
-    TransactionClosed,
-    TransactionNotFound,
-    TransactionPreserverClosed,
+    TransactionClosedError,
+    TransactionNotFoundError,
+    TransactionPreserverClosedError,
+    UnknownWriteError,
 )
 from rollbridge.model import paths
 from rollbridge.model.cooperative import (
@@ -55,7 +56,7 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.records import ClientSession
 from rollbridge.model.transaction import State
 from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.errors import NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.errors import NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.metadata import Metadata
 
 
@@ -96,11 +97,11 @@ class JointTransaction:
         """Open a part of the transaction; it counts if its handle is among those passed to the commit.
 
         Raises:
-            TransactionClosed: an earlier session has committed the transaction.
-            ZooKeeperUnavailable: the part could not be given a number.
+            TransactionClosedError: an earlier session has committed the transaction.
+            ZooKeeperUnavailableError: the part could not be given a number.
         """
         if self.committed:
-            raise TransactionClosed(
+            raise TransactionClosedError(
                 f"{label_of(self.ticket.series, self.ticket.number)} has been committed as transaction {self.id}; "
                 "nothing was written",
                 transaction=str(self.id),
@@ -195,11 +196,11 @@ class SharedClient:
             once: True if nobody will ask for this series again, so that it need not be remembered.
 
         Raises:
-            Fenced: a newer session of this client name has begun; nothing was written.
-            TransactionClosed: this session has ended that number.
+            ClientFencedError: a newer session of this client name has begun; nothing was written.
+            TransactionClosedError: this session has ended that number.
             ConflictError: a later number has been begun.
-            OutcomeExpired: an earlier session has left that number behind so long ago that nobody knows its outcome, or
-                the series may have been written so long ago that it has been forgotten.
+            OutcomeExpiredError: an earlier session has left that number behind so long ago that nobody knows its
+                outcome, or the series may have been written so long ago that it has been forgotten.
             InvalidRequestError: the client has written too many series within 30 days.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
@@ -251,7 +252,7 @@ class SharedClient:
                     state = self._settle(plan.group, epoch, work, deadline)
                     self._record(plan.group, session, version, work.ended(state))
                 case SeriesStep.OVER:
-                    raise TransactionClosed(
+                    raise TransactionClosedError(
                         f"{label_of(series, number)} is over in this session; nothing was written",
                         transaction="" if work is None else str(work.transaction),
                     )
@@ -276,7 +277,7 @@ class SharedClient:
         """Decide about a series other than the one on record; return the step, and what is known of the series.
 
         Raises:
-            OutcomeExpired: the series may have been written so long ago that nobody remembers.
+            OutcomeExpiredError: the series may have been written so long ago that nobody remembers.
         """
         shared = session.shared
         assert shared is not None
@@ -322,16 +323,16 @@ class SharedClient:
         :meth:`rollbridge.Transaction.commit` raises, too.
 
         Raises:
-            TransactionClosed: not the transaction on record for its number, or its end was asked for before.
+            TransactionClosedError: not the transaction on record for its number, or its end was asked for before.
         """
         with answers_within(as_seconds(timeout, self._runtime.commit_timeout_s)):
             ending = self._ending(ticket, content)
             try:
                 return ending.commit(parts, timeout)
-            except OutcomeUnknown:
+            except OutcomeUnknownError:
                 self._note(ticket, JointState.ENDING)
                 raise
-            except TransactionClosed:
+            except TransactionClosedError:
                 self._note(ticket, JointState.ABORTED)
                 raise
 
@@ -348,7 +349,7 @@ class SharedClient:
         """Abort a cooperative transaction; return False, asking for nothing, if it is committed or may be.
 
         Raises:
-            As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommitted.
+            As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommittedError.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -366,9 +367,9 @@ class SharedClient:
             state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
             if state is State.OPEN:
                 self._ending(ticket).abort(reason, patience_s(timeout_s))
-        except AlreadyCommitted:
+        except AlreadyCommittedError:
             state = State.COMMITTED
-        except TransactionNotFound:
+        except TransactionNotFoundError:
             state = State.ABORTED  # no part of it has arrived
         committed = state is State.COMMITTED
         self._end(ticket, JointState.COMMITTED if committed else JointState.ABORTED, last=last)
@@ -404,7 +405,7 @@ class SharedClient:
                 known = (
                     "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
                 )
-                raise TransactionClosed(
+                raise TransactionClosedError(
                     f"transaction {ticket.transaction} of {label_of(ticket.series, ticket.number)} is {known}; its end "
                     "was not asked for: its outcome can be asked for by its id",
                     transaction=str(ticket.transaction),
@@ -419,11 +420,11 @@ class SharedClient:
         """Return the record of the session and its version.
 
         Raises:
-            Fenced: the session is gone, or a newer one has replaced it.
+            ClientFencedError: the session is gone, or a newer one has replaced it.
         """
         node = self._metadata.session.get(paths.session(group, self._client_name))
         if node is None:
-            raise Fenced(
+            raise ClientFencedError(
                 f"the session of client {self._client_name} is not on record in group {group} any more; nothing was "
                 "written: begin anew with another client name"
             )
@@ -438,7 +439,7 @@ class SharedClient:
         fresh = session.with_work(work, int(time.time() * 1000))
         try:
             self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
-        except (NodeVersionMismatch, NodeMissing, UnknownWriteError):
+        except (NodeVersionMismatchError, NodeMissingError, UnknownWriteError):
             return False
         return True
 
@@ -461,9 +462,9 @@ class SharedClient:
         left = max(deadline - time.monotonic(), 0.0)
         try:
             outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, left)
-        except TransactionNotFound:
+        except TransactionNotFoundError:
             return None
-        except (OutcomeExpired, TransactionPreserverClosed) as fault:
+        except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             raise _forgotten(self._client_name, series, str(fault)) from fault
         return outcome.transaction if outcome.committed else None
 
@@ -497,8 +498,8 @@ class SharedClient:
         """Return the outcome of what an earlier session has left behind; abort it if it is open.
 
         Raises:
-            OutcomeExpired: it was left behind so long ago that nobody remembers.
-            Fenced: a newer session has begun.
+            OutcomeExpiredError: it was left behind so long ago that nobody remembers.
+            ClientFencedError: a newer session has begun.
             UnavailableError: nobody answered in time.
         """
         fenced = False
@@ -506,14 +507,14 @@ class SharedClient:
             left = max(deadline - time.monotonic(), 0.0)
             try:
                 outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left)
-            except TransactionNotFound:
+            except TransactionNotFoundError:
                 if fenced:
                     return JointState.ABORTED  # never begun, and refused from now on
                 self._sessions.fence(group, epoch, left)
                 fenced = True
                 continue
-            except OutcomeExpired as fault:
-                raise OutcomeExpired(
+            except OutcomeExpiredError as fault:
+                raise OutcomeExpiredError(
                     f"whether {work.label} was committed as transaction {work.transaction} is not remembered any more "
                     f"({fault}); nothing was written: look for its records in {', '.join(work.streams)}, and go on "
                     "under a new client name, with or without them"
@@ -524,17 +525,17 @@ class SharedClient:
                 return JointState.ABORTED
             try:
                 self._resumer.resume(work.transaction, left).abort("left open by an earlier session", left)
-            except AlreadyCommitted:
+            except AlreadyCommittedError:
                 return JointState.COMMITTED
-            except (Fenced, TransactionNotFound) as fault:
+            except (ClientFencedError, TransactionNotFoundError) as fault:
                 self._sessions.check()  # unless this session is fenced, another process of it does the same
                 logger.info("transaction %s is looked at again: %s", work.transaction, fault)
             else:
                 return JointState.ABORTED
 
 
-def _forgotten(client: str, series: str, why: str) -> OutcomeExpired:
-    return OutcomeExpired(
+def _forgotten(client: str, series: str, why: str) -> OutcomeExpiredError:
+    return OutcomeExpiredError(
         f"whether {series} was committed before by client {client} is not remembered any more ({why}); nothing was "
         "written. If it was, there is nothing to do; if it was not, write it under another label or a new client name"
     )

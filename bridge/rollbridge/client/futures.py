@@ -26,17 +26,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import (
+    ClientFencedError,
     CorruptDataError,
-    Fenced,
     IncompleteError,
     InvalidRequestError,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RollbridgeError,
-    TransactionAborted,
-    TransactionClosed,
-    TransactionCommitted,
-    TransactionExpired,
-    TransactionRefused,
+    TransactionAbortedError,
+    TransactionClosedError,
+    TransactionCommittedError,
+    TransactionExpiredError,
+    TransactionRefusedError,
 )
 from rollbridge.forks import module_lock
 from rollbridge.model.avro import encode_text
@@ -210,12 +210,12 @@ class Completion:
             return self.fenced_error()
         if record is None:
             if self._unknown is not None:
-                return OutcomeUnknown(
+                return OutcomeUnknownError(
                     f"the outcome of transaction {name} is not known: {self._unknown}", transaction=name
                 )
             return self._incomplete(name)
         if record.reason == EXPIRED:
-            return TransactionExpired(
+            return TransactionExpiredError(
                 f"the lease of transaction {name} ran out before a commit was asked for; nothing of it is visible",
                 transaction=name,
                 reason=record.reason,
@@ -223,7 +223,7 @@ class Completion:
         if self.failure is not None:
             return self._incomplete(name)
         if record.refused is not None:
-            return TransactionRefused(
+            return TransactionRefusedError(
                 f"{record.refused}; transaction {name} is aborted, nothing of it is visible",
                 transaction=name,
                 stream=record.refused.stream,
@@ -231,7 +231,7 @@ class Completion:
                 expected=record.refused.expected,
                 actual=record.refused.actual,
             )
-        return TransactionAborted(
+        return TransactionAbortedError(
             f"transaction {name} is aborted ({record.reason}); nothing of it is visible",
             transaction=name,
             reason=record.reason,
@@ -241,21 +241,21 @@ class Completion:
         """Return the error of a write that comes after the end."""
         name = str(self.transaction)
         if not self.settled:
-            return TransactionClosed(
+            return TransactionClosedError(
                 f"the end of transaction {name} was asked for; this record was not written", transaction=name
             )
         return self.error() or self.committed_error()
 
-    def committed_error(self) -> TransactionCommitted:
+    def committed_error(self) -> TransactionCommittedError:
         """Return the refusal of a request that a committed transaction cannot meet."""
         name = str(self.transaction)
-        return TransactionCommitted(
+        return TransactionCommittedError(
             f"transaction {name} is committed; this request changed nothing", transaction=name, reason="committed"
         )
 
-    def fenced_error(self) -> Fenced:
+    def fenced_error(self) -> ClientFencedError:
         """Return the error for an owner that has been replaced."""
-        return Fenced(
+        return ClientFencedError(
             f"transaction {self.transaction} belongs to a newer session of its client, or to whoever resumed it; "
             "this request changed nothing: ask for the outcome by the id"
         )
@@ -312,8 +312,8 @@ class OutcomeFuture(LightFuture[T]):
             InvalidRequestError: no timeout is given, and nobody has asked for the commit or abort yet; the transaction
                 is as it was.
             TimeoutError: not known in time; ask again.
-            TransactionAborted, TransactionExpired, IncompleteError: nothing of the transaction is visible.
-            OutcomeUnknown: this process will not learn it.
+            TransactionAbortedError, TransactionExpiredError, IncompleteError: nothing of the transaction is visible.
+            OutcomeUnknownError: this process will not learn it.
         """
         self._check_end(timeout)
         completion = self._completion

@@ -29,14 +29,14 @@ from typing import Final, Protocol
 
 from rollbridge.client.futures import Completion
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import Fenced, KafkaUnavailable, RollbridgeError, UnavailableError
+from rollbridge.errors import ClientFencedError, KafkaUnavailable, RollbridgeError, UnavailableError, UnknownWriteError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import ClientSession, next_session
 from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.metadata import Metadata
 
 
@@ -103,9 +103,9 @@ class ClientSessions:
         """Return the epoch of this session in a group; register the session on first use.
 
         Raises:
-            Fenced: a newer session has begun.
-            CoordinatorUnavailable, UnknownWriteError: an older one could not be fenced in time; nothing was begun.
-            ZooKeeperUnavailable.
+            ClientFencedError: a newer session has begun.
+            CoordinatorUnavailableError, UnknownWriteError: an older one could not be fenced in time; nothing was begun.
+            ZooKeeperUnavailableError.
         """
         self.check()
         if not self._named:
@@ -128,9 +128,9 @@ class ClientSessions:
                 self.epoch(group, timeout_s)
 
     def check(self) -> None:
-        """Raise Fenced if a newer session has begun in any group: this process must not go on."""
+        """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
         for group, epoch in self.fenced.items():
-            raise Fenced(
+            raise ClientFencedError(
                 f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
                 "one is over; nothing was written; what became of a transaction can be asked for by its id"
             )
@@ -164,7 +164,7 @@ class ClientSessions:
                     session.create(path, fresh.to_json(), parents=True)
                 else:
                     session.set(path, fresh.to_json(), node.version)
-            except (NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError):
+            except (NodeExistsError, NodeMissingError, NodeVersionMismatchError, UnknownWriteError):
                 continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
             if before is not None:
                 self.fence(group, fresh.epoch, timeout_s)
@@ -405,7 +405,8 @@ class CommitNumbers:
         """Return the commit numbers of a session in a group.
 
         Raises:
-            ZooKeeperUnavailable, UnknownWriteError: this connection could not be given a number; nothing was asked for.
+            ZooKeeperUnavailableError, UnknownWriteError: this connection could not be given a number; nothing was asked
+                for.
         """
         line = self._lines.get((group, epoch))
         if line is not None:

@@ -26,11 +26,12 @@ from rollbridge.errors import (
     CorruptDataError,
     KafkaUnavailable,
     NotFoundError,
-    OutcomeExpired,
+    OutcomeExpiredError,
     RollbridgeError,
-    TransactionNotFound,
-    TransactionPreserverClosed,
+    TransactionNotFoundError,
+    TransactionPreserverClosedError,
     UnavailableError,
+    UnknownWriteError,
 )
 from rollbridge.forks import hold, refusal
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
@@ -43,7 +44,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.requests import AdminRequest, RequestKind, Story
 from rollbridge.model.transaction import KnownTransaction
-from rollbridge.zookeeper.errors import UnknownWriteError, ZooKeeperDenied
+from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.metadata import Metadata
 
 logger = limited(logging.getLogger(__name__))
@@ -212,9 +213,10 @@ class OutcomeClient:
         """Return what is known of a transaction.
 
         Raises:
-            TransactionNotFound: not open, and without an outcome.
-            OutcomeExpired, TransactionPreserverClosed: nobody remembers, or it is not of the ``client`` given.
-            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
+            TransactionNotFoundError: not open, and without an outcome.
+            OutcomeExpiredError, TransactionPreserverClosedError: nobody remembers, or it is not of the ``client``
+                given.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
@@ -223,8 +225,8 @@ class OutcomeClient:
         """Return what the leader of a transaction knows of it at this moment, with its last events.
 
         Raises:
-            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
-            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nobody knows anything of it.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
             CorruptDataError: a leader of an older version, which does not report events.
         """
         request = AdminRequest(
@@ -257,7 +259,7 @@ class OutcomeClient:
         """Return a client's open transactions in all groups, or in one, oldest first.
 
         Raises:
-            CoordinatorUnavailable, ZooKeeperUnavailable: a leader who might know did not answer in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         ask = self._asking(self._request(owner=client), timeout_s)
         found, faults = self._ask(ask, self.groups(group), first=False)
@@ -269,14 +271,14 @@ class OutcomeClient:
         found, faults = self._ask(ask, self.groups(group), first=True)
         if found:
             return max(found, key=lambda item: item[1].decided_ms)
-        for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosed, OutcomeExpired):
+        for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosedError, OutcomeExpiredError):
             for fault in faults:
                 if isinstance(fault, kind):
                     raise fault
         for fault in faults:
             if not isinstance(fault, NotFoundError):
                 raise fault
-        raise TransactionNotFound(f"{what} is not open in any transaction group, and it has no outcome there")
+        raise TransactionNotFoundError(f"{what} is not open in any transaction group, and it has no outcome there")
 
     def _ask(self, ask: Ask, groups: Sequence[GroupName], *, first: bool) -> tuple[list[Known], list[RollbridgeError]]:
         """Return what the leaders of the groups know, and the errors of the others.
@@ -296,7 +298,7 @@ class OutcomeClient:
                     break
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        denied = [fault for fault in faults if isinstance(fault, ZooKeeperDenied)]
+        denied = [fault for fault in faults if isinstance(fault, ZooKeeperDeniedError)]
         if len(denied) < len(groups):  # groups of others hold nothing of ours
             faults = [fault for fault in faults if fault not in denied]
         return found, faults
@@ -329,10 +331,10 @@ def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
     An id that was given out twice, because ZooKeeper was set back, names transactions of two clients.
 
     Raises:
-        OutcomeExpired: it is another client's; whether anything was ever known of this client's cannot be said.
+        OutcomeExpiredError: it is another client's; whether anything was ever known of this client's cannot be said.
     """
     if client and known.client_name != client:
-        raise OutcomeExpired(
+        raise OutcomeExpiredError(
             f"transaction {known.id} is one of client {known.client_name!r}; nothing is known of one of {client!r} "
             "that had this id, and nothing was changed"
         )

@@ -149,11 +149,11 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            TransactionNotFound: not open, and it is certain that there is no outcome of it.
-            OutcomeExpired: not open, and may have ended so long ago that it has been forgotten; or the id is that of
-                another client than the one given.
-            TransactionPreserverClosed: outcomes are not remembered here.
-            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            TransactionNotFoundError: not open, and it is certain that there is no outcome of it.
+            OutcomeExpiredError: not open, and may have ended so long ago that it has been forgotten; or the id is that
+                of another client than the one given.
+            TransactionPreserverClosedError: outcomes are not remembered here.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
             InvalidRequestError: no id, and no label either; or both.
         """
         resumer = self._resumer_if_open()
@@ -174,8 +174,8 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: nobody knows anything of it.
-            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nobody knows anything of it.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
             CorruptDataError: the leader is of an older version, which does not report events.
         """
         resumer = self._resumer_if_open()
@@ -193,8 +193,8 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            Fenced: a newer session of this client name has begun.
-            CoordinatorUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            ClientFencedError: a newer session of this client name has begun.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -215,9 +215,9 @@ class Resuming(ABC):
             client: Name of the client that began it; one of another client is refused, as by :meth:`outcome`.
 
         Raises:
-            TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: as :meth:`outcome`.
-            Fenced: a newer session of this client name has begun.
-            CoordinatorUnavailable, KafkaUnavailable, ZooKeeperUnavailable: nobody answered in time.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
+            ClientFencedError: a newer session of this client name has begun.
+            CoordinatorUnavailableError, KafkaUnavailable, ZooKeeperUnavailableError: nobody answered in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):

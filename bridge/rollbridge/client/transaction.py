@@ -32,14 +32,14 @@ from rollbridge.client.sender import Delivered
 from rollbridge.client.writing import Writing
 from rollbridge.consumer.commits import check_offsets
 from rollbridge.errors import (
-    AlreadyAborted,
-    AlreadyCommitted,
-    Fenced,
+    AlreadyAbortedError,
+    AlreadyCommittedError,
+    ClientFencedError,
     InvalidRequestError,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RollbridgeError,
-    TransactionAborted,
-    TransactionRefused,
+    TransactionAbortedError,
+    TransactionRefusedError,
     TransactionTooLargeError,
     TruncatedError,
     UnavailableError,
@@ -147,10 +147,11 @@ class Transaction(Writing):
             timeout: How long to wait for the answer; None is the connection's ``commit_timeout``.
 
         Raises:
-            TransactionRefused: a condition of the transaction does not hold; nothing of it is visible.
-            TransactionExpired, AlreadyAborted, TransactionAborted, IncompleteError: nothing of it is visible.
-            Fenced: a newer session of this client, or whoever resumed the transaction, has taken it over.
-            OutcomeUnknown: no answer in time; ask again, here or with its id.
+            TransactionRefusedError: a condition of the transaction does not hold; nothing of it is visible.
+            TransactionExpiredError, AlreadyAbortedError, TransactionAbortedError, IncompleteError: nothing of it is
+                visible.
+            ClientFencedError: a newer session of this client, or whoever resumed the transaction, has taken it over.
+            OutcomeUnknownError: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
             TransactionTooLargeError: the parts name too many segments, or have too many frames; nothing was asked for,
                 the transaction is open.
@@ -189,10 +190,10 @@ class Transaction(Writing):
         Raises:
             InvalidRequestError: not such things, or too many; or, if the consumer is one of this process, offsets
                 behind what it has handed out, or in a segment that waits for others. Nothing was sent.
-            StreamNotFound, StreamRecreated, ZooKeeperUnavailable: a stream whose partitions were named does not exist,
-                is another one by now, or cannot be looked up; nothing was sent.
+            StreamNotFoundError, StreamRecreatedError, ZooKeeperUnavailableError: a stream whose partitions were named
+                does not exist, is another one by now, or cannot be looked up; nothing was sent.
             TransactionTooLargeError: the offsets take more than is left of a commit's size; the others are committed.
-            TransactionClosed: its end was asked for.
+            TransactionClosedError: its end was asked for.
         """
         member = parse_group_metadata(group_metadata)
         wanted = dict(self._placed(offsets))
@@ -234,8 +235,8 @@ class Transaction(Writing):
 
         The leader checks the condition when it merges the transaction: nobody else's record can come between the check
         and the records of this transaction. Own records do not count. If the condition does not hold, the transaction
-        ends as aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefused` with the SN that is there.
-        Several conditions must all hold.
+        ends as aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefusedError` with the SN that is
+        there. Several conditions must all hold.
 
         Args:
             stream: One of the transaction's streams; it need not write to it.
@@ -248,7 +249,7 @@ class Transaction(Writing):
             InvalidRequestError: a condition that can never hold, or too many; the transaction stays usable.
             TransactionTooLargeError: the condition takes more than is left of a commit's size; the transaction stays
                 usable.
-            TransactionClosed: its end was asked for.
+            TransactionClosedError: its end was asked for.
         """
         condition = new_condition(self._runtime, self._plan, stream, key, sn, scope)
         with self._lock:
@@ -264,9 +265,9 @@ class Transaction(Writing):
         Asking again, from wherever, gives the same answer.
 
         Raises:
-            AlreadyCommitted: its commit was decided before.
-            Fenced: a newer session of this client, or whoever resumed the transaction, has taken it over.
-            OutcomeUnknown: no answer in time; ask again, here or with its id.
+            AlreadyCommittedError: its commit was decided before.
+            ClientFencedError: a newer session of this client, or whoever resumed the transaction, has taken it over.
+            OutcomeUnknownError: no answer in time; ask again, here or with its id.
         """
         self._ask(lambda: self.abort_async(reason), timeout, "abort")
 
@@ -307,8 +308,8 @@ class Transaction(Writing):
         """Return the answer to the commit of a settled transaction, or raise its error."""
         error = self._completion.error()
         if error is not None:
-            if type(error) is TransactionAborted and self._wish is not _Wish.COMMIT:
-                raise AlreadyAborted(str(error), transaction=error.transaction, reason=error.reason)
+            if type(error) is TransactionAbortedError and self._wish is not _Wish.COMMIT:
+                raise AlreadyAbortedError(str(error), transaction=error.transaction, reason=error.reason)
             raise error
         if not self._is_mine():
             raise self._completion.fenced_error()
@@ -335,10 +336,10 @@ class Transaction(Writing):
         """Return if the settled transaction is aborted; raise otherwise."""
         error = self._completion.error()
         if error is None:
-            raise AlreadyCommitted(
+            raise AlreadyCommittedError(
                 f"transaction {self.id} is committed; it was not aborted", transaction=str(self.id), reason="committed"
             )
-        if isinstance(error, OutcomeUnknown | Fenced):
+        if isinstance(error, OutcomeUnknownError | ClientFencedError):
             raise error
 
     def _check_parts(self, parts: Sequence[PartHandle]) -> list[Piece]:
@@ -464,7 +465,7 @@ class Transaction(Writing):
                 future = ask()
             except UnavailableError as fault:
                 if time.monotonic() >= deadline:
-                    raise OutcomeUnknown(
+                    raise OutcomeUnknownError(
                         f"the {wish} of transaction {self.id} could not be asked for within {timeout_s:g} s ({fault}); "
                         "as far as is known here it is still open: ask again",
                         transaction=str(self.id),
@@ -472,12 +473,12 @@ class Transaction(Writing):
                 self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
             return future.result(max(deadline - time.monotonic(), 0.0))
-        except TransactionAborted as fault:
-            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefused):  # explains itself
+        except TransactionAbortedError as fault:
+            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefusedError):  # explains itself
                 fault.tell(self._runtime.events(self._plan.group, self.id))
             raise
         except TimeoutError:
-            unknown = OutcomeUnknown(
+            unknown = OutcomeUnknownError(
                 f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
                 f"{self._runtime.who_leads(self._plan.group)}; it will be carried out unless a newer session of this "
                 "client begins before: ask again to learn the outcome",

@@ -19,7 +19,7 @@ from rollbridge.client.futures import Completion, Headers, PartStream, WriteFutu
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import BeginPlan, Runtime
 from rollbridge.client.sender import Delivered
-from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosed, UnavailableError
+from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosedError, UnavailableError
 from rollbridge.forks import GONE
 from rollbridge.kafka.batches import Compression
 from rollbridge.kafka.errors import translate
@@ -107,7 +107,7 @@ class Writing:
         Raises:
             RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
                 written, and the transaction stays usable.
-            TransactionClosed: its end was asked for, or it has ended: aborted, expired or committed.
+            TransactionClosedError: its end was asked for, or it has ended: aborted, expired or committed.
         """
         if timestamp is not None and timestamp < 0:
             raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
@@ -186,7 +186,7 @@ class Writing:
 
     def _refusal(self) -> Exception:
         if self._finished and not self._completion.settled:
-            return TransactionClosed(
+            return TransactionClosedError(
                 f"part {self._writer.part} of transaction {self.id} is finished; this record was not written",
                 transaction=str(self.id),
             )
@@ -297,7 +297,7 @@ class Part(Writing):
 
         Raises:
             TransactionTooLargeError, BackpressureError: these records were not written.
-            TransactionClosed: the transaction has ended, or the part is finished.
+            TransactionClosedError: the transaction has ended, or the part is finished.
         """
         with self._lock:
             if self._finished or self._completion.closed:
@@ -312,7 +312,7 @@ class Part(Writing):
         Raises:
             IncompleteError: the brokers refused something; let another part do the work again.
             UnavailableError: not acknowledged in time; finish again to wait on.
-            TransactionClosed: the transaction has ended meanwhile.
+            TransactionClosedError: the transaction has ended meanwhile.
         """
         with self._lock:
             if not self._finished and self._completion.closed:

@@ -63,8 +63,8 @@ class PartitionNames:
 
         Raises:
             InvalidRequestError: ``place`` names no segment.
-            TruncatedError, StreamRecreated: The segment no longer exists.
-            StreamNotFound, ZooKeeperUnavailable.
+            TruncatedError, StreamRecreatedError: The segment no longer exists.
+            StreamNotFoundError, ZooKeeperUnavailableError.
         """
         try:
             if "/" not in place.topic:
@@ -79,7 +79,7 @@ class PartitionNames:
         """Return the last known epochs of a stream; read them if there are none.
 
         Raises:
-            StreamNotFound, ZooKeeperUnavailable.
+            StreamNotFoundError, ZooKeeperUnavailableError.
         """
         return self._members.known.get(stream) or self._read(stream)
 
@@ -152,7 +152,7 @@ class Commits:
 
         Raises:
             InvalidRequestError: Both a message and offsets were given, or an offset is invalid or was never handed out.
-            StreamRecreated: A segment belongs to a former life of its stream.
+            StreamRecreatedError: A segment belongs to a former life of its stream.
             KafkaException: There is nothing to commit.
         """
         if message is not None and offsets is not None:

@@ -42,7 +42,7 @@ from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, int
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.records import Message, Origin, last_offsets
 from rollbridge.consumer.settings import consumer_settings
-from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFound
+from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFoundError
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.clients import TICK_S, open_consumer
 from rollbridge.kafka.errors import translate
@@ -78,7 +78,7 @@ class Consumer:
 
         Raises:
             ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
-            ZooKeeperUnavailable: No server answered.
+            ZooKeeperUnavailableError: No server answered.
         """
         self._settings = settings = consumer_settings(config)
         connection = settings.connection
@@ -140,7 +140,7 @@ class Consumer:
 
         Raises:
             ConflictError: The group reads other streams, as its committed offsets show.
-            InvalidNameError, StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
+            InvalidNameError, StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
         """
         self._check_open()
         names = [StreamName.parse(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
@@ -202,9 +202,9 @@ class Consumer:
         """Return the next message or error; None if none arrives within ``timeout`` seconds (-1: no limit).
 
         Raises:
-            StreamNotFound: A stream was deleted.
-            StreamRecreated: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe` is
-                called again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
+            StreamNotFoundError: A stream was deleted.
+            StreamRecreatedError: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe`
+                is called again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
             ConflictError: The group reads other streams.
         """
         return next(iter(self._take(1, timeout)), None)
@@ -316,7 +316,7 @@ class Consumer:
         Raises:
             InvalidRequestError: An offset is beyond what this member was given, or in a segment that waits for others:
                 both would count unread records as read. Nothing was committed.
-            StreamRecreated: A segment is of a stream that was deleted and created again; nothing was committed.
+            StreamRecreatedError: A segment is of a stream that was deleted and created again; nothing was committed.
             KafkaException: As from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
                 ``default.api.timeout.ms`` (default: a minute), in which case the outcome is unknown.
         """
@@ -464,7 +464,7 @@ class Consumer:
     def _load(self, name: StreamName, changed: Callable[[], None], known: EpochHistory | None) -> EpochHistory:
         history = self._metadata.history(name, changed, known)
         if history is None:
-            raise StreamNotFound(f"stream {name} does not exist")
+            raise StreamNotFoundError(f"stream {name} does not exist")
         return history
 
     def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:

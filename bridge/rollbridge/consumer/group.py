@@ -27,8 +27,8 @@ from rollbridge.errors import (
     InvalidRequestError,
     KafkaUnavailable,
     NotFoundError,
-    StreamNotFound,
-    StreamRecreated,
+    StreamNotFoundError,
+    StreamRecreatedError,
     UnavailableError,
 )
 from rollbridge.kafka.errors import kafka_error, translate
@@ -173,7 +173,7 @@ class Membership:
 
         Raises:
             ConflictError: The group reads other streams.
-            StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, NotAuthorizedError.
+            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, NotAuthorizedError.
         """
         names = list(dict.fromkeys(streams))
         self._age += 1
@@ -200,14 +200,14 @@ class Membership:
         A slow answer is taken in by a later call.
 
         Raises:
-            StreamNotFound: A stream was deleted.
-            StreamRecreated: A stream was deleted and created again.
+            StreamNotFoundError: A stream was deleted.
+            StreamRecreatedError: A stream was deleted and created again.
         """
         return self._refresh(_AT_ONCE_S)
 
     def _refresh(self, wait_s: float) -> bool:
         if self._recreated is not None and self.histories:
-            raise StreamRecreated(self._recreated)
+            raise StreamRecreatedError(self._recreated)
         if self._loading.under_way:
             return self._loaded()
         now = time.monotonic()
@@ -231,7 +231,7 @@ class Membership:
         before = self._sealed.keys()
         try:
             found = self._loading.take()
-        except StreamNotFound:
+        except StreamNotFoundError:
             self._changed.set()  # raised again by the next call
             raise
         except UnavailableError as fault:
@@ -255,7 +255,7 @@ class Membership:
                     f"stream {name} was deleted and created again while group {self._group_id} was reading it; nothing "
                     "of the one that there is now was handed out: subscribe again, or begin with a new consumer"
                 )
-                raise StreamRecreated(self._recreated)
+                raise StreamRecreatedError(self._recreated)
         self.histories = found
         self._adopt()
         self._ask_at = 0.0
@@ -269,7 +269,7 @@ class Membership:
         """Read the epochs again and wait up to ``_REREAD_S`` for them; return True if there are new segments.
 
         Raises:
-            StreamNotFound, StreamRecreated: As :meth:`refresh`.
+            StreamNotFoundError, StreamRecreatedError: As :meth:`refresh`.
         """
         self._loading.wait(_REREAD_S)  # an answer in flight may predate the reason for this call
         found = self._loading.under_way and self._loaded()

@@ -63,7 +63,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
     Raises:
         InvalidRequestError: The start names a segment that the stream does not have, or an offset beyond its end.
         TruncatedError: Records from there on have been deleted.
-        StreamRecreated: The start belongs to a deleted stream of this name.
+        StreamRecreatedError: The start belongs to a deleted stream of this name.
         KafkaUnavailable, NotFoundError.
     """
     topics = {stream.segment_topic(segment): segment for segment in history.stored()}
@@ -98,7 +98,7 @@ def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, s
 
     Raises:
         InvalidRequestError: The cut would delete nothing.
-        StreamRecreated: The start belongs to a deleted stream of this name.
+        StreamRecreatedError: The start belongs to a deleted stream of this name.
         KafkaUnavailable, NotFoundError.
     """
     match start:
@@ -194,7 +194,7 @@ class Reader:
 
     Every method that reads raises:
         UnavailableError: Nothing became readable for ``stalled_s``; names what is missing (unless ``follow``).
-        StreamNotFound: The stream was deleted.
+        StreamNotFoundError: The stream was deleted.
         ConflictError: The stream was deleted and created again.
         TruncatedError: Records that were still to be read have been deleted.
         CorruptDataError: Records stand where none can be.
@@ -226,7 +226,7 @@ class Reader:
 
         Raises:
             InvalidRequestError, TruncatedError: Reading cannot begin there.
-            StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable.
+            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
         """
         wanted = parse_start(stream, start)
         self._stream = stream

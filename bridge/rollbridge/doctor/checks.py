@@ -113,7 +113,7 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "outcomes-gone",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),
-                "restart the leader: it makes the topic anew, and answers with OutcomeExpired to whoever asks for a "
+                "restart the leader: it makes the topic anew, and answers OutcomeExpiredError to whoever asks for a "
                 "transaction that was in it. Their outcomes still stand on the commit log "
                 f"{group.name.commit_log_topic}",
             )
@@ -121,7 +121,7 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
             yield warning(
                 "outcomes-damaged",
                 f"{len(group.outcome_faults)} records of topic {name} cannot be read; {group.outcome_faults[0]}",
-                "nothing: the next leader leaves them out, and answers with OutcomeExpired to whoever asks; look who "
+                "nothing: the next leader leaves them out, and answers OutcomeExpiredError to whoever asks; look who "
                 "but coordinators may write there",
             )
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, ClassVar, Self, assert_never
 
-from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreated
+from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreatedError
 from rollbridge.model.ids import Epoch, SegmentId, SegmentNumber
 from rollbridge.model.keyspace import KeyRange, check_partition
 from rollbridge.model.mapper import NodeRecord, StoredAs
@@ -286,12 +286,14 @@ class EpochHistory:
 
         Raises:
             InvalidRequestError: the history does not reach it, or has dropped it.
-            StreamRecreated: it is of a former life of the stream.
+            StreamRecreatedError: it is of a former life of the stream.
         """
         if not 0 <= epoch < self.next_epoch:
             raise InvalidRequestError(f"epoch {epoch} is not in the history, which ends at {self.active.epoch}")
         if epoch < self.born:
-            raise StreamRecreated(f"epoch {epoch} belongs to a stream that was deleted before this one was created")
+            raise StreamRecreatedError(
+                f"epoch {epoch} belongs to a stream that was deleted before this one was created"
+            )
         if epoch < self.first:
             raise InvalidRequestError(
                 f"epoch {epoch} is not in the history any more, which begins at {self.first}: all its records were "
@@ -440,11 +442,11 @@ class EpochHistory:
         """Refuse segments of a former life of the stream, whose name is given for the message.
 
         Raises:
-            StreamRecreated: one of them is.
+            StreamRecreatedError: one of them is.
         """
         for segment in segments:
             if self.is_former(segment):
-                raise StreamRecreated(
+                raise StreamRecreatedError(
                     f"segment {segment} is of a stream {stream} that was deleted; the one that was created under its "
                     f"name since begins with epoch {self.born} and has none of its records; begin anew with that"
                 )

@@ -56,7 +56,7 @@ class ConflictError(RollbridgeError):
     exit_code = 5
 
 
-class StreamRecreated(ConflictError):
+class StreamRecreatedError(ConflictError):
     """The stream was deleted and created again: what the request names is of its former life and means nothing now.
 
     Nothing was written, and nothing was handed out of one life as the other's. Begin anew with the stream as it is.

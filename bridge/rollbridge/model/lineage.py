@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.errors import InvalidRequestError, StreamRecreated, TruncatedError, UnavailableError
+from rollbridge.model.errors import InvalidRequestError, StreamRecreatedError, TruncatedError, UnavailableError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 
@@ -30,7 +30,7 @@ def topic_of_partition(
     Raises:
         InvalidRequestError: no segment has had it so far.
         TruncatedError: the segment was removed, and its epochs have been dropped since.
-        StreamRecreated: it was one of a stream that was deleted before this one was created.
+        StreamRecreatedError: it was one of a stream that was deleted before this one was created.
     """
     history = known if partition <= max(known.graph.by_partition) else reread()
     segments = history.graph.by_partition
@@ -41,7 +41,7 @@ def topic_of_partition(
     if not 0 <= partition <= last:
         raise InvalidRequestError(f"{stream} has had no partition {partition} so far; the last one is {last}")
     if history.first == history.born:
-        raise StreamRecreated(
+        raise StreamRecreatedError(
             f"partition {partition} is of a stream {stream} that was deleted; the one that was created under its name "
             f"since begins with partition {min(segments)}"
         )

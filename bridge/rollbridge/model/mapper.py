@@ -96,7 +96,7 @@ class _Form(NamedTuple):
 _PLAIN: Final = _Form(lambda value: value, lambda value: value)
 
 
-class _FieldFault(InvalidRequestError):
+class _FieldError(InvalidRequestError):
     """What is wrong with a record, with the place in it."""
 
 
@@ -237,11 +237,11 @@ def _record(cls: Any, schemas: _Schemas, where: str) -> _Form:
                 values[place] = form[1](datum)
             place = ""
             return cls(**values)
-        except _FieldFault:
+        except _FieldError:
             raise
         except (InvalidRequestError, ValueError, OverflowError) as fault:
             at = f"{where}.{place}" if place else where
-            raise _FieldFault(f"{at}: {fault!s:.{REASON_CHARACTERS_MAX}}") from fault
+            raise _FieldError(f"{at}: {fault!s:.{REASON_CHARACTERS_MAX}}") from fault
 
     return _Form(write, read)
 

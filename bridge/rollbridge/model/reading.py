@@ -16,7 +16,7 @@ from typing import Final
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.errors import CorruptDataError, InvalidRequestError, StreamRecreated, TruncatedError
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError, StreamRecreatedError, TruncatedError
 from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
@@ -55,7 +55,7 @@ class ReadingPlan:
         Raises:
             InvalidRequestError: ``start`` names a segment that the stream does not have, or two of which one continues
                 the other.
-            StreamRecreated: ``start`` is of a stream of the same name that was deleted.
+            StreamRecreatedError: ``start`` is of a stream of the same name that was deleted.
         """
         history.check_life("of this name", start or ())
         self.changes = 0
@@ -81,13 +81,13 @@ class ReadingPlan:
         Returns False if more epochs were known than these; nothing is forgotten then.
 
         Raises:
-            StreamRecreated: it is not the same stream any more.
+            StreamRecreatedError: it is not the same stream any more.
             TruncatedError: epochs were dropped whose records had not all been read, as far as is known here.
         """
         if history.is_outdated(self._history):
             return False
         if not history.is_later(self._history):
-            raise StreamRecreated("the stream was deleted and created again while it was being read; begin anew")
+            raise StreamRecreatedError("the stream was deleted and created again while it was being read; begin anew")
         lost = sorted(item for item in self._nodes if item not in self._done and history.is_dropped(item))
         if lost:
             raise TruncatedError(

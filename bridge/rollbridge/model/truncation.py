@@ -28,7 +28,7 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
     Raises:
         InvalidRequestError: it names no segment, one that the stream does not have, an offset beyond a sealed end or
             below 0, or two segments of which one continues the other.
-        StreamRecreated: it names a segment of a stream of the same name that was deleted.
+        StreamRecreatedError: it names a segment of a stream of the same name that was deleted.
         UnavailableError: the end of a segment is not known yet.
     """
     if not cut:

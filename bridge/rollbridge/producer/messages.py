@@ -21,12 +21,12 @@ from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
     NotFoundError,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RecordTooLargeError,
     RollbridgeError,
-    TransactionAborted,
-    TransactionCommitted,
-    TransactionPreserverClosed,
+    TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionPreserverClosedError,
     TransactionTooLargeError,
     UnavailableError,
 )
@@ -140,18 +140,18 @@ _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
     (InvalidRequestError, KafkaError._INVALID_ARG),
     (NotFoundError, KafkaError.UNKNOWN_TOPIC_OR_PART),
     (BackpressureError, KafkaError._QUEUE_FULL),
-    (OutcomeUnknown, KafkaError._TIMED_OUT),
+    (OutcomeUnknownError, KafkaError._TIMED_OUT),
     (UnavailableError, KafkaError._TIMED_OUT),
     (FencedError, KafkaError._FENCED),
-    (TransactionCommitted, KafkaError.INVALID_TXN_STATE),
-    (TransactionAborted, KafkaError.TRANSACTION_ABORTABLE),
+    (TransactionCommittedError, KafkaError.INVALID_TXN_STATE),
+    (TransactionAbortedError, KafkaError.TRANSACTION_ABORTABLE),
     (IncompleteError, KafkaError.TRANSACTION_ABORTABLE),
     (ConflictError, KafkaError.INVALID_TXN_STATE),
-    (TransactionPreserverClosed, KafkaError.INVALID_TXN_STATE),
+    (TransactionPreserverClosedError, KafkaError.INVALID_TXN_STATE),
 )
 """Error codes; the first class that matches decides."""
-_RETRIABLE: Final = (UnavailableError, OutcomeUnknown)
-_ABORTABLE: Final = (TransactionAborted, IncompleteError, TransactionTooLargeError)
+_RETRIABLE: Final = (UnavailableError, OutcomeUnknownError)
+_ABORTABLE: Final = (TransactionAbortedError, IncompleteError, TransactionTooLargeError)
 _REFUSED_OFFSETS: Final = {
     "ILLEGAL_GENERATION": KafkaError.ILLEGAL_GENERATION,
     "UNKNOWN_MEMBER_ID": KafkaError.UNKNOWN_MEMBER_ID,
@@ -167,7 +167,7 @@ def as_kafka_error(fault: RollbridgeError) -> KafkaError:
     the transaction can only be aborted, and another one begun. ``fatal()``: a newer instance uses the same identity.
     """
     code = next((code for kind, code in _CODES if isinstance(fault, kind)), KafkaError._FAIL)
-    if isinstance(fault, TransactionAborted):
+    if isinstance(fault, TransactionAbortedError):
         code = next((code for name, code in _REFUSED_OFFSETS.items() if name in fault.reason), code)
     return KafkaError(
         code,

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rollbridge.client.admin import Admin
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ClientAddresses
-from rollbridge.errors import ConfigError, StreamNotFound
+from rollbridge.errors import ConfigError, StreamNotFoundError
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.kafka.clients import PRODUCER_KEYS
 from rollbridge.model.options import KIB, MIB, function, keys_of, option, unknown, values_of, words
@@ -199,14 +199,14 @@ def describe_streams(admin: Admin, stream: str | None) -> StreamsMetadata:
     """Return the streams with their active segments.
 
     Raises:
-        StreamNotFound: No stream has this name.
+        StreamNotFoundError: No stream has this name.
     """
     names = [str(config.name) for config in admin.list_streams()] if stream is None else [stream]
     found = {}
     for name in names:
         try:
             description = admin.describe(name)
-        except StreamNotFound:
+        except StreamNotFoundError:
             if stream is not None:
                 raise
             continue  # deleted meanwhile

@@ -31,9 +31,9 @@ from rollbridge.errors import (
     ConflictError,
     GroupMismatchError,
     InvalidRequestError,
-    ReplayDiffers,
+    ReplayDiffersError,
     RollbridgeError,
-    RowRefused,
+    RowRefusedError,
     TransactionTooLargeError,
 )
 from rollbridge.model.cooperative import JointContent
@@ -327,11 +327,11 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
         if written.ticket is None:
             return PartitionWritten(work_of())
         return replace(written, handle=None if writer is None else writer.finish(), content=reader.content)
-    except RowRefused as fault:
+    except RowRefusedError as fault:
         context = TaskContext.get()
         where = "" if context is None else f" of partition {context.partitionId()}"
         why = f"row {fault.row}{where} cannot be written: {fault}; nothing of {written.work} becomes visible"
-        raise RowRefused(why, row=fault.row) from fault
+        raise RowRefusedError(why, row=fault.row) from fault
     finally:
         keep_what_stays()
 
@@ -422,7 +422,7 @@ def _check_replay(
     """Compare a replay with what was committed.
 
     Raises:
-        ReplayDiffers: they differ.
+        ReplayDiffersError: they differ.
     """
     if target.trusts_replays or committed == replayed:
         return
@@ -435,7 +435,7 @@ def _check_replay(
             replayed.records,
         )
         return
-    raise ReplayDiffers(
+    raise ReplayDiffersError(
         f"{work} was committed by an earlier run as transaction {transaction} with {committed}, and comes again with "
         f"{replayed}; nothing was written. If the checkpoint was restored from a backup, or lost its newest files: the "
         "rows of that transaction are in the stream; go on under a new checkpoint that begins where its rows end. If "

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from xxhash import xxh64_intdigest
 
-from rollbridge.errors import InvalidRequestError, RowRefused
+from rollbridge.errors import InvalidRequestError, RowRefusedError
 from rollbridge.kafka.batches import Compression, framed
 from rollbridge.model.avro import encode_long
 from rollbridge.model.cooperative import JointContent
@@ -342,7 +342,7 @@ class Columns:
             now_ms: Time of records that have none, ms since 1970.
 
         Raises:
-            RowRefused: a row cannot be written.
+            RowRefusedError: a row cannot be written.
         """
         size = batch.num_rows
         headers = None
@@ -360,7 +360,7 @@ class Columns:
         """Return for each row the index of its stream among ``streams``.
 
         Raises:
-            RowRefused: a row names none, or another one.
+            RowRefusedError: a row names none, or another one.
         """
         assert self.stream is not None
         named = batch.column(self.stream)
@@ -369,7 +369,7 @@ class Columns:
         if len(unknown):
             name = named[int(unknown[0])].as_py()
             what = "null" if name is None else repr(name)
-            raise RowRefused(
+            raise RowRefusedError(
                 f"its topic is {what}, but one of {', '.join(streams)} is expected", row=first + int(unknown[0])
             )
         return places.astype(np.int64)
@@ -389,7 +389,7 @@ class Columns:
         found = column.fill_null(now_ms * _US_PER_MS).to_numpy(zero_copy_only=False) // _US_PER_MS
         early = np.flatnonzero(found < 0)
         if len(early):
-            raise RowRefused(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
+            raise RowRefusedError(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
         return found
 
 
@@ -405,9 +405,9 @@ def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]
         found = [(header["key"], header["value"]) for header in headers or () if header is not None]
         for name, _ in found:
             if name is None:
-                raise RowRefused("one of its headers has no name", row=row)
+                raise RowRefusedError("one of its headers has no name", row=row)
             if name == RECORD_HEADER:
-                raise RowRefused(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
+                raise RowRefusedError(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
         yield found
 
 
@@ -449,7 +449,7 @@ class PartitionReader:
         """Return the rows of a batch, the hashes of their keys, and the indices of their streams, None if only one.
 
         Raises:
-            RowRefused: a row cannot be written.
+            RowRefusedError: a row cannot be written.
         """
         first = self.content.records
         rows = self._columns.rows(batch, first, int(time.time() * 1000))

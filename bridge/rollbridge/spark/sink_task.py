@@ -19,7 +19,7 @@ from rollbridge.client.runtime import ClientOptions
 from rollbridge.client.writing import Part
 from rollbridge.config import ConnectionSettings
 from rollbridge.connection import Bridge
-from rollbridge.errors import RowRefused
+from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
 from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_bytes, encode_batch
 
@@ -43,8 +43,8 @@ class PartitionWriter:
         """Write the rows of a batch.
 
         Raises:
-            RowRefused: a row cannot be written.
-            TransactionTooLargeError, BackpressureError, TransactionClosed: as :meth:`rollbridge.Part.write`.
+            RowRefusedError: a row cannot be written.
+            TransactionTooLargeError, BackpressureError, TransactionClosedError: as :meth:`rollbridge.Part.write`.
         """
         rows, keys, places = self._reader.read(batch)
         if places is None:
@@ -80,7 +80,7 @@ class _LaneRows:
     def add(self, rows: Rows, keys: Numbers) -> None:
         worst = int(rows.sizes.argmax())
         if rows.sizes[worst] > self._lane.record_bytes_max:
-            raise RowRefused(
+            raise RowRefusedError(
                 f"it takes {rows.sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
                 f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
@@ -197,7 +197,7 @@ def connection(settings: ConnectionSettings, options: ClientOptions) -> Bridge:
     """Return the connection of this process to a cluster, for the tasks that write.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailable: no server answered in time.
+        KafkaUnavailable, ZooKeeperUnavailableError: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     return _kept.get((settings.identity(), options), lambda: Bridge(settings, options))

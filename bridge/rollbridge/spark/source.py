@@ -78,7 +78,7 @@ class DriverConnection:
     """Connections of a source's driver to ZooKeeper and Kafka, through which nothing is ever written.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailable: no server answered in time.
+        KafkaUnavailable, ZooKeeperUnavailableError: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
 
@@ -118,7 +118,7 @@ class StreamDriver:
         """Look the stream up.
 
         Raises:
-            ScopeNotFound, StreamNotFound, GroupMismatchError, ZooKeeperUnavailable.
+            ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError.
         """
         self.stream = stream
         self._connection = connection
@@ -133,7 +133,7 @@ class StreamDriver:
         """Return the stream as it is, or was a moment ago.
 
         Raises:
-            StreamNotFound: the stream is gone.
+            StreamNotFoundError: the stream is gone.
         """
         self._catalog.refresh()
         return self._catalog.view(str(self.stream))
@@ -190,7 +190,7 @@ class StreamDriver:
         """Read the epochs again, after a topic was missing: a segment was removed.
 
         Raises:
-            StreamNotFound: the stream is gone.
+            StreamNotFoundError: the stream is gone.
         """
         self._catalog.read(str(self.stream))
         return self.view().history
@@ -386,7 +386,7 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
         """Plan to read from one front to the other.
 
         Raises:
-            StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
+            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, WrongClusterError.
             InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         settings = self._settings
@@ -414,7 +414,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     """Reader of a streaming query, in micro-batches that keep the order of every key's records across epochs.
 
     Raises, from methods that the driver calls:
-        StreamNotFound, KafkaUnavailable, ZooKeeperUnavailable, WrongClusterError.
+        StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, WrongClusterError.
         InvalidRequestError: the checkpoint belongs to another stream or cluster.
         TruncatedError: records that were to be read have been deleted.
     """

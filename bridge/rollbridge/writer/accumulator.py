@@ -28,10 +28,10 @@ from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import (
     ConfigError,
     InvalidRequestError,
-    OutcomeUnknown,
+    OutcomeUnknownError,
     RecordTooLargeError,
     RollbridgeError,
-    StreamNotFound,
+    StreamNotFoundError,
     UnavailableError,
 )
 from rollbridge.forks import forks, module_lock, refusal
@@ -64,7 +64,7 @@ def refused(topic: str, code: str, detail: str | None) -> Fault:
 
 def unknown(topic: str, why: str) -> Fault:
     """Return the error of a record of which nobody can tell whether it was written."""
-    return lambda: OutcomeUnknown(
+    return lambda: OutcomeUnknownError(
         f"the record may have been written to {topic} or not: {why}; read the segment to find out", transaction=""
     )
 
@@ -85,7 +85,9 @@ def closed_before() -> RollbridgeError:
 
 def closed() -> RollbridgeError:
     """Return the error of a record that was in flight when the connection was closed."""
-    return OutcomeUnknown("the connection was closed before the brokers had answered for this record", transaction="")
+    return OutcomeUnknownError(
+        "the connection was closed before the brokers had answered for this record", transaction=""
+    )
 
 
 # Options
@@ -272,7 +274,7 @@ class ProducerBatch(Parcel):
     def wait(self, timeout_s: float | None) -> None:
         """Wait until it is settled or divided, or the time has passed."""
         if self._forks != forks() and not self.is_decided():
-            raise OutcomeUnknown(
+            raise OutcomeUnknownError(
                 f"it was being written at a fork, and only the parent will know: {refusal()}", transaction=""
             )
         with _creation:
@@ -381,7 +383,7 @@ class PlainFuture(LightFuture[SN]):
 
         Raises:
             TimeoutError: The outcome is not known yet; ask again.
-            OutcomeUnknown: The record may have been written or not.
+            OutcomeUnknownError: The record may have been written or not.
             RollbridgeError: The record was not written.
         """
         batch, index = self.batch.find(self.index)
@@ -564,7 +566,7 @@ class StreamAccumulator:
 
     def gone(self) -> RollbridgeError:
         """Return the error of records of a stream that was deleted."""
-        return StreamNotFound(
+        return StreamNotFoundError(
             f"stream {self.stream} was deleted; whatever was written of this record is gone with it, and nothing more "
             "can be written: if the stream was made again, open a new writer"
         )

@@ -213,7 +213,7 @@ class PlainSender:
         """Return the channel of a stream; a new one unless there is one that can be written.
 
         Raises:
-            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._catalog.view(stream)
         with self.lock:

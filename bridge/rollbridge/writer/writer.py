@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 from xxhash import xxh64_intdigest
 
 from rollbridge.calls import Timeout, as_seconds, in_chunks
-from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrder, UnavailableError
+from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
 from rollbridge.forks import hold, is_gone
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
@@ -73,9 +73,9 @@ class StreamWriter:
                 writer opened with ``rising_ids`` it must not be lower than the highest one before.
 
         Raises:
-            RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrder: The record was not
-                written, and the writer stays usable.
-            StreamNotFound: The stream was deleted.
+            RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrderError: The record was
+                not written, and the writer stays usable.
+            StreamNotFoundError: The stream was deleted.
         """
         if timestamp is not None and timestamp < 0:
             raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
@@ -205,8 +205,8 @@ class StreamWriter:
             return self._channel.failure()
         return InvalidRequestError(f"this writer of {self.stream} is closed; the record was not written")
 
-    def _falling(self, transaction_id: int) -> TransactionIdOutOfOrder:
-        return TransactionIdOutOfOrder(
+    def _falling(self, transaction_id: int) -> TransactionIdOutOfOrderError:
+        return TransactionIdOutOfOrderError(
             f"transaction id {transaction_id} is lower than {self._last_id}, which this writer of {self.stream} has "
             "given before; the record was not written",
             transaction_id=transaction_id,

@@ -34,7 +34,7 @@ from rollbridge.errors import InvalidNameError, InvalidRequestError, NotFoundErr
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.security.zookeeper import OWNED
-from rollbridge.zookeeper.errors import NodeMissing
+from rollbridge.zookeeper.errors import NodeMissingError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -107,7 +107,7 @@ class Access:
 
         Raises:
             InvalidRequestError: the session has no identity that could own anything; nothing was changed.
-            ZooKeeperDenied: a node belongs to somebody else; those before it are closed.
+            ZooKeeperDeniedError: a node belongs to somebody else; those before it are closed.
         """
         self._need_identity()
         self._metadata.lay_out()
@@ -127,7 +127,7 @@ class Access:
         Raises:
             InvalidRequestError: the session has no identity; nothing was changed.
             InvalidNameError: a stream has the name of the group, so its writers could write to the commit log.
-            ZooKeeperDenied: the session is not a coordinator's.
+            ZooKeeperDeniedError: the session is not a coordinator's.
         """
         self._need_identity()
         if self._metadata.stream(StreamName(group.scope, group.group)) is not None:
@@ -151,7 +151,7 @@ class Access:
         elsewhere = {item for other in self._metadata.groups() if other != group for item in self.members(other)}
         for path, _ in self._places(group):
             self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in gone])
-        with suppress(NodeMissing):  # granted by an earlier version
+        with suppress(NodeMissingError):  # granted by an earlier version
             known = self._closed(paths.TRANSACTION_COUNTER)
             kept = [entry for entry in known if entry.id not in gone or entry.id in elsewhere]
             self._session.set_acl(paths.TRANSACTION_COUNTER, kept)
@@ -236,7 +236,7 @@ def open_nodes(session: ZooKeeperSession) -> list[str]:
         paths.GROUP_NUMBERS,
         *groups,
     ):
-        with suppress(NodeMissing):
+        with suppress(NodeMissingError):
             if _is_open(session.acl(path)):
                 found.append(path)
     return found

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rollbridge.errors import InvalidRequestError, ScopeNotFound, StreamNotFound, UnavailableError
+from rollbridge.errors import InvalidRequestError, ScopeNotFoundError, StreamNotFoundError, UnavailableError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import topic_of_partition
 from rollbridge.model.names import StreamName
@@ -45,7 +45,7 @@ class Catalog:
         """Return the cached view of a stream; read it if there is none.
 
         Raises:
-            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._views.get(stream)
         return self._read(stream) if view is None else view
@@ -75,9 +75,9 @@ class Catalog:
         """Return the topic of the segment that a partition number names.
 
         Raises:
-            InvalidRequestError, TruncatedError, StreamRecreated: see
+            InvalidRequestError, TruncatedError, StreamRecreatedError: see
                 :func:`rollbridge.model.lineage.topic_of_partition`.
-            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self.view(stream)
         return topic_of_partition(view.config.name, partition, view.history, lambda: self._read(stream).history)
@@ -87,7 +87,7 @@ class Catalog:
 
         Raises:
             InvalidRequestError: the stream has no such segment, or does not keep it any more.
-            InvalidNameError, ScopeNotFound, StreamNotFound, ZooKeeperUnavailable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         for read in (self.view, self._read):
             found = read(stream).history.graph.partitions.get(segment)
@@ -109,7 +109,7 @@ class Catalog:
                 continue
             try:
                 self._read(stream)
-            except (StreamNotFound, ScopeNotFound):
+            except (StreamNotFoundError, ScopeNotFoundError):
                 self.forget(stream)
             except UnavailableError as fault:
                 logger.info("stream %s cannot be read again now: %s", stream, fault)
@@ -126,8 +126,10 @@ class Catalog:
             return self._read_anew(stream)  # deleted and made again in between: nothing that was known holds
         if history is None or config is None or config.state is StreamState.DELETING:
             if name.scope not in self._metadata.scopes():
-                raise ScopeNotFound(f"there is no scope {name.scope}; create a stream in it first; nothing was written")
-            raise StreamNotFound(f"stream {stream} does not exist; nothing was written")
+                raise ScopeNotFoundError(
+                    f"there is no scope {name.scope}; create a stream in it first; nothing was written"
+                )
+            raise StreamNotFoundError(f"stream {stream} does not exist; nothing was written")
         view = StreamView.of(config, history)
         with self._lock:
             if self._views.get(stream) != view:

@@ -3,15 +3,14 @@
 The tree, below :mod:`rollbridge.errors`::
 
     ConflictError
-    ├─ NodeExists            the node is there already; nothing was written
-    ├─ NodeNotEmpty          it has children; nothing was written
-    └─ NodeVersionMismatch   somebody wrote it meanwhile; nothing was written
+    ├─ NodeExistsError           the node is there already; nothing was written
+    ├─ NodeNotEmptyError         it has children; nothing was written
+    └─ NodeVersionMismatchError  somebody wrote it meanwhile; nothing was written
     NotFoundError
-    └─ NodeMissing           the node (or its parent) is not there; nothing was written
+    └─ NodeMissingError          the node (or its parent) is not there; nothing was written
     RollbridgeError
-    ├─ UnknownWriteError     the connection was lost with a write in flight: read to learn whether it happened
-    └─ ZooKeeperRefused      ZooKeeper will never accept the request: size, malformed
-       └─ ZooKeeperDenied    refused for want of a permission; carries the node and who asked
+    └─ ZooKeeperRefusedError     ZooKeeper will never accept the request: size, malformed
+       └─ ZooKeeperDeniedError   refused for want of a permission; carries the node and who asked
 """
 
 from __future__ import annotations
@@ -21,11 +20,17 @@ from collections.abc import Sequence
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
-from rollbridge.errors import ConflictError, NotFoundError, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.errors import (
+    ConflictError,
+    NotFoundError,
+    RollbridgeError,
+    UnknownWriteError,
+    ZooKeeperUnavailableError,
+)
 from rollbridge.model.records import NodeOperation
 
 
-class NodeExists(ConflictError):
+class NodeExistsError(ConflictError):
     """The node exists already; nothing was written."""
 
     code = "node-exists"
@@ -35,7 +40,7 @@ class NodeExists(ConflictError):
         self.path = path
 
 
-class NodeNotEmpty(ConflictError):
+class NodeNotEmptyError(ConflictError):
     """The node has children, so it cannot be deleted; nothing was written."""
 
     code = "node-not-empty"
@@ -45,7 +50,7 @@ class NodeNotEmpty(ConflictError):
         self.path = path
 
 
-class NodeVersionMismatch(ConflictError):
+class NodeVersionMismatchError(ConflictError):
     """The node has another version than the request expects; nothing was written."""
 
     code = "node-version-mismatch"
@@ -55,7 +60,7 @@ class NodeVersionMismatch(ConflictError):
         self.path = path
 
 
-class NodeMissing(NotFoundError):
+class NodeMissingError(NotFoundError):
     """The node does not exist, or its parent does not; nothing was written."""
 
     code = "node-missing"
@@ -65,20 +70,13 @@ class NodeMissing(NotFoundError):
         self.path = path
 
 
-class UnknownWriteError(RollbridgeError):
-    """The connection was lost with a write in flight, which may have been carried out. Read to learn whether it was."""
-
-    code = "write-unknown"
-    exit_code = 6
-
-
-class ZooKeeperRefused(RollbridgeError):
+class ZooKeeperRefusedError(RollbridgeError):
     """ZooKeeper refuses the request, and will when it is repeated; nothing was written."""
 
     code = "zookeeper-refused"
 
 
-class ZooKeeperDenied(ZooKeeperRefused):
+class ZooKeeperDeniedError(ZooKeeperRefusedError):
     """ZooKeeper's ACLs do not allow the request; nothing was written.
 
     Attributes:
@@ -127,38 +125,44 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
     """
     match fault:
         case kazoo.NodeExistsError():
-            return NodeExists(f"ZooKeeper node {path} exists already; nothing was written", path=path)
+            return NodeExistsError(f"ZooKeeper node {path} exists already; nothing was written", path=path)
         case kazoo.NotEmptyError():
-            return NodeNotEmpty(f"ZooKeeper node {path} has children; nothing was written", path=path)
+            return NodeNotEmptyError(f"ZooKeeper node {path} has children; nothing was written", path=path)
         case kazoo.NoNodeError():
-            return NodeMissing(f"ZooKeeper node {path} or its parent does not exist; nothing was written", path=path)
+            return NodeMissingError(
+                f"ZooKeeper node {path} or its parent does not exist; nothing was written", path=path
+            )
         case kazoo.BadVersionError():
-            return NodeVersionMismatch(f"ZooKeeper node {path} was written meanwhile; nothing was written", path=path)
+            return NodeVersionMismatchError(
+                f"ZooKeeper node {path} was written meanwhile; nothing was written", path=path
+            )
         case kazoo.NoAuthError():
-            return ZooKeeperDenied(
+            return ZooKeeperDeniedError(
                 f"ZooKeeper does not allow {who} to {'change' if writes else 'read'} {path}; nothing was written: "
                 "check the credentials, or have the right granted (`rollbridge access grant`, docs/security.md)",
                 path=path,
                 identity=who,
             )
         case kazoo.InvalidACLError() | kazoo.AuthFailedError() | kazoo.SessionClosedRequireSaslError():
-            return ZooKeeperDenied(
+            return ZooKeeperDeniedError(
                 f"ZooKeeper does not accept the identity of {who} for {path} ({_text(fault)}); nothing was written: "
                 "check what the server asks for, and whether it offers this scheme",
                 path=path,
                 identity=who,
             )
         case _ if isinstance(fault, _NOTHING_DONE):
-            return ZooKeeperUnavailable(f"ZooKeeper is too busy for {path} ({_text(fault)}); nothing was written")
+            return ZooKeeperUnavailableError(f"ZooKeeper is too busy for {path} ({_text(fault)}); nothing was written")
         case _ if isinstance(fault, _LOST_ON_THE_WAY):
             if writes:
                 return UnknownWriteError(
                     f"the connection to ZooKeeper was lost while {path} was being written ({_text(fault)}); "
                     "the write may have happened: read the node to learn whether it did"
                 )
-            return ZooKeeperUnavailable(f"ZooKeeper did not answer for {path} in time ({_text(fault)})")
+            return ZooKeeperUnavailableError(f"ZooKeeper did not answer for {path} in time ({_text(fault)})")
         case _:
-            return ZooKeeperRefused(f"ZooKeeper refuses the request for {path}: {_text(fault)}; nothing was written")
+            return ZooKeeperRefusedError(
+                f"ZooKeeper refuses the request for {path}: {_text(fault)}; nothing was written"
+            )
 
 
 def translate_multi(
@@ -170,7 +174,7 @@ def translate_multi(
         if not isinstance(fault, _CONSEQUENCES):
             return translate(fault, operations[place].path, writes=True, who=who)
     if faults:
-        return ZooKeeperRefused(f"ZooKeeper rolled back {len(operations)} operations without saying why")
+        return ZooKeeperRefusedError(f"ZooKeeper rolled back {len(operations)} operations without saying why")
     return None
 
 

@@ -14,7 +14,13 @@ from datetime import timedelta
 from typing import Final
 
 from rollbridge.calls import answers_within, patience_s
-from rollbridge.errors import CoordinatorUnavailable, CorruptDataError, InvalidRequestError, WrongClusterError
+from rollbridge.errors import (
+    CoordinatorUnavailableError,
+    CorruptDataError,
+    InvalidRequestError,
+    UnknownWriteError,
+    WrongClusterError,
+)
 from rollbridge.model import paths
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
@@ -32,7 +38,7 @@ from rollbridge.model.records import (
     Truncation,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
 FIRST_COUNTER: Final = 1
@@ -156,7 +162,7 @@ class Metadata:
         self.session.ensure(paths.group(name), Group(name, now_ms).to_json())
         outcomes = self.session.multi_pipelined([CreateNode(path, b"")] for path in skeleton)
         for path, fault in zip(skeleton, outcomes, strict=True):
-            if fault is not None and not isinstance(fault, NodeExists):
+            if fault is not None and not isinstance(fault, NodeExistsError):
                 self.session.ensure(path)
 
     def coordinators(self) -> list[str]:
@@ -223,7 +229,7 @@ class Metadata:
                 part = self.session.set(path, joint_of.encode())
             except UnknownWriteError:
                 continue  # a number that nobody uses does no harm
-            except NodeMissing:
+            except NodeMissingError:
                 continue  # the transaction has just ended: whatever is written to it has no effect
             if part > PART_MAX:
                 raise InvalidRequestError(
@@ -238,7 +244,7 @@ class Metadata:
         repairs it soon, which is waited for.
 
         Raises:
-            CoordinatorUnavailable: not repaired in time; nothing was written.
+            CoordinatorUnavailableError: not repaired in time; nothing was written.
             CorruptDataError: the group has no number yet, and the counter of groups without one is damaged.
         """
         deadline = time.monotonic() + patience_s(SET_RIGHT_S)
@@ -257,7 +263,7 @@ class Metadata:
                 left_s = deadline - time.monotonic()
                 if changed is not None and (left_s <= 0 or not changed.wait(left_s)):
                     held = "does not exist" if node is None else f"holds {node.value[:40]!r}"
-                    raise CoordinatorUnavailable(
+                    raise CoordinatorUnavailableError(
                         f"ZooKeeper node {paths.counter(group)} {held} where a decimal number from "
                         f"{known.counter_floor} to {known.counter_ceiling - count} is expected; nothing was written. "
                         f"The leader of group {group} sets it right within seconds, if there is one: try again"
@@ -266,7 +272,7 @@ class Metadata:
                 continue
             try:
                 self.session.set(paths.counter(group), str(first + count).encode(), node.version)
-            except (NodeMissing, NodeVersionMismatch, UnknownWriteError):
+            except (NodeMissingError, NodeVersionMismatchError, UnknownWriteError):
                 # Another client was faster, or the write is unknown; counters that are skipped do no harm.
                 if time.monotonic() < deadline + SET_RIGHT_S:
                     continue
@@ -285,7 +291,7 @@ class Metadata:
                     return range(FIRST_COUNTER, FIRST_COUNTER + count)
                 first = need_number(path, node.value, SHARED_MAX - count, "`rollbridge repair --force` raises it")
                 self.session.set(path, str(first + count).encode(), node.version)
-            except (NodeExists, NodeVersionMismatch, UnknownWriteError):
+            except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
                 continue
             return range(first, first + count)
 
@@ -313,7 +319,7 @@ class Metadata:
                     self.session.set(paths.CLUSTER, ours.to_json(), node.version)
                 else:
                     return self._check_cluster(ours, ClusterIdentity.from_json(node.value))
-            except (NodeExists, NodeVersionMismatch, UnknownWriteError):
+            except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
                 continue
 
     def _check_cluster(self, ours: ClusterIdentity, found: ClusterIdentity) -> ClusterIdentity:
@@ -336,7 +342,7 @@ class Metadata:
         """Put a request to a group's leader and wait for the answer. The request ends with this session at the latest.
 
         Raises:
-            CoordinatorUnavailable: nobody took the request in time; it is withdrawn, so nothing was done.
+            CoordinatorUnavailableError: nobody took the request in time; it is withdrawn, so nothing was done.
             UnknownWriteError: taken, or possibly so, but not answered in time; it may still be carried out.
         """
         with answers_within(timeout_s):
@@ -353,7 +359,7 @@ class Metadata:
         if answer is not None:
             return answer
         if withdrawn and not self._may_be_under_way(group, request):
-            raise CoordinatorUnavailable(
+            raise CoordinatorUnavailableError(
                 f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {timeout_s:g} s, "
                 "nothing was done"
             )

@@ -3,7 +3,7 @@
 Additions to kazoo:
 
 - Reads are retried until they are answered or the operation's time is up. Writes never are: after a lost connection
-  nobody knows whether a write happened, so :class:`~rollbridge.zookeeper.errors.UnknownWriteError` says so and the
+  nobody knows whether a write happened, so :class:`~rollbridge.errors.UnknownWriteError` says so and the
   caller, who knows how to find out, reads.
 - A watch can be left on an absent node by every read, fires at most once, and also fires when the connection is lost:
   ZooKeeper's watches miss what is created and deleted meanwhile, so whoever watches must read again anyway.
@@ -33,16 +33,15 @@ from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
 from rollbridge.calls import patience_s
-from rollbridge.errors import ConfigError, RollbridgeError, ZooKeeperUnavailable
+from rollbridge.errors import ConfigError, RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.forks import hold
 from rollbridge.model.records import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.security.zookeeper import ACL, Quieter, ZooKeeperSecurity
 from rollbridge.zookeeper.errors import (
-    NodeExists,
-    NodeMissing,
-    UnknownWriteError,
-    ZooKeeperDenied,
-    ZooKeeperRefused,
+    NodeExistsError,
+    NodeMissingError,
+    ZooKeeperDeniedError,
+    ZooKeeperRefusedError,
     is_transient,
     translate,
     translate_multi,
@@ -163,9 +162,9 @@ def with_tries(addresses: str) -> str:
 
 
 def check_size(path: str, size: int) -> None:
-    """Raise ZooKeeperRefused if a request is too large."""
+    """Raise ZooKeeperRefusedError if a request is too large."""
     if size > REQUEST_BYTES_MAX:
-        raise ZooKeeperRefused(
+        raise ZooKeeperRefusedError(
             f"a write of {size} bytes for {path} exceeds ZooKeeper's limit of 1 MiB; nothing was written"
         )
 
@@ -252,13 +251,13 @@ class ZooKeeperSession:
         """Connect.
 
         Raises:
-            ZooKeeperUnavailable: no server answered in time, or none that we trust. Nothing is left running, save that
-                a thread waits a few seconds more, in the background, for a server that accepts connections and is
+            ZooKeeperUnavailableError: no server answered in time, or none that we trust. Nothing is left running, save
+                that a thread waits a few seconds more, in the background, for a server that accepts connections and is
                 silent.
         """
         if why := self._security.tls_fault(self._servers):
             self.close()
-            raise ZooKeeperUnavailable(f"no ZooKeeper server can be used at {self.address}: {why}")
+            raise ZooKeeperUnavailableError(f"no ZooKeeper server can be used at {self.address}: {why}")
         fault: Exception | None = None
         try:
             # Not kazoo's own start(): where that gives up, it waits for its thread, up to ten seconds more.
@@ -267,7 +266,7 @@ class ZooKeeperSession:
             fault = exc
         if not self._client.connected:
             threading.Thread(target=self.close, name="rollbridge-zookeeper-close", daemon=True).start()
-            raise ZooKeeperUnavailable(
+            raise ZooKeeperUnavailableError(
                 f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
                 "is it running, and is the address right?"
             ) from fault
@@ -326,7 +325,7 @@ class ZooKeeperSession:
         """Return the node, or None. ``watch`` fires once: it changes, appears or goes, or the connection is lost."""
         try:
             return node_of(self._read(path, self._client.get_async, watch))
-        except NodeMissing:
+        except NodeMissingError:
             if watch is None or self.exists(path, watch) is None:
                 return None
             return self.get(path)  # it appeared between the two reads; the watch is set
@@ -338,7 +337,7 @@ class ZooKeeperSession:
         """
         try:
             names: list[str] = self._read(path, self._client.get_children_async, watch)
-        except NodeMissing:
+        except NodeMissingError:
             if watch is None:
                 return []
             once = Once(watch)
@@ -372,8 +371,8 @@ class ZooKeeperSession:
         """Create a node and return its path (with the number that a sequential one got).
 
         Raises:
-            NodeExists: the node is there already.
-            NodeMissing: its parent is not there and ``parents`` is false.
+            NodeExistsError: the node is there already.
+            NodeMissingError: its parent is not there and ``parents`` is false.
             UnknownWriteError: the connection was lost meanwhile.
         """
         check_size(path, len(value))
@@ -393,9 +392,9 @@ class ZooKeeperSession:
         while True:
             try:
                 self.create(path, value, parents=True)
-            except NodeExists:
+            except NodeExistsError:
                 return False
-            except ZooKeeperDenied:
+            except ZooKeeperDeniedError:
                 if self.exists(path) is None:
                     raise
                 return False  # ZooKeeper checks rights before it checks whether there is anything to do
@@ -409,7 +408,7 @@ class ZooKeeperSession:
         """Replace a node's value if it has this version (any for -1); return the new version.
 
         Raises:
-            NodeMissing, NodeVersionMismatch: nothing was written.
+            NodeMissingError, NodeVersionMismatchError: nothing was written.
             UnknownWriteError: the connection was lost meanwhile.
         """
         check_size(path, len(value))
@@ -420,12 +419,12 @@ class ZooKeeperSession:
         """Delete a node if it has this version (any for -1); return False if it was absent.
 
         Raises:
-            NodeVersionMismatch, NodeNotEmpty: nothing was deleted.
+            NodeVersionMismatchError, NodeNotEmptyError: nothing was deleted.
             UnknownWriteError: the connection was lost meanwhile.
         """
         try:
             self._write(path, lambda: self._client.delete_async(self._full(path), version))
-        except NodeMissing:
+        except NodeMissingError:
             return False
         return True
 
@@ -433,7 +432,7 @@ class ZooKeeperSession:
         """Return the ACL of a node; ZooKeeper hides the secrets of others unless we may change it.
 
         Raises:
-            NodeMissing, ZooKeeperDenied.
+            NodeMissingError, ZooKeeperDeniedError.
         """
         found: list[ACL] = self._read(path, self._client.get_acls_async, None)[0]
         return found
@@ -442,7 +441,7 @@ class ZooKeeperSession:
         """Replace the ACL of a node.
 
         Raises:
-            NodeMissing, ZooKeeperDenied: nothing was changed.
+            NodeMissingError, ZooKeeperDeniedError: nothing was changed.
             UnknownWriteError: the connection was lost meanwhile.
         """
         self._write(path, lambda: self._client.set_acls_async(self._full(path), acl))
@@ -451,7 +450,8 @@ class ZooKeeperSession:
         """Carry out all operations, or none.
 
         Raises:
-            NodeVersionMismatch, NodeExists, NodeMissing, NodeNotEmpty: names the node; nothing was written.
+            NodeVersionMismatchError, NodeExistsError, NodeMissingError, NodeNotEmptyError: names the node; nothing was
+                written.
             UnknownWriteError: the connection was lost meanwhile; all or none were carried out.
         """
         if not operations:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rollbridge.errors import ZooKeeperOutdated
+from rollbridge.errors import ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.ids import SHARED_MAX, parse_number
 from rollbridge.model.journal import Journal, key_of, lost, streams_of
@@ -35,7 +35,7 @@ def check_mark(group: GroupState) -> Steps[None]:
     """Check that no earlier leader has marked ZooKeeper as set back.
 
     Raises:
-        ZooKeeperOutdated: one has.
+        ZooKeeperOutdatedError: one has.
     """
     found = yield from read_node(paths.outdated(group.name))
     if found is not None:
@@ -46,7 +46,7 @@ def check_journal(group: GroupState, next_epoch: int) -> Steps[None]:
     """Compare ZooKeeper with the journal; ``next_epoch`` is what the controller epoch is at least, or is raised to.
 
     Raises:
-        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
+        ZooKeeperOutdatedError: ZooKeeper has lost something that it knew.
     """
     faults = yield from _compare(group, next_epoch)
     if faults:
@@ -60,7 +60,7 @@ def check_birth(group: GroupState) -> Steps[None]:
     """Check that a group which is new to ZooKeeper was not led before, and lost when a backup was restored.
 
     Raises:
-        ZooKeeperOutdated: the group was led before.
+        ZooKeeperOutdatedError: the group was led before.
     """
     cluster = yield from read_node(paths.CLUSTER)
     if cluster and group.journal.nodes.get(paths.CLUSTER) == cluster:
@@ -119,15 +119,15 @@ def refuse(group: GroupState, faults: list[str]) -> Steps[None]:
     """Mark in ZooKeeper that it was set back, and how that shows.
 
     Raises:
-        ZooKeeperOutdated: always.
+        ZooKeeperOutdatedError: always.
     """
     why = "; ".join(faults[:5])
     yield from Write([CreateNode(paths.outdated(group.name), why.encode())])
     raise _outdated(group, why)
 
 
-def _outdated(group: GroupState, why: str) -> ZooKeeperOutdated:
-    return ZooKeeperOutdated(
+def _outdated(group: GroupState, why: str) -> ZooKeeperOutdatedError:
+    return ZooKeeperOutdatedError(
         f"ZooKeeper holds less of group {group.name} than it did, as after it was restored from a backup: {why}; "
         "nothing is led, and nothing was written to Kafka, until `rollbridge repair` has put it right "
         "(`rollbridge repair --dry-run` shows what it would do)"

@@ -25,7 +25,7 @@ from rollbridge_coordinator.procedures.retention import save
 from rollbridge_coordinator.state.effects import (
     AppendLate,
     CommitRound,
-    EffectRefused,
+    EffectRefusedError,
     EndOffsets,
     FindLate,
     ReadLate,
@@ -68,7 +68,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         stable = ends.get(topic)
         try:
             is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable))
-        except EffectRefused as refused:
+        except EffectRefusedError as refused:
             if refused.code != CorruptDataError.code:
                 raise
             # A writer of that segment can put undecodable bytes there; that must not stop other streams.

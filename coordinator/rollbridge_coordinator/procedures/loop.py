@@ -35,7 +35,7 @@ from rollbridge_coordinator.procedures.upkeep import (
     record_long,
     remove_records,
 )
-from rollbridge_coordinator.state.effects import AbortRound, EffectRefused, Steps
+from rollbridge_coordinator.state.effects import AbortRound, EffectRefusedError, Steps
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
@@ -51,7 +51,7 @@ def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[
         return
     try:
         yield from chore(group, now_ms)
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         yield from AbortRound()
         group.log_end = group.draft = None
         group.counts["chores_refused"] += 1

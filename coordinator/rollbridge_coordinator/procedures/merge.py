@@ -41,7 +41,7 @@ from rollbridge_coordinator.state.effects import (
     AbortRound,
     AppendTogether,
     CommitRound,
-    EffectRefused,
+    EffectRefusedError,
     Found,
     Look,
     MergeFrames,
@@ -229,7 +229,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
         try:
             yield from append_round(group, transactions, topics, now_ms)
             yield from CommitRound()
-        except EffectRefused as refused:
+        except EffectRefusedError as refused:
             # Computed anew: transactions whose offsets were refused in the round have no items any more.
             items, ends = items_of(transactions, topics)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):

@@ -34,7 +34,7 @@ from rollbridge_coordinator.state.effects import (
     STUMBLED,
     AbortRound,
     AppendMessages,
-    EffectRefused,
+    EffectRefusedError,
     Look,
     MendTopics,
     MergeFrames,
@@ -67,7 +67,7 @@ def seal_left(group: GroupState, stream: LedStream) -> Steps[None]:
         held = sorted(set(closed.values()) - ends.keys())
         if held:
             why = "native transactions of others are open on what is to be sealed"
-            raise EffectRefused(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
+            raise EffectRefusedError(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
         group.forecast.forget(closed.values())
         history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
         complete = history.record(record.epoch)
@@ -89,7 +89,7 @@ def absorb(
     transactions: Sequence[BufferedTransaction],
     items: Items,
     ends: Sequence[int],
-    refused: EffectRefused,
+    refused: EffectRefusedError,
     now_ms: int,
     *,
     may_wait: bool,
@@ -162,7 +162,7 @@ def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now
 def _whole(
     group: GroupState,
     transactions: Sequence[BufferedTransaction],
-    refused: EffectRefused,
+    refused: EffectRefusedError,
     now_ms: int,
     *,
     may_wait: bool,
@@ -184,7 +184,7 @@ def _whole(
     return len(transactions) == 1 or not may_wait
 
 
-def _single_out(group: GroupState, items: Items, refused: EffectRefused) -> Steps[tuple[int | None, str]]:
+def _single_out(group: GroupState, items: Items, refused: EffectRefusedError) -> Steps[tuple[int | None, str]]:
     """Find the item at fault for its content; return its index, or None and the reason if the topic is at fault.
 
     Small frames of many transactions are joined in one batch, and Kafka refuses the batch. Halves of it are appended,
@@ -211,11 +211,11 @@ def _single_out(group: GroupState, items: Items, refused: EffectRefused) -> Step
     return places[0], ""
 
 
-def _try(items: Items) -> Steps[EffectRefused | None]:
+def _try(items: Items) -> Steps[EffectRefusedError | None]:
     """Append frames and abort them; return their refusal, None if they were taken."""
     try:
         yield from MergeFrames(items)
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         return refused
     yield from AbortRound()
     return None
@@ -231,7 +231,7 @@ def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
     try:
         for topic in (*topics, group.commit_log):
             yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
-    except EffectRefused:
+    except EffectRefusedError:
         return
     yield from AbortRound()
 
@@ -242,12 +242,12 @@ def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
     stream = group.streams[str(name)]
     try:
         wrong = yield from MendTopics([segment_topic_spec(stream.config, segment)])
-    except EffectRefused:
+    except EffectRefusedError:
         return ""  # the topic may not be described; the earlier refusal says more
     return f"topic {topic}: {wrong[topic]}" if wrong and topic in wrong else ""
 
 
-def note_fault(group: GroupState, stream: str, reason: str, refused: EffectRefused, now_ms: int) -> Steps[None]:
+def note_fault(group: GroupState, stream: str, reason: str, refused: EffectRefusedError, now_ms: int) -> Steps[None]:
     """Put a stream into an error state, and publish that in ZooKeeper."""
     fault = StreamFault(reason[:FAULT_CHARACTERS_MAX], refused.code, refused.topic or "", now_ms)
     if stream not in group.streams or not group.faults.note(stream, fault, now_ms):
@@ -260,7 +260,7 @@ def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None
     """Write a stream's error state to ZooKeeper, where ``stream describe`` and the doctor find it."""
     path = paths.stream_fault(group.streams[stream].config.name)
     # If the write does not apply, or is refused, the stream waits all the same, only without being shown.
-    with suppress(EffectRefused):
+    with suppress(EffectRefusedError):
         present = yield from read_node(path)
         yield from Write([CreateNode(path, fault.to_json()) if present is None else SetNode(path, fault.to_json())])
 
@@ -281,7 +281,7 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
         if stream.history.unsealed():
             try:
                 yield from seal_left(group, stream)
-            except EffectRefused as refused:
+            except EffectRefusedError as refused:
                 group.faults.note(name, fault, now_ms)
                 if refused.code != fault.code:
                     fault = replace(fault, reason=refused.reason[:FAULT_CHARACTERS_MAX], code=refused.code)
@@ -301,7 +301,7 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
 def hide_fault(stream: StreamName) -> Steps[None]:
     """Remove a stream's error state from ZooKeeper."""
     path = paths.stream_fault(stream)
-    with suppress(EffectRefused):
+    with suppress(EffectRefusedError):
         if (yield from read_node(path)) is not None:
             yield from Write([DeleteNode(path)])
 
@@ -312,7 +312,7 @@ def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
         if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
             return False
         yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
-    except EffectRefused:
+    except EffectRefusedError:
         return False
     yield from AbortRound()
     return True

@@ -15,12 +15,12 @@ from typing import Final
 
 from rollbridge.errors import (
     InvalidRequestError,
-    OutcomeExpired,
+    OutcomeExpiredError,
     RollbridgeError,
-    StreamBusy,
-    StreamNotFound,
-    TransactionNotFound,
-    TransactionPreserverClosed,
+    StreamBusyError,
+    StreamNotFoundError,
+    TransactionNotFoundError,
+    TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
 from rollbridge.model.frames import REASON_CHARACTERS_MAX, PieceKey
@@ -35,7 +35,7 @@ from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
 from rollbridge_coordinator.procedures.streams import create_stream, delete_again, delete_stream
 from rollbridge_coordinator.procedures.suspended import hold_request, is_due, take_out
-from rollbridge_coordinator.state.effects import EffectRefused, EndOffsets, Steps, Write, read_children, read_node
+from rollbridge_coordinator.state.effects import EffectRefusedError, EndOffsets, Steps, Write, read_children, read_node
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, WaitingRequest
 from rollbridge_coordinator.state.planning import why_waits
@@ -89,7 +89,8 @@ def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnsw
     """Return what is known of a transaction at this moment, with its last events, without waiting for its end.
 
     Raises:
-        TransactionNotFound, OutcomeExpired, TransactionPreserverClosed: it is not open, and nothing is known of it.
+        TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: it is not open, and nothing is
+            known of it.
     """
     identifier = TransactionId.parse(request.transaction)
     events = group.fold.chronicle.story(identifier.bytes)
@@ -174,7 +175,7 @@ def _look_up_label(
 
 def _preserver(group: GroupState) -> TransactionMetadataPreserver:
     if group.preserver is None:
-        raise TransactionPreserverClosed(
+        raise TransactionPreserverClosedError(
             f"group {group.name} does not remember terminated transactions (transaction_meta_persist_count is 0), and "
             "no open one fits; the commit log may tell: `rollbridge consume --transactions`"
         )
@@ -183,11 +184,11 @@ def _preserver(group: GroupState) -> TransactionMetadataPreserver:
 
 def _absent(absence: Absence, what: str, group: GroupState) -> RollbridgeError:
     if absence is Absence.FORGOTTEN:
-        return OutcomeExpired(
+        return OutcomeExpiredError(
             f"{what} is not open in group {group.name}; if it ever was, its outcome is past its retention and has been "
             "forgotten"
         )
-    return TransactionNotFound(f"{what} is not open in group {group.name}, and it has no outcome there")
+    return TransactionNotFoundError(f"{what} is not open in group {group.name}, and it has no outcome there")
 
 
 def _opened(item: BufferedTransaction) -> KnownTransaction:
@@ -283,7 +284,7 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from _rebuild(group, name, _stream(group, request), now_ms)
     except RollbridgeError as refusal:
         yield from _refuse(group, name, refusal.code, str(refusal), now_ms)
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         yield from _refuse(group, name, refused.code, refused.reason, now_ms)
 
 
@@ -303,7 +304,7 @@ def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) ->
 def _truncate(group: GroupState, name: str, stream: LedStream, request: AdminRequest, now_ms: int) -> Steps[None]:
     why = yield from hold_request(group, request.stream, abort_foreign=False)
     if why:
-        raise StreamBusy(
+        raise StreamBusyError(
             f"stream {request.stream} cannot be truncated now: {why}; nothing was deleted; ask again later"
         )
     yield from truncate_stream(group, stream, name, request, now_ms)
@@ -335,20 +336,20 @@ def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Ad
     """Check that an ended transaction was aborted as the request asks, by a leader that did not come to answer.
 
     Raises:
-        TransactionNotFound: it was not, or its outcome is not remembered; the request has done nothing.
+        TransactionNotFoundError: it was not, or its outcome is not remembered; the request has done nothing.
         InvalidRequestError: it is committed.
     """
     absent = f"transaction {identifier} is not open in group {group.name}"
     found = None if group.preserver is None else group.preserver.find(identifier)
     if found is None or found is Absence.FORGOTTEN:
-        raise TransactionNotFound(f"{absent}, and how it has ended is not remembered; nothing was written now")
+        raise TransactionNotFoundError(f"{absent}, and how it has ended is not remembered; nothing was written now")
     if isinstance(found, Absence):
-        raise TransactionNotFound(f"{absent}; nothing was written")
+        raise TransactionNotFoundError(f"{absent}; nothing was written")
     _, ended = found
     if ended.committed:
         raise InvalidRequestError(f"transaction {identifier} is committed; nothing was written")
     if not ended.reason.startswith((request.reason or "admin")[:REASON_CHARACTERS_MAX]):
-        raise TransactionNotFound(f"{absent}: it was aborted before ({ended.reason}); nothing was written")
+        raise TransactionNotFoundError(f"{absent}: it was aborted before ({ended.reason}); nothing was written")
 
 
 def _clear(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:
@@ -387,7 +388,7 @@ def _answer(group: GroupState, name: str, answer: AdminAnswer) -> Steps[None]:
         try:
             if (yield from Write(operations)):
                 return
-        except EffectRefused as refused:
+        except EffectRefusedError as refused:
             logger.warning("%s: request %s cannot be answered: %s", group.name, name, refused)
     group.unanswered.add(name)
 
@@ -395,7 +396,7 @@ def _answer(group: GroupState, name: str, answer: AdminAnswer) -> Steps[None]:
 def _stream(group: GroupState, request: AdminRequest) -> LedStream:
     stream = group.streams.get(request.stream)
     if request.stream in group.doomed:
-        raise StreamNotFound(f"stream {request.stream} is being deleted; nothing was written")
+        raise StreamNotFoundError(f"stream {request.stream} is being deleted; nothing was written")
     if stream is None:
-        raise StreamNotFound(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
+        raise StreamNotFoundError(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
     return stream

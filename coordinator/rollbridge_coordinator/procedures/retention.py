@@ -47,7 +47,7 @@ from rollbridge_coordinator.state.effects import (
     DeleteRecords,
     DeleteTopics,
     DiskBytes,
-    EffectRefused,
+    EffectRefusedError,
     GroupCommits,
     Now,
     ReadNodes,
@@ -285,7 +285,7 @@ def _delete_topics(group: GroupState, stream: LedStream, now_ms: int) -> Steps[N
     try:
         if not (yield from DeleteTopics(topics)):
             return
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         logger.warning("%s: topics of removed segments stay for now: %s", stream.config.name, refused.reason)
         return
     group.forecast.forget(topics)

@@ -58,7 +58,7 @@ from rollbridge_coordinator.state.effects import (
     AbortRound,
     CommitRound,
     CreateTopics,
-    EffectRefused,
+    EffectRefusedError,
     Look,
     Seal,
     Steps,
@@ -120,7 +120,7 @@ def finish_roll(
                 if transactions:
                     yield from CommitRound()
                 break
-            except EffectRefused as refused:
+            except EffectRefusedError as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
                 if not isinstance(refused.effect, (*ROUND, Look)):
                     if may_wait or node in group.suspended:
@@ -225,7 +225,7 @@ def _can_seal(topics: Sequence[str]) -> Steps[bool]:
     """Seal topics; return False if native transactions of others are open on some. A refusal is left to the roll."""
     try:
         return len((yield from Seal(topics))) == len(topics)
-    except EffectRefused:
+    except EffectRefusedError:
         return True
 
 
@@ -242,13 +242,13 @@ def _seal_duplicates(
     try:
         sealed = yield from Seal(everything)
         return sealed, frozenset(everything) - sealed.keys()
-    except EffectRefused:
+    except EffectRefusedError:
         ends: dict[str, int] = {}
         held: set[str] = set()
     for (roll, *_), own in zip(plans, topics, strict=True):
         try:
             sealed = yield from Seal(own)
-        except EffectRefused as refused:
+        except EffectRefusedError as refused:
             reason = f"the segments of a rolling commit cannot be sealed, readers wait there: {refused.reason}"
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
         else:
@@ -299,7 +299,7 @@ def _append(
 def _give_up(
     group: GroupState,
     transactions: Sequence[BufferedTransaction],
-    refused: EffectRefused,
+    refused: EffectRefusedError,
     plans: Sequence[_Plan],
     now_ms: int,
 ) -> Steps[None]:
@@ -315,7 +315,9 @@ def _give_up(
             yield from note_fault(group, roll.stream, reason, refused, now_ms)
 
 
-def _leave(group: GroupState, committing: CommittingTransactions, refused: EffectRefused, node: str) -> Steps[None]:
+def _leave(
+    group: GroupState, committing: CommittingTransactions, refused: EffectRefusedError, node: str
+) -> Steps[None]:
     """Put the stream whose topic cannot be created or sealed into an error state, so that all others go on.
 
     If the refusal does not name a stream of the rolling commit, all of its streams wait.

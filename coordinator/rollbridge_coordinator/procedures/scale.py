@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollbridge.errors import StreamBusy
+from rollbridge.errors import StreamBusyError
 from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition
 from rollbridge.model.conditions import name_some
@@ -35,7 +35,7 @@ from rollbridge_coordinator.procedures.suspended import (
     suspend,
     tell,
 )
-from rollbridge_coordinator.state.effects import CreateTopics, EffectRefused, Now, Seal, Steps, Write
+from rollbridge_coordinator.state.effects import CreateTopics, EffectRefusedError, Now, Seal, Steps, Write
 from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Wait
 from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
@@ -47,7 +47,7 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
     Raises:
         InvalidRangesError: see :meth:`EpochHistory.plan_scale`.
         InvalidRequestError: the stream would have too many segments.
-        StreamBusy: native transactions of others have been open for too long on what is to be sealed.
+        StreamBusyError: native transactions of others have been open for too long on what is to be sealed.
     """
     ranges = ranges_of(request.ranges)
     record, _, closed = _plan(stream, request.seal, ranges, now_ms)
@@ -77,7 +77,7 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: AdminRequ
     Nothing is closed yet, so nobody else waits. With ``abort_foreign`` the native transactions are aborted.
 
     Raises:
-        StreamBusy: the scale has waited too long, or not all of them could be aborted.
+        StreamBusyError: the scale has waited too long, or not all of them could be aborted.
     """
     before = group.held.pop(name, None)
     why = yield from hold_request(group, request.stream, abort_foreign=request.abort_foreign)
@@ -90,12 +90,12 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: AdminRequ
     if request.abort_foreign:
         failed = yield from abort_lasting(group, wait.lasting)
         if failed is not None:
-            raise StreamBusy(
+            raise StreamBusyError(
                 "native transactions of others are open on what is to be sealed, and could not all be aborted: "
                 f"{failed}; the stream was not changed"
             )
     if now_ms - wait.since_ms >= group.settings.scale_wait_ms:
-        raise StreamBusy(
+        raise StreamBusyError(
             f"stream {request.stream} cannot be scaled: {why}; nothing was changed"
             if why
             else f"stream {request.stream} cannot be scaled: what is to be sealed has waited for "
@@ -118,7 +118,7 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
         ends = yield from Seal(topics)
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         yield from _give_up(group, scaling, refused, node)
         return
     if len(ends) < len(topics):
@@ -165,7 +165,7 @@ def _answering(group: GroupState, scaling: EpochTransition, answer: AdminAnswer)
     return [CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())]
 
 
-def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefused, node: str) -> Steps[None]:
+def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefusedError, node: str) -> Steps[None]:
     """Answer that a scale is refused; the next one uses the topics that were created for it.
 
     A scale that has closed segments is suspended instead, or plain writers would look for successors for ever.

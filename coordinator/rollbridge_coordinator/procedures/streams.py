@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusy, StreamExists
+from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError, StreamExistsError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
@@ -54,7 +54,7 @@ from rollbridge_coordinator.state import streams
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
     DeleteTopics,
-    EffectRefused,
+    EffectRefusedError,
     EndOffsets,
     EnsureNodes,
     ReadNodes,
@@ -79,7 +79,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
 
     Raises:
         InvalidRequestError: a bad name, range or number.
-        StreamExists: it exists already, in whatever group.
+        StreamExistsError: it exists already, in whatever group.
         InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner.
     """
     stream = StreamName.parse(request.stream)
@@ -149,8 +149,10 @@ def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
     raw = yield from read_node(paths.stream(stream))
     if raw is not None:
         if StreamConfig.from_json(raw).state is StreamState.DELETING:
-            raise StreamExists(f"stream {stream} is still being deleted; nothing was written; ask again in a while")
-        raise StreamExists(f"stream {stream} exists already; nothing was written")
+            raise StreamExistsError(
+                f"stream {stream} is still being deleted; nothing was written; ask again in a while"
+            )
+        raise StreamExistsError(f"stream {stream} exists already; nothing was written")
     if (yield from read_node(paths.stream(StreamName(stream.scope, group.group)))) is not None:
         raise InvalidNameError(f"group {group} has the name of a stream of its scope; nothing was written")
     groups = yield from read_children(paths.GROUPS)
@@ -186,12 +188,12 @@ def delete_stream(group: GroupState, name: str, stream: streams.LedStream, now_m
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
 
     Raises:
-        StreamBusy: transactions of it are open.
+        StreamBusyError: transactions of it are open.
     """
     own = str(stream.config.name)
     busy = [item for item in group.fold.open.values() if own in item.begin.streams]
     if busy:
-        raise StreamBusy(
+        raise StreamBusyError(
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
             "commit or abort them first; nothing was deleted"
         )
@@ -216,10 +218,10 @@ def delete_again(group: GroupState, name: str, doomed: streams.Doomed) -> Steps[
     """Take another request to delete a stream that is being deleted; the next step is tried at once.
 
     Raises:
-        StreamBusy: too many requests wait for it already.
+        StreamBusyError: too many requests wait for it already.
     """
     if len(doomed.config.deletion_requests) >= ASKED_MAX:
-        raise StreamBusy(
+        raise StreamBusyError(
             f"stream {doomed.config.name} is being deleted, and {ASKED_MAX} requests wait for the end of it already"
         )
     marked = yield from _mark(group, name, doomed.config)
@@ -236,13 +238,13 @@ def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
             try:
                 if (yield from _step(group, doomed, now_ms)):
                     group.housekeeping.done_ms.pop(doomed.work, None)
-            except EffectRefused as refused:
+            except EffectRefusedError as refused:
                 yield from _answer_refused(group, doomed, refused, now_ms)
             left = left or (doomed.work not in group.housekeeping.done_ms and str(doomed.config.name) in group.doomed)
     return left
 
 
-def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRefused, now_ms: int) -> Steps[None]:
+def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRefusedError, now_ms: int) -> Steps[None]:
     """Answer the requests for a deletion that is refused now; it is tried again at intervals."""
     name, waiting = doomed.config.name, doomed.config.deletion_requests
     if not waiting:

@@ -36,7 +36,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import CorruptDataError, StreamBusy
+from rollbridge.errors import CorruptDataError, StreamBusyError
 from rollbridge.model import paths
 from rollbridge.model.changes import (
     SUSPENDED,
@@ -56,7 +56,7 @@ from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
     Closed,
-    EffectRefused,
+    EffectRefusedError,
     EndForeign,
     LookForObstacles,
     MendTopics,
@@ -258,7 +258,7 @@ def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Step
     With ``abort_foreign`` the native transactions that the suspended change waits for are aborted.
 
     Raises:
-        StreamBusy: not all of them could be aborted.
+        StreamBusyError: not all of them could be aborted.
     """
     item = group.suspended_on(stream)
     if item is None:
@@ -266,7 +266,7 @@ def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Step
     if abort_foreign:
         failed = yield from abort_lasting(group, item.wait.lasting)
         if failed is not None:
-            raise StreamBusy(f"{_why(item)}, which could not all be aborted: {failed}; the stream was not changed")
+            raise StreamBusyError(f"{_why(item)}, which could not all be aborted: {failed}; the stream was not changed")
     return _why(item)
 
 
@@ -373,7 +373,7 @@ def _answer(group: GroupState, node: str, scaling: EpochTransition, now_ms: int)
         f"{_why(group.suspended[node])}; it will be finished as soon as they have ended, and the stream takes nothing "
         "until then: end them, or ask for a scale that aborts them (--abort-foreign, abort_foreign=True)"
     )
-    yield from refuse_request(group, node, scaling, refusing(StreamBusy.code, why, now_ms))
+    yield from refuse_request(group, node, scaling, refusing(StreamBusyError.code, why, now_ms))
 
 
 def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
@@ -420,7 +420,7 @@ def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
     """Return the topics that are closed; none if Kafka refuses to say, as appends to them are refused then anyway."""
     try:
         return (yield from Closed(topics))
-    except EffectRefused:
+    except EffectRefusedError:
         return frozenset()
 
 
@@ -469,7 +469,7 @@ def _mend(group: GroupState, specs: list[TopicCreation]) -> Steps[list[str] | No
     """
     try:
         found = yield from MendTopics(specs, optional=True)
-    except EffectRefused as refused:
+    except EffectRefusedError as refused:
         if len(specs) == 1:
             logger.warning("%s: %s stays as it is: %s", group.name, specs[0].name, refused.reason)
             return []

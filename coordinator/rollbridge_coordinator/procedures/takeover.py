@@ -247,7 +247,7 @@ def take_over(
 
     Raises:
         CorruptDataError: an internal topic was deleted and created again.
-        ZooKeeperOutdated: ZooKeeper was set back.
+        ZooKeeperOutdatedError: ZooKeeper was set back.
     """
     yield from TakeIdentity(name)
     yield from EnsureNodes(paths.group_skeleton(name))
@@ -302,7 +302,7 @@ def check_again(group: GroupState) -> Steps[None]:
     A ZooKeeper that was set back meanwhile may still know the session.
 
     Raises:
-        ZooKeeperOutdated: ZooKeeper has lost something that it knew.
+        ZooKeeperOutdatedError: ZooKeeper has lost something that it knew.
         StaleStateError: ZooKeeper holds a change that this leader has finished, or lacks one that it has not.
     """
     yield from keep_journal(group)  # so that the journal holds all that this leader has written to ZooKeeper
@@ -363,7 +363,7 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
 
     Raises:
         CorruptDataError: the commit log was deleted and created again, or ZooKeeper does not know it.
-        ZooKeeperOutdated: the group was led before, and ZooKeeper was set back.
+        ZooKeeperOutdatedError: the group was led before, and ZooKeeper was set back.
     """
     name = group.name
     raw = yield from read_node(paths.group(name))

@@ -28,12 +28,12 @@ from typing import Final, NoReturn
 
 import psutil
 
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator
-from rollbridge.zookeeper.errors import NodeExists
+from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -96,8 +96,8 @@ class Daemon:
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
-            KafkaUnavailable, ZooKeeperUnavailable: no server answered at the start.
-            EnvironmentProblem: the configured address cannot be used for metrics.
+            KafkaUnavailable, ZooKeeperUnavailableError: no server answered at the start.
+            LocalEnvironmentError: the configured address cannot be used for metrics.
         """
         with self._endpoint(), self._shown():
             try:
@@ -199,7 +199,7 @@ class Daemon:
             return
         try:
             presence = Presence(self._settings.name, address[0], address[1])
-        except EnvironmentProblem as fault:
+        except LocalEnvironmentError as fault:
             if given is not None:
                 raise
             logger.warning("others cannot see whether this coordinator lives: %s", fault)
@@ -281,7 +281,7 @@ class Daemon:
         if present is None:
             try:
                 self._session.create(path, record, ephemeral=True)
-            except NodeExists:
+            except NodeExistsError:
                 self._changed.set()
                 return
         elif record != self._published:

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 
-from rollbridge.errors import EnvironmentProblem, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.state.group import GroupState
@@ -52,12 +52,12 @@ class Endpoint:
             faults: Returns what is wrong, an empty list if healthy; called from threads of the server.
 
         Raises:
-            EnvironmentProblem: the address cannot be used.
+            LocalEnvironmentError: the address cannot be used.
         """
         try:
             self._server = _Server(host, port, metrics, faults)
         except OSError as fault:
-            raise EnvironmentProblem(f"metrics cannot be served at {host}:{port}: {fault}") from fault
+            raise LocalEnvironmentError(f"metrics cannot be served at {host}:{port}: {fault}") from fault
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
 
     @property

@@ -47,7 +47,13 @@ from rollbridge.model.names import GroupName, is_segment_topic
 from rollbridge.model.pieces import Partition
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
-from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch, ZooKeeperRefused
+from rollbridge.zookeeper.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+    ZooKeeperRefusedError,
+)
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.frames import (
@@ -104,7 +110,7 @@ _DOUBTFUL: Final = (
 well: time-outs, lost connections, ``AppendUnknownError``, and all of ZooKeeper's but a refused write."""
 
 
-def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.EffectRefused | None:
+def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.EffectRefusedError | None:
     """Return the refusal to throw into a procedure for an error of its effect; None if the error leaves a doubt.
 
     Args:
@@ -115,33 +121,35 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
     if isinstance(fault, CorruptDataError) and isinstance(effect, fx.MergeFrames | fx.AppendTogether) and feed:
         # The frame is no batch, or is gone from the buffer. Its own batch was being made, so it has not been sent.
         topic = effect.items[feed.at[0]][0] if feed.at else None
-        return fx.EffectRefused(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
-    if isinstance(fault, ZooKeeperRefused) and isinstance(effect, fx.ON_ZOOKEEPER):
-        return fx.EffectRefused(effect, str(fault), code=fault.code)
+        return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
+    if isinstance(fault, ZooKeeperRefusedError) and isinstance(effect, fx.ON_ZOOKEEPER):
+        return fx.EffectRefusedError(effect, str(fault), code=fault.code)
     if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
         # A round that was not to be committed yet leaves no doubt once it has been aborted, as :meth:`run` does.
         places = feed.items_of(fault.batch)
         return (
-            fx.EffectRefused(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places) if places else None
+            fx.EffectRefusedError(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places)
+            if places
+            else None
         )
     if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
         # Nor does a round with a segment that has no partition leader now.
-        return fx.EffectRefused(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
+        return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
     if isinstance(fault, KafkaUnavailable) and isinstance(effect, _LOOKS) and is_segment_topic(_topic_of(fault) or ""):
-        return fx.EffectRefused(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
+        return fx.EffectRefusedError(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
     if isinstance(effect, fx.Look | fx.ReadLate | fx.FindLate) and isinstance(fault, CorruptDataError):
         # A writer of a segment can write there what cannot be decoded. That harms only transactions with a condition on
         # the segment, and late records in it, not the group.
-        return fx.EffectRefused(effect, str(fault), code=fault.code, topic=_topic_of(fault))
+        return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
     if isinstance(fault, SealTimeoutError) and isinstance(effect, fx.Seal):
         # Part of it may have been done; sealing again goes on from there.
-        return fx.EffectRefused(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
+        return fx.EffectRefusedError(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
         return None
     if isinstance(fault, AppendRefusedError):
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
-        return fx.EffectRefused(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
-    return fx.EffectRefused(effect, str(fault), code=fault.code, topic=_topic_of(fault))
+        return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
+    return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
 
 
 def _topic_of(fault: RollbridgeError) -> str | None:
@@ -179,8 +187,8 @@ class Interpreter:
     """Runner of procedures for one term of one leader.
 
     A definite refusal of an effect is thrown into its procedure as
-    :class:`~rollbridge_coordinator.state.effects.EffectRefused`. All other errors of the adapters pass through: it is
-    unknown then what was done, so the leader ends its term and takes over anew.
+    :class:`~rollbridge_coordinator.state.effects.EffectRefusedError`. All other errors of the adapters pass through: it
+    is unknown then what was done, so the leader ends its term and takes over anew.
     """
 
     def __init__(
@@ -243,14 +251,14 @@ class Interpreter:
             RollbridgeError: an effect failed, and the procedure does not handle its refusal, or there is a doubt.
         """
         result: Any = None
-        refused: fx.EffectRefused | None = None
+        refused: fx.EffectRefusedError | None = None
         while True:
             try:
                 effect = procedure.send(result) if refused is None else procedure.throw(refused)
             except StopIteration as end:
                 value: T = end.value
                 return value
-            except fx.EffectRefused as uncaught:
+            except fx.EffectRefusedError as uncaught:
                 raise uncaught.__cause__ or uncaught from None
             if self._hook is not None:
                 self._hook(procedure, effect, "before")
@@ -328,7 +336,7 @@ class Interpreter:
             raise StaleStateError("the connection to ZooKeeper was away in the middle of the work; nothing was written")
         try:
             self._session.multi([self._fence, *operations])
-        except (NodeExists, NodeMissing, NodeNotEmpty, NodeVersionMismatch) as fault:
+        except (NodeExistsError, NodeMissingError, NodeNotEmptyError, NodeVersionMismatchError) as fault:
             if fault.path == self._fence.path:
                 raise DeposedError(f"{self._group} has a newer leader; nothing was written") from fault
             logger.info("%s: a write did not apply: %s", self._group, fault)

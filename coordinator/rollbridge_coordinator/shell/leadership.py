@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Protocol
 
-from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailable, RollbridgeError
+from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailable, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.batches import validate_frame
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
@@ -25,7 +25,7 @@ from rollbridge.model.buffer import BufferFold
 from rollbridge.model.names import GroupName
 from rollbridge.model.pieces import Partition
 from rollbridge.model.records import ControllerEpoch
-from rollbridge.zookeeper.errors import NodeExists, NodeMissing, NodeVersionMismatch, UnknownWriteError
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.loop import work
@@ -232,7 +232,7 @@ class Leadership(threading.Thread):
                 continue
             try:
                 self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
-            except NodeExists:
+            except NodeExistsError:
                 continue
             self._is_watching = False  # the node was last seen vacant, and the watch for this change may still be due
             return True
@@ -349,7 +349,7 @@ class Leadership(threading.Thread):
         """Show that the takeover is over: the leader node has version 0 until then, see ``Metadata.lead``."""
         try:
             self._session.set(paths.leader(self._group), self._settings.name.encode(), 0)
-        except (NodeMissing, NodeVersionMismatch) as fault:
+        except (NodeMissingError, NodeVersionMismatchError) as fault:
             raise DeposedError("the leader node was removed meanwhile") from fault
         except UnknownWriteError as fault:
             logger.info("%s: the takeover may still seem to be under way: %s", self._group, fault)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rollbridge.cas.tail import StreamLogs, WaitedTooLong
+from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.committed import batch_of_one, is_plain
@@ -81,7 +81,7 @@ class Outlook:
             else:
                 last = logs.last(query.course, self._reader, end, deadline)
             disturbed = self._is_disturbed(query, deadline)
-        except WaitedTooLong as fault:
+        except WaitedTooLongError as fault:
             return Undecided(f"an earlier native transaction stays open: {fault}")
         return Found(last, end, disturbed)
 
@@ -96,7 +96,7 @@ class Outlook:
                 if any(record.offset < after.start and wanted in (None, record.key) for record in part.records):
                     return True
                 if part.end == place and time.monotonic() >= deadline:
-                    raise WaitedTooLong(topic, place, after.start)  # the log has lost what was appended there
+                    raise WaitedTooLongError(topic, place, after.start)  # the log has lost what was appended there
                 place = part.end
         return False
 

@@ -36,12 +36,12 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.errors import CorruptDataError, EnvironmentProblem, InvalidRequestError, RollbridgeError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.retry import Backoff
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator, DeleteNode
-from rollbridge.zookeeper.errors import NodeMissing
+from rollbridge.zookeeper.errors import NodeMissingError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import Znode, ZooKeeperSession
 from rollbridge_coordinator.state.succession import Candidates
@@ -91,7 +91,7 @@ class Presence:
             port: Port to listen on, 0 for a free one.
 
         Raises:
-            EnvironmentProblem: the port cannot be used.
+            LocalEnvironmentError: the port cannot be used.
         """
         self.life: Final = uuid.uuid4().hex
         """Random id of this process, another one after each start."""
@@ -99,7 +99,7 @@ class Presence:
         try:
             self._server = _bound(host, port)
         except OSError as fault:
-            raise EnvironmentProblem(f"port {port} of {host} cannot be listened at: {fault}") from fault
+            raise LocalEnvironmentError(f"port {port} of {host} cannot be listened at: {fault}") from fault
         self._server.setblocking(False)
         shown = f"[{host}]" if ":" in host else host
         self.address: Final = f"{shown}:{self._server.getsockname()[1]}"
@@ -321,7 +321,7 @@ def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | No
         Number of groups that are vacant now; None if the nodes were gone, or another life's, and nothing was done.
 
     Raises:
-        ZooKeeperDenied, ZooKeeperUnavailable: nothing was removed, or not all.
+        ZooKeeperDeniedError, ZooKeeperUnavailableError: nothing was removed, or not all.
     """
     metadata = Metadata(session)
     place = paths.coordinator(name)
@@ -339,7 +339,7 @@ def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | No
         session.multi([DeleteNode(place, node.version), *own[: NODES_AT_ONCE - 1]])
         for start in range(NODES_AT_ONCE - 1, len(own), NODES_AT_ONCE):
             session.multi(own[start : start + NODES_AT_ONCE])
-    except NodeMissing:
+    except NodeMissingError:
         return None  # another coordinator was faster, or the session has just ended
     return len(own)
 
@@ -375,7 +375,7 @@ class CoordinatorRoll:
         """Read what has changed since the last call.
 
         Raises:
-            ZooKeeperUnavailable, ZooKeeperDenied: what was read before stays.
+            ZooKeeperUnavailableError, ZooKeeperDeniedError: what was read before stays.
         """
         if not self._is_read:
             self._is_read = True

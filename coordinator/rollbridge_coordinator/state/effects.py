@@ -508,7 +508,7 @@ STUMBLED: Final = "UNKNOWN_SERVER_ERROR"
 """Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""
 
 
-class EffectRefused(Exception):
+class EffectRefusedError(Exception):
     """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
 
     Nothing of the effect will ever be visible. If it was part of a round, the round is empty again, and the procedure
