@@ -1,4 +1,7 @@
-"""Changes in progress, recorded in ZooKeeper so that the next leader finishes exactly these."""
+"""Changes in progress: scales, rolling commits and faults of streams, as recorded in ZooKeeper.
+
+A leader records a change before its first step, so the next leader finishes exactly this one. Pure.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,18 @@ An epoch is a list of segments that are active together and partition the key sp
 to itself; a rolling commit makes two duplicates: one of the transactions' epoch, into which they are merged, and one of
 the active epoch, which becomes active again.
 
+A history drops its oldest epochs when nothing of them is left: their segments are removed, and no open transaction
+refers to them. A *foundation* keeps what later answers still depend on:
+
+- the *base* of each segment of the first epoch that is kept, since sequence ids grow along the lineage;
+- the *end* of each part of the key space: the sequence id after the last record that may have stood there, which
+  conditions compare with;
+- the partition numbers of that epoch's segments, since partitions are counted over the whole history;
+- when the stream was created, which tells it from a former stream of the same name.
+
+A stream that was deleted and created again has a foundation from its first epoch on. Its epochs and sequence ids go on
+above those of its former lives (:mod:`rollbridge.model.position`), so ``born``, its first epoch, is above 0.
+
 Source: PDP-24, "Controller Metadata: Epochs", "CommitTransaction" and the worked example of the overview.
 """
 
@@ -22,17 +34,7 @@ from rollbridge.model.keyspace import KeyRange, check_partition
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.segment_graph import Segment, SegmentGraph, Transition
 
-# --------------------------------------------------------------------------------------------------------------------
-# Foundations: what is kept of the epochs that a history has dropped, so that what it answers stays the same.
-# An epoch is dropped when nothing of it is left: the segments that ended with it are removed, no transaction refers
-# to it. Four things are built on it nevertheless. Sequence ids grow along the lineage, so each segment of the first
-# epoch that is kept has a *base*. A condition asks whether there may have been a record of a key, so each part of the
-# key space has an *end*: the sequence id after the last record that may have stood there. Partition numbers count the
-# segments, so those of that epoch keep theirs. And a stream that was deleted and created again is told apart by when
-# it was created.
-# Such a stream stands on a foundation from its first epoch on: its epochs and its sequence ids go on above all that
-# its former lives have used (:mod:`rollbridge.model.position`), so ``born``, the epoch with which this life began, is
-# above 0.
+# Foundations
 
 
 @dataclass(frozen=True, slots=True)

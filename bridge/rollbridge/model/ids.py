@@ -7,13 +7,6 @@ a group that is older than that, or that was repaired, also has ids of *former* 
 the ``floor`` and the ``ceiling`` in the group's record, which only coordinators write: a node outside of these is
 damaged, and the group's leader repairs it. An id whose count the node has not issued is forged. Pure.
 
-The 96-bit counter of a transaction id is ``group number(32) | count(64)``. Coordinators number the groups, from a node
-that only they may write; the count comes from a node of the group, which its members write. So whatever they write
-there, other groups' ids stay distinct. Number 0 marks ids from the counter that all groups shared in earlier versions;
-a group that is older than that, or that was repaired, also has ids of *former* numbers. Clients reserve counts between
-the ``floor`` and the ``ceiling`` in the group's record, which only coordinators write: a node outside of these is
-damaged, and the group's leader repairs it. An id whose count the node has not issued is forged. Pure.
-
 Source: PDP-24, "Implementation Details": ``long segmentId = 32bit<epoch>32bit<segmentNumber>``;
 ``UUID txn id = 16 bit epoch + 96 bit counter``.
 """

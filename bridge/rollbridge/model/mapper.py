@@ -167,8 +167,7 @@ class NodeRecord:
             ) from fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Working out how a type is stored.
+# How a type is stored
 
 
 def _fields(schema: Any) -> _Schemas:

@@ -230,8 +230,7 @@ def nearest(key: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"; did you mean {by_case[found[0]]}?" if found else ""
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Values that are no plain text or number.
+# Values other than plain text and numbers
 
 
 def function(given: Any) -> Any:

@@ -1,8 +1,12 @@
-"""Reading order: which segments of a stream may be read now, and from where.
+"""Reading order: which segments of a stream may be read now, and from where; and what a preview shows.
 
 A segment may be read once all its predecessors have been read to their sealed ends, so the records of a key arrive in
 the order in which they became visible, across scales and rolling commits. Segments that do not continue each other are
 read side by side.
+
+A preview shows the frames of open transactions. :class:`PreviewFold` builds on
+:class:`~rollbridge.model.buffer.BufferFold`, which drops duplicates, zombies and unreadable frames, and keeps no bytes
+of frames. An outcome from the commit log, or an ABORT frame, ends a transaction; later frames of it are not shown.
 
 Source: Pravega's readers finish the segments of a transition before they go on, and PDP-24 relies on that; hanging on
 empty segments and empty epochs (pravega#2679) is what an implementation has to watch for.
@@ -199,11 +203,7 @@ class ReadingPlan:
         return self._nodes[segment].sealed_end
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Previews: which frames of a transaction buffer belong to transactions that are open, as far as is known.
-# Builds on :class:`~rollbridge.model.buffer.BufferFold`, which drops duplicates, zombies and what cannot be read; it
-# keeps no bytes of frames here. An outcome from the commit log, or an ABORT frame, ends a transaction; what comes of
-# it later is not shown.
+# Previews
 
 
 ENDED_MAX: Final = 200_000

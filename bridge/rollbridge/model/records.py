@@ -19,8 +19,7 @@ from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, StreamName
 
-# --------------------------------------------------------------------------------------------------------------------
-# Operations on nodes; several of them in one multi are carried out all or none.
+# Operations on nodes; a multi carries out all of its operations or none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ def leading(operations: Sequence[NodeOperation], bytes_max: int) -> int:
     return max(sum(size <= bytes_max for size in sizes), min(len(operations), 1))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The cluster, and its streams.
+# The cluster and its streams
 
 
 LAYOUT_FORMAT = 1
@@ -263,8 +261,7 @@ class RetentionMarks(NodeRecord):
     marks: tuple[Mark, ...]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Groups, their coordinators, and their clients.
+# Groups, their coordinators and their clients
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,19 @@ What is not in the table cannot happen, and :func:`decide` says so. A test drive
 those of the proposals; a transaction whose outcome is on the commit log is gone from the fold but for its id, and that
 is the state ENDED here, whichever of COMMITTED and ABORTED it went to.
 
-Below the table: what a leader tells of a transaction, and the chronicle of what has happened to each.
+The *chronicle* collects the changes of state with their causes; the fold only notes values, and whoever runs it logs
+them:
+
+- Ordinary changes are collected only while somebody reads them (:attr:`Chronicle.is_tracing`), because each transaction
+  has several.
+- Unusual ones are always collected, within bounds: a transaction that expired, was refused, was aborted by somebody
+  else than its owner, or was committed by a rolling commit; frames without an origin or of a former owner.
+- A leader that serves (:attr:`Chronicle.is_live`) also keeps the last events of each transaction in memory, for
+  ``rollbridge txn describe``. They begin anew with each leader, so answers say since when.
 
 Source: PDP-24 (commit is first marked, then carried out), DistributedLog transactions (begin, commit and abort control
-records), PIP-255 (a repeated end gives the same answer).
+records), PIP-255 (a repeated end gives the same answer); for the chronicle dask's stories of tasks, each transition
+with its stimulus, and Kafka's transaction coordinator, which logs each transition with the transactional id.
 """
 
 from __future__ import annotations
@@ -215,8 +224,7 @@ def decide(state: State, event: Event, transaction: object = "?") -> Row:
     return row
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a group's leader knows of one transaction, as it answers those who ask: open, or how and where it ended.
+# What a leader answers about one transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,18 +258,7 @@ class KnownTransaction:
     pieces: Mapping[PieceKey, int] = field(default_factory=dict)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The chronicle of a fold: each change of a transaction's state, with what caused it, for the leader's log.
-# The fold only notes values; whoever runs it writes them down. Ordinary changes are given to logs only while somebody
-# wants to read them (:attr:`Chronicle.is_tracing`), since most leaders do not, and there are several of them for each
-# transaction. What is not ordinary is always given, within bounds: an expired or refused transaction, one that was
-# aborted by somebody else than its owner or committed by a rolling commit, frames that came from nowhere or from a
-# former owner.
-# A leader that serves (:attr:`Chronicle.is_live`) keeps besides, in memory, the last events of each transaction, so
-# that whoever asks what became of one is told. They begin anew with each leader; whoever hands them out says since
-# when.
-# Source: dask's stories of tasks (each transition with its stimulus); Kafka's transaction coordinator, which logs
-# each transition with the transactional id.
+# The chronicle
 
 UNREAD_MAX: Final = 1_000
 """Notes that wait to be taken; of more, the oldest are dropped and counted."""

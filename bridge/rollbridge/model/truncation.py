@@ -1,11 +1,20 @@
-"""Truncation of streams: what a cut takes away, and how far it may go. Pure.
+"""Truncation of streams: what a cut removes, how far it may go, and which epochs expire after it. Pure.
 
 A *cut* names offsets in segments none of which continues another: a position of a reader. Truncating at it deletes
 what is below these offsets, and everything that their segments continue. *Floors* say the same of every segment: the
 offset below which nothing is left. A segment may have a floor only if everything that it continues is gone, so that
 the records of a key are always deleted from the oldest on, and a reader never meets a gap.
 
-Source: Pravega's stream cuts (``StreamTruncationRecord``) and its consumption based retention (PDP-47).
+An epoch expires when every segment that ended with it is removed, topic included, unless it is still needed:
+
+- by a transaction that refers to it: one that is open or undecided, or one that a client begins before it hears of a
+  newer epoch;
+- by a retention mark that names one of its segments;
+- by the epoch after it, whose first segments continue removed ones; a reader at their ends still has to find them. So
+  one epoch more is kept than has anything left.
+
+Source: Pravega's stream cuts (``StreamTruncationRecord``) and its consumption based retention (PDP-47). Differs:
+Pravega drops epochs of its history only when it deletes the stream.
 """
 
 from __future__ import annotations
@@ -138,18 +147,7 @@ def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> 
     return floors
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Expiry of epochs: which of the oldest epochs of a stream nobody needs any more, and a history without them. Pure.
-# An epoch can go when every segment that ended up to its own end is removed, topic included. It is still needed
-#
-# * as the epoch to which transactions refer: those that are open or undecided, and those that clients begin, which may
-#   not have heard for a while that there is a newer one;
-# * by whoever names its segments: marks of a retention;
-# * for the epoch after it: the segments that begin there continue removed ones, whose ends a reader that stands there
-#   still has to find. So one epoch more is kept than has anything left.
-#
-# Source: Pravega truncates its epoch history by nothing but stream deletion; its ``StreamTruncationRecord`` says up
-# to where it would not be asked for.
+# Expiry of epochs
 
 
 SEGMENTS_AT_ONCE: Final = 20_000

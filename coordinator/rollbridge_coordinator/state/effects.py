@@ -52,8 +52,7 @@ AnyEffect = Effect[Any]
 Steps = Generator[AnyEffect, Any, T]
 """A procedure that returns a ``T``."""
 
-# --------------------------------------------------------------------------------------------------------------------
-# ZooKeeper.
+# ZooKeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ class Write(Effect[bool]):
 ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
 """The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
 
-# --------------------------------------------------------------------------------------------------------------------
-# Topics.
+# Topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +181,7 @@ class EndForeign(Effect[str | None]):
     transactions: Sequence[ForeignTransaction]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The round: one native transaction, of which nothing is visible before CommitRound.
+# The round: one native transaction; nothing of it is visible before CommitRound.
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +254,7 @@ class CommitRound(Effect[None]):
     """Commit the round: all that was appended since the last one is visible to ``read_committed``, for good."""
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Conditions: what stands where a transaction expects something.
+# Conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +316,7 @@ class Look(Effect[Sequence[Found | Undecided]]):
     queries: Sequence[Query]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Offsets, truncation, and what retention goes by.
+# Offsets, truncation and retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +373,7 @@ class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
     groups: Sequence[str]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Late records: those that a broker had let in before a seal and appended after it.
+# Late records, which a broker accepted before a seal and appended after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,8 +412,7 @@ class FindLate(Effect[bool | None]):
     targets: Mapping[str, int]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Takeover: fencing older leaders, and what they have left on record.
+# Takeover
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,8 +473,7 @@ class ReadRecords(Effect[Mapping[int, bytes | None]]):
 ROUND: Final = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound)
 """Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
 
-# --------------------------------------------------------------------------------------------------------------------
-# Steps that are an effect and a look at its result.
+# Steps: an effect and a check of its result
 
 
 def read_node(path: str) -> Steps[bytes | None]:
@@ -501,8 +493,7 @@ def confirm_leadership() -> Steps[None]:
     yield from Write(())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Refusals: an exception instead of a result.
+# Refusals
 
 STUMBLED: Final = "UNKNOWN_SERVER_ERROR"
 """Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""

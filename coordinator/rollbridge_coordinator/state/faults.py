@@ -1,7 +1,20 @@
-"""Streams in an error state: their transactions wait, those of all others go on. Pure.
+"""Faults that must not stop a group: streams in an error state, and rounds with an unknown outcome. Pure.
 
-A broker may refuse a topic for good: a permission is missing, it was removed or reconfigured. What waits is tried again
-now and then, less and less often, so that the stream leaves this state by itself.
+**Streams in an error state.** A broker may refuse a topic for good: a permission is missing, or the topic was removed
+or reconfigured. The stream's transactions wait while those of all others go on, and are tried again at growing
+intervals, so the stream leaves this state by itself.
+
+**Rounds with an unknown outcome.** A lost connection or a time-out in the middle of a round ends a leader's term. The
+next one takes the transactional ids over, which ends what was open, reads the outcome in the commit log, and does the
+round again if it was not committed. If the content of one transaction provokes this each time, no term would get past
+it. So:
+
+1. The transactions of such a round are merged one by one.
+2. Before each, something harmless is appended to the same topics and aborted, which shows that the brokers work.
+3. A transaction whose own rounds had no known outcome several times in a row is refused, by a leader that has read in
+   the commit log that it was not committed.
+
+This memory outlives the terms of one process, and ends with it.
 """
 
 from __future__ import annotations
@@ -111,15 +124,7 @@ class Faults:
         self._rests.pop(stream, None)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Rounds whose outcome nobody knows, and the transaction that is at fault if it is always the same. Pure.
-# A lost connection or a time-out in the middle of a round ends a leader's term: the next one takes the transactional
-# ids, which ends what was open one way or the other, and reads in the commit log which it was. If it was not
-# committed, the round is done again. Should one transaction provoke this, by what is in it, no term would get past
-# it. So the transactions of such a round are merged one by one; before one of them is tried, something harmless is
-# appended to the same topics, and taken back, to see that it is not the brokers; and one that has had no known
-# outcome by itself several times in a row is refused, by a leader that has read in the log that it was not committed.
-# What is known here outlives the terms of one process, and is forgotten with it.
+# Rounds with an unknown outcome
 
 
 UNKNOWN_MAX: Final = 3
@@ -186,8 +191,7 @@ class Doubts:
         )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Errors of the coordinator that never reach a client.
+# Errors of the coordinator that never reach a client
 
 
 class StaleStateError(Exception):

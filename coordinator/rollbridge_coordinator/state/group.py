@@ -1,4 +1,13 @@
-"""What the leader of a transaction group knows: its streams with their histories, and the fold of their buffers."""
+"""The state of a transaction group's leader: its streams with their histories, and the fold of their buffers. Pure.
+
+**Offset prediction.** A control record names the offsets of a transaction's records, so it would have to wait for the
+answer to the request that appends them. A leader that predicts the offsets sends both at once: the next record of a
+segment stands at its end as long as nobody else writes there. The answers tell whether that was right. If not, the
+round is aborted and done again in two requests, and the topic is not predicted for a while, longer each time.
+
+**Records of open transactions** keep a takeover short. A record costs as much as its transactions have frames, so one
+is written only after as much has arrived since the last; all of them together stay in proportion to what was written.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +33,7 @@ from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
 from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
 
-# --------------------------------------------------------------------------------------------------------------------
-# Forecast: where the next record of a segment will stand, as long as nobody but this leader writes there. Pure.
-# A control record says where a transaction's records stand, so it can only be written once they have their offsets: a
-# second request, after the first is answered. A leader that knows the offsets beforehand sends both together. It
-# learns from the answers whether it was right; if it was not, the round is aborted, done again the long way, and the
-# topic is left alone for a while, longer each time.
+# Offset prediction
 
 
 Items = Sequence[tuple[str, FrameRef]]
@@ -357,11 +361,7 @@ class GroupState:
         return all(self.fold.positions.get(partition, 0) >= offset for partition, offset in barrier.items())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# When a partition's open transactions are written down, and which of them: so that a takeover stays short. Pure.
-# A record costs as much as its transactions have frames, so one is only written when as much has come since; and as
-# there are at least so many messages between two records, what they cost together is in proportion to what was
-# written.
+# Records of open transactions
 
 
 ONGOING_BYTES_MAX: Final = 8 * 1024 * 1024

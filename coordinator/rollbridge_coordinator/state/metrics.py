@@ -1,7 +1,7 @@
-"""Metrics of a coordinator in Prometheus' text format. Pure; :mod:`rollbridge_coordinator.shell` writes them to files,
-or serves them.
+"""Metrics of a coordinator in Prometheus' text format, and whether it is ready to lead a group. Pure.
 
-Those of snapshots have PIP-196's names, with our prefix in place of ``pulsar``.
+:mod:`rollbridge_coordinator.shell` writes the metrics to files, or serves them. Those of snapshots have the names of
+PIP-196, with our prefix in place of ``pulsar``.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def joined(sheets: Iterable[Iterable[str]]) -> str:
     return "".join(f"{line}\n" for head, samples in families.items() for line in (head, *samples))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whether a coordinator could lead a group now, and why not. Pure; the daemon says what it knows of itself.
+# Readiness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,10 @@
-"""What a leader knows of the snapshots of its buffers: when one is due, and what goes into it. Pure.
+"""Snapshots of a leader's buffers: when one is due, what goes into it, and where a takeover begins to read. Pure.
 
-Source: PIP-196 (an index is updated after a number of transactions, or a time in which something changed).
+A new leader and a standby work out the replay start the same way, so what the standby has followed is what a takeover
+needs.
+
+Source: PIP-196 (an index is updated after a number of transactions, or a time in which something changed; recovery
+reads from the max read position of the snapshot on).
 """
 
 from __future__ import annotations
@@ -284,10 +288,7 @@ class Snapshots:
         self.warnings.append(text)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Places: where a takeover begins to read, by what is found of each buffer partition. Pure.
-# A new leader and a standby go by the same, so that what the one has followed is what the other needs.
-# Source: PIP-196 (recovery reads from the max read position of the snapshot on).
+# Replay start
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Streams as their leader knows them."""
+"""Streams as their leader knows them, what their group's journal does not have yet, and their Kafka topics. Pure.
+
+:mod:`rollbridge.model.journal` describes the journal.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,7 @@ class Doomed:
             yield self.config.buffer_topic, number
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What of a group's streams its journal does not have yet. Pure; see :mod:`rollbridge.model.journal`.
+# Journal
 
 
 @dataclass(slots=True)
@@ -152,8 +154,7 @@ def _state_of(stream: LedStream, fault: StreamFault | None) -> tuple[object, ...
     return stream.config, stream.history, stream.removing, stream.late, fault
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The Kafka topics of a stream and a group, with the settings that each needs. Pure.
+# Topics
 
 
 BATCH_OVERHEAD_BYTES: Final = 48_588

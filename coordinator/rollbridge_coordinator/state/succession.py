@@ -10,8 +10,16 @@ goes. But that somebody leads comes first: a takeover costs time in which nobody
 
 The decision is made before the controller epoch is raised, which is what makes a takeover cost something.
 
+**Time.** A leader deletes by age, and any clock may be wrong: one that is ahead would delete everything, and marks made
+by one that is behind would let the next leader delete what is young. So :class:`Times` keeps two bounds. A thing is old
+only by :meth:`Times.earliest`, the lowest of the clocks; what will be judged by its age is stamped with
+:meth:`Times.stamp`, the highest. Between two leaders nothing is deleted too early as long as one clock that both have
+asked is right. If the clocks differ by more than a limit, nothing is deleted for its age until they are set right. The
+clocks are ZooKeeper's, which stamps the controller epoch; the brokers', by the append times of what the leader reads;
+and the machine's own.
+
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (rendezvous hashing); Kafka's
-preferred leaders, which must be in sync before they are elected.
+preferred leaders, which must be in sync before they are elected; Spanner's TrueTime, an interval in place of a time.
 """
 
 from __future__ import annotations
@@ -86,16 +94,7 @@ def gives_way_in_s(
     return max(SERVED_FACTOR * takeover_s - served_s, SERVED_MIN_S - served_s, 0.0)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What time it is for sure: bounds from several clocks, of which any may be wrong. Pure.
-# Deleting by one clock deletes everything when that clock is ahead, and marks made by one that is behind make the
-# next leader delete what is young. So there are two times: what is to be old is old only by :meth:`Times.earliest`,
-# the lowest of the clocks; what will be judged by its age is stamped with :meth:`Times.stamp`, the highest. Nothing
-# is deleted too early between two leaders as long as one clock of those that both have asked is right. Clocks that
-# differ by more than a bound are no clocks: then nothing is deleted for its age until somebody has set them right.
-# Witnesses of a leader: ZooKeeper's clock, which stamps the controller epoch when the leader raises it; brokers'
-# append times of what it reads; its machine's clock, as it is when it is looked at again.
-# Source: Spanner's TrueTime, an interval in place of a time.
+# Bounds of the time
 
 
 SPREAD_MAX_MS: Final = 60_000

@@ -1,4 +1,16 @@
-"""What a leader knows of its housekeeping: when it was done last, what rests, and where logs begin since. Pure."""
+"""Housekeeping of a leader: what was done last, what is due, and where logs begin since. Pure.
+
+**Retention.** Writers choose the timestamps of their records, so these are no measure of age. Instead the leader notes
+now and then where the active segments end, with the time and with how much had been written to the stream. Each such
+*mark* bounds the age of the records before it. A stream is truncated at a mark, so at least what the limits say is
+kept, and at most about a fiftieth more, or as much as is written between two marks.
+
+**Late records.** A record may arrive behind a sealed end (:mod:`rollbridge.kafka.seal` says how), soon or hardly ever.
+So the leader looks behind each sealed segment at growing intervals, for longer than a request or a native transaction
+can live.
+
+Source: Pravega's retention set (``RetentionSet``, "Pravega Stream Retention").
+"""
 
 from __future__ import annotations
 
@@ -73,13 +85,7 @@ class Housekeeping:
         self.rests.pop(work, None)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Retention of streams: when to note where a stream ends, and at which of these marks it may be truncated. Pure.
-# Records carry times that their writers chose, so they are no measure of age. What counts is when a record was there
-# at the latest: now and then the leader notes where the active segments end, with the time, and with how much had
-# been written to the stream. Truncation is at one of these marks, so it keeps at least what the limits say, and at
-# most about a fiftieth more, or as much as is written between two looks.
-# Source: Pravega's retention set (``RetentionSet``, "Pravega Stream Retention").
+# Retention
 
 
 MARKS_PER_LIMIT: Final = 50
@@ -163,10 +169,7 @@ def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: 
     return None
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Which sealed segments a leader still looks behind, and when. Pure.
-# A record may come in behind a sealed end (:mod:`rollbridge.kafka.seal` says how). It does so soon or hardly ever, so
-# a segment is looked behind at growing intervals, for longer than a request, or a native transaction, can live.
+# Late records
 
 
 FIRST_MS: Final = 1_000
