@@ -121,7 +121,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """A public name, or a module of the package."""
+    """Return a public name, or a module of the package."""
     home = _HOMES.get(name)
     if home is not None:
         value = globals()[name] = getattr(import_module(home), name)

@@ -132,7 +132,7 @@ class ConnectionSettings:
 
 
 def _content_of(path: Path) -> bytes:
-    """What a file holds, or the files of a directory; nothing where it cannot be read: whoever uses it says so."""
+    """Return what a file holds, or the files of a directory; nothing if it cannot be read: its user reports it."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())
@@ -242,13 +242,13 @@ def load_settings(
 
 
 def default_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory of the cluster on this machine that is meant when none is named."""
+    """Return the directory of the cluster on this machine that is meant when none is named."""
     named = (os.environ if environ is None else environ).get(HOME_VARIABLE)
     return Path(named).expanduser() if named else Path(platformdirs.user_data_dir("rollbridge"))
 
 
 def _from_home(home: Path) -> dict[str, str]:
-    """The addresses of the cluster on this machine; none if it does not run."""
+    """Return the addresses of the cluster on this machine; none if it does not run."""
     path = home / ADDRESSES_FILE
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -287,7 +287,7 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> _Layer:
 
 
 def _content(variable: str, path: str, faults: list[str]) -> str:
-    """What a file holds, without the line feed at its end."""
+    """Return what a file holds, without the line feed at its end."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as exc:

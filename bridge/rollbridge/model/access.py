@@ -39,7 +39,7 @@ class Right:
     prefixed: bool = False
 
     def command(self, principal: str, bootstrap_servers: str = "...") -> str:
-        """The command of Kafka's that grants it."""
+        """Return the command of Kafka's that grants it."""
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap_servers, "--add", "--allow-principal", principal]
         for operation in self.operations:
             words += ["--operation", operation]
@@ -58,14 +58,14 @@ CLUSTER: Final = "kafka-cluster"
 
 
 def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """To read what is committed: any Kafka client, ``Bridge.reader``, ``rollbridge.Consumer``, Spark's source."""
+    """Yield the rights to read committed records, with any Kafka client, ``Bridge.reader`` or Spark's source."""
     yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
     yield _client()
     yield from _members(consumer_groups)
 
 
 def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """To read open transactions as well, or committed transactions one by one in the order of their commits."""
+    """Yield the rights to read open transactions too, or committed ones one by one in commit order."""
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
     yield _outcomes(group)
     yield _client()
@@ -73,7 +73,7 @@ def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[st
 
 
 def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """To do everything with a stream: write plainly, in transactions and conditionally, read and preview."""
+    """Yield the rights to do everything with a stream: write in each way, read and preview."""
     yield Right(
         Resource.TOPIC,
         _prefix(stream),
@@ -90,14 +90,14 @@ def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] 
 
 
 def compactor(stream: StreamName) -> Iterator[Right]:
-    """To truncate by ``Synchronizer.compact``, beside what a writer needs."""
+    """Yield the rights to truncate by ``Synchronizer.compact``, beside those of a writer."""
     yield Right(
         Resource.TOPIC, f"{_prefix(stream)}segment-", ("Delete",), "delete records before a snapshot", prefixed=True
     )
 
 
 def coordinator(scope: str, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """To lead the groups of a scope."""
+    """Yield the rights to lead the groups of a scope."""
     yield Right(
         Resource.TOPIC,
         f"{scope}.",
@@ -124,7 +124,7 @@ def coordinator(scope: str, consumer_groups: Iterable[str] = ()) -> Iterator[Rig
 
 
 def coordinator_operations(topic: str) -> frozenset[str]:
-    """What a coordinator does with a topic of ours."""
+    """Return the operations that a coordinator needs on a topic of ours."""
     return frozenset(
         operation
         for right in coordinator(scope_of(topic))

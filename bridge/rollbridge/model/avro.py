@@ -20,7 +20,7 @@ _LONG_MAX: Final = (1 << 63) - 1
 
 
 def encode_long(value: int) -> bytes:
-    """An int or a long: zigzag, then seven bits a byte, the lowest first.
+    """Encode an int or a long: zigzag, then seven bits a byte, the lowest first.
 
     Raises:
         InvalidRequestError: it does not fit into 64 bits.
@@ -41,12 +41,12 @@ def encode_long(value: int) -> bytes:
 
 
 def encode_string(value: str) -> bytes:
-    """A string: its length in bytes, then UTF-8."""
+    """Encode a string: its length in bytes, then UTF-8."""
     raw = value.encode()
     return encode_long(len(raw)) + raw
 
 
 @lru_cache(maxsize=4096)
 def encode_text(value: str) -> bytes:
-    """The same, remembered, so meant for names and not for what differs each time."""
+    """Encode a string and remember the result; for names, not for what differs each time."""
     return encode_string(value)

@@ -304,7 +304,7 @@ Expected = SN | DLSN
 
 
 def as_sn(expected: object) -> SN:
-    """The SN that a caller expects.
+    """Return the SN that a caller expects.
 
     Raises:
         InvalidRequestError: it is none. A number alone is one of them: DistributedLog's proposal means a transaction id
@@ -330,7 +330,7 @@ def as_sn(expected: object) -> SN:
 
 
 def as_scope(scope: Scope | str) -> Scope:
-    """The scope of a condition.
+    """Return the scope of a condition.
 
     Raises:
         InvalidRequestError: there is no such scope.

@@ -80,14 +80,14 @@ class Foundation:
             raise InvalidRequestError(f"what is kept of the epochs before {self.first} makes no sense")
 
     def end_at(self, position: float) -> int:
-        """The sequence id after the last record at a position of the key space that may have been dropped."""
+        """Return the sequence id after the last record that may have been dropped at a position of the key space."""
         return self.ends[bisect_right(self.lows, position) - 1]
 
 
 def overlaid(
     lows: tuple[float, ...], ends: tuple[int, ...], over: Mapping[KeyRange, int]
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Parts of the key space, as in a :class:`Foundation`, with other ends on ranges that do not overlap."""
+    """Return parts of the key space, as in a :class:`Foundation`, with other ends on ranges that do not overlap."""
     ranges = sorted(over)
     starts = [item.low for item in ranges]
     bounds = sorted({*lows, *starts, *(item.high for item in ranges if item.high < 1.0)})
@@ -109,7 +109,7 @@ def _end_over(
 
 
 def _joined(parts: Iterable[tuple[float, int]]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Neighbours with the same end are one part."""
+    """Join neighbours with the same end into one part."""
     kept: list[tuple[float, int]] = []
     for low, end in parts:
         if not kept or kept[-1][1] != end:
@@ -155,7 +155,7 @@ class EpochRecord(NodeRecord):
         object.__setattr__(self, "segment_ids", frozenset(segment.id for segment in self.segments))
 
     def segment_at(self, position: float) -> Segment:
-        """The segment that holds a position in [0, 1)."""
+        """Return the segment that holds a position in [0, 1)."""
         low, high = 0, len(self.segments)
         while high - low > 1:
             middle = (low + high) // 2
@@ -166,7 +166,7 @@ class EpochRecord(NodeRecord):
         return self.segments[low]
 
     def segment_numbered(self, number: int) -> Segment:
-        """The segment with a number.
+        """Return the segment with a number.
 
         Raises:
             KeyError: no segment of this epoch has it.
@@ -178,7 +178,7 @@ class EpochRecord(NodeRecord):
 
 
 def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: int) -> EpochRecord:
-    """An epoch with the same segment numbers and ranges, whose reference is the original's reference."""
+    """Return an epoch with the same segment numbers and ranges, whose reference is the original's reference."""
     return EpochRecord(
         epoch=Epoch(epoch),
         reference_epoch=original.reference_epoch,
@@ -227,7 +227,7 @@ class EpochHistory:
     def create(
         cls, ranges: Sequence[KeyRange], created_ms: int, born: int = 0, base: int = 0, partition: int = 0
     ) -> Self:
-        """The history of a new stream: one epoch with one segment for each range, numbered from 0.
+        """Make the history of a new stream: one epoch with one segment for each range, numbered from 0.
 
         Args:
             ranges: They partition the key space.
@@ -284,7 +284,7 @@ class EpochHistory:
         return self.record(self.active.reference_epoch)
 
     def record(self, epoch: int) -> EpochRecord:
-        """The record of an epoch.
+        """Return the record of an epoch.
 
         Raises:
             InvalidRequestError: the history does not reach it, or has dropped it.
@@ -324,14 +324,14 @@ class EpochHistory:
             yield Transition(epoch, self.ended_with(epoch), self.began_with(epoch), ends)
 
     def with_records(self, *records: EpochRecord) -> EpochHistory:
-        """This history with more epochs at its end."""
+        """Return this history with more epochs at its end."""
         grown = replace(self, records=(*self.records, *records))
         if self._graph is not None:
             grown._remember(self._graph.extended(grown._transitions(self.next_epoch)))
         return grown
 
     def before(self, epoch: int) -> EpochHistory:
-        """This history as it was before ``epoch`` was added.
+        """Return this history as it was before ``epoch`` was added.
 
         Raises:
             InvalidRequestError: everything before it has been dropped.
@@ -339,7 +339,7 @@ class EpochHistory:
         return self if epoch >= self.next_epoch else replace(self, records=self.records[: max(epoch - self.first, 0)])
 
     def is_later(self, than: EpochHistory) -> bool:
-        """Whether it can have grown from another one: what both hold is the same, but for ends that became known."""
+        """Return True if this can have grown from another history: both agree, but for ends that became known."""
         known = than.records[max(self.first - than.first, 0) :]
         own = self.records[max(than.first - self.first, 0) :]
         return (
@@ -349,18 +349,18 @@ class EpochHistory:
         )
 
     def is_outdated(self, by: EpochHistory) -> bool:
-        """Whether another one has grown from it: it comes from a ZooKeeper server that lags, or was set back."""
+        """Return True if another has grown from this: it comes from a ZooKeeper that lags or was set back."""
         return self.next_epoch < by.next_epoch and by.is_later(self)
 
     def with_removed(self, segments: Iterable[SegmentId]) -> EpochHistory:
-        """This history with more segments removed."""
+        """Return this history with more segments removed."""
         less = replace(self, removed=self.removed | frozenset(segments))
         if self._graph is not None:
             less._remember(self._graph)
         return less
 
     def with_sealed_ends(self, epoch: int, ends: Mapping[SegmentId, int]) -> EpochHistory:
-        """This history with the sealed ends of ``epoch`` filled in; filling in the same again changes nothing."""
+        """Return this history with the sealed ends of ``epoch``; filling in the same again changes nothing."""
         record, place = replace(self.record(epoch), sealed_ends=dict(ends)), epoch - self.first
         sealed = replace(self, records=(*self.records[:place], record, *self.records[place + 1 :]))
         if self._graph is not None:
@@ -368,11 +368,11 @@ class EpochHistory:
         return sealed
 
     def unsealed(self) -> tuple[EpochRecord, ...]:
-        """The epochs with which segments ended that are not known to be sealed."""
+        """Return the epochs with which segments ended that are not known to be sealed."""
         return tuple(item for item in self.records if item.sealed_ends is None and self.ended_with(item.epoch))
 
     def plan_scale(self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int) -> EpochRecord:
-        """The epoch that replaces the active segments numbered ``seal`` by new ones that hold ``ranges``.
+        """Return the epoch that replaces the active segments ``seal`` by new ones that hold ``ranges``.
 
         Segments that are not replaced stay in the new epoch under their own ids. New numbers follow the highest
         number ever used, so a number names one key range for good.
@@ -406,7 +406,7 @@ class EpochHistory:
         )
 
     def plan_rolling(self, transaction_epoch: int, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
-        """The two epochs of a rolling commit: a duplicate of the transactions' epoch, then one of the active epoch.
+        """Return the epochs of a rolling commit: duplicates of the transactions' epoch, then of the active one.
 
         Raises:
             InvalidRequestError: the transactions' epoch shares its root with the active one, so no roll is needed.
@@ -421,7 +421,7 @@ class EpochHistory:
         )
 
     def sealed_end(self, segment: SegmentId) -> int | None:
-        """The offset after the last record of a sealed segment; None while it is active or being sealed.
+        """Return the offset after the last record of a sealed segment; None while it is active or being sealed.
 
         Raises:
             InvalidRequestError: no epoch that is kept has the segment.
@@ -429,7 +429,7 @@ class EpochHistory:
         return self.graph.node(segment).sealed_end
 
     def is_dropped(self, segment: SegmentId) -> bool:
-        """Whether a segment ended before the first epoch that is kept, as far as its number and its epoch tell."""
+        """Return True if a segment ended before the first epoch that is kept, judging by its number and epoch."""
         return (
             self.born <= segment.epoch < self.first
             and segment not in self.records[0].segment_ids
@@ -437,7 +437,7 @@ class EpochHistory:
         )
 
     def is_former(self, segment: SegmentId) -> bool:
-        """Whether a segment, by its epoch, is of a former life of the stream."""
+        """Return True if a segment, by its epoch, is of a former life of the stream."""
         return segment.epoch < self.born
 
     def check_life(self, stream: object, segments: Iterable[SegmentId]) -> None:
@@ -454,32 +454,32 @@ class EpochHistory:
                 )
 
     def is_removed(self, segment: SegmentId) -> bool:
-        """Whether all records of a segment were truncated and its topic is deleted, or about to be."""
+        """Return True if a segment is truncated away, and its topic deleted or about to be."""
         return segment in self.removed or self.is_dropped(segment)
 
     def segments(self) -> dict[SegmentId, Segment]:
-        """Every segment that was active in an epoch that is kept, in order of the epoch in which it began."""
+        """Return every segment of the epochs that are kept, in order of the epoch in which it began."""
         return {segment: node.segment for segment, node in self.graph.nodes.items()}
 
     def stored(self) -> list[SegmentId]:
-        """Those of them that have not been removed."""
+        """Return those of them that have not been removed."""
         return [item for item in self.graph.nodes if item not in self.removed]
 
     def ended_with(self, epoch: int) -> tuple[Segment, ...]:
-        """The segments that were active in the epoch before ``epoch`` and are not in it; none for the first epoch."""
+        """Return the segments of the epoch before ``epoch`` that are not in it; none for the first epoch."""
         if epoch == self.first:
             return ()
         kept = self.record(epoch).segment_ids
         return tuple(item for item in self.record(epoch - 1).segments if item.id not in kept)
 
     def began_with(self, epoch: int) -> tuple[Segment, ...]:
-        """The segments of ``epoch`` that were not active in the epoch before; all for the first epoch."""
+        """Return the segments of ``epoch`` that were not active in the epoch before; all for the first epoch."""
         before = frozenset[SegmentId]() if epoch == self.first else self.record(epoch - 1).segment_ids
         return tuple(item for item in self.record(epoch).segments if item.id not in before)
 
 
 def check_chain(records: Sequence[EpochRecord], first: int = 0, born: int = 0) -> list[str]:
-    """What is wrong with a chain of epoch records, one sentence each; empty when it is sound (for diagnosis).
+    """Return the faults of a chain of epoch records, one sentence each; empty if it is sound (for diagnosis).
 
     Looked for is what no single record can break: numbering, reference epochs, segments that begin in another epoch
     than their id says or under another range than their number had, and sealed ends of other segments than ended.

@@ -49,37 +49,37 @@ class Fences:
     _epochs: dict[str, int] = field(default_factory=dict)
 
     def epoch_of(self, client: str) -> int:
-        """The epoch of the client's newest session; 0 if it never had one."""
+        """Return the epoch of the client's newest session; 0 if it never had one."""
         return self._epochs.get(client, 0)
 
     def raise_to(self, client: str, epoch: int) -> None:
-        """A session is known; it fences those with lower epochs."""
+        """Note a session; it fences those with lower epochs."""
         if epoch > self.epoch_of(client):
             self._epochs[client] = epoch
 
     def has_room_for(self, client: str) -> bool:
-        """Whether a session may be taken note of that only a frame tells of."""
+        """Return True if a session that only a frame tells of may be noted."""
         return client in self._epochs or len(self._epochs) < CLIENTS_MAX
 
     def learn(self, other: Fences) -> None:
-        """What somebody else knows of is known."""
+        """Note all sessions that somebody else knows of."""
         for client, epoch in other._epochs.items():
             self.raise_to(client, epoch)
 
     def forget(self, client: str) -> None:
-        """No session of the client is on record any more."""
+        """Forget a client without a session on record."""
         self._epochs.pop(client, None)
 
     def caught_up(self) -> None:
-        """What was to be read again has been; nothing has to be spared any more."""
+        """Note that everything to be read again has been read; nothing has to be spared any more."""
         self.replaying, self.decided_before = False, {}
 
     def refuses(self, session: SessionName) -> bool:
-        """Whether nothing may be begun by a session."""
+        """Return True if a session may not begin anything."""
         return not self.replaying and self.holds_off(session)
 
     def holds_off(self, session: SessionName) -> bool:
-        """Whether a newer session has begun; never of a client without a name of its own, whose name all such share."""
+        """Return True if a newer session has begun; never for the client name that unnamed clients share."""
         client, epoch = session
         return 0 < epoch < self._epochs.get(client, 0)
 
@@ -115,11 +115,11 @@ class Owners:
         return sum(map(len, self._parts.values())) - len(self._parts)
 
     def is_full(self, stream: str) -> bool:
-        """Whether it was resumed as often as it may be."""
+        """Return True if it was resumed as often as it may be."""
         return len(self._parts.get(stream, _FIRST)) > OWNERS_MAX
 
     def hand_over(self, stream: str, part: int, begin: BeginFrame) -> bool:
-        """Somebody resumes it; changes nothing, and gives False, if a later one has done so before."""
+        """Note that somebody resumes it; return False, and change nothing, if a later one has done so before."""
         known = self._parts.get(stream, _FIRST)
         if part <= known[-1]:
             return False
@@ -130,7 +130,7 @@ class Owners:
         return True
 
     def of(self, stream: str) -> tuple[int, ...]:
-        """The part numbers of all who resumed it, in order, by a stream's buffer."""
+        """Return the part numbers of all who resumed it, in order, by a stream's buffer."""
         return self._parts.get(stream, _FIRST)[1:]
 
     def restore(self, stream: str, parts: Sequence[int], session: SessionName) -> None:
@@ -141,6 +141,6 @@ class Owners:
                 self.part, self.session = parts[-1], session
 
     def is_former(self, stream: str, part: int) -> bool:
-        """Whether a part is that of a former owner. What other processes write as parts of it is not."""
+        """Return True if a part is that of a former owner; parts that other processes write for it are not."""
         known = self._parts.get(stream, _FIRST)
         return part != known[-1] and part in known

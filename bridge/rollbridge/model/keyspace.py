@@ -24,22 +24,22 @@ SEGMENTS_MAX: Final = 10_000
 
 
 def key_hash(key: bytes) -> int:
-    """The unsigned 64-bit hash of a key."""
+    """Return the unsigned 64-bit hash of a key."""
     return xxhash.xxh64_intdigest(key, HASH_SEED)
 
 
 def position_of_hash(value: int) -> float:
-    """The position in [0, 1) of an unsigned 64-bit hash."""
+    """Return the position in [0, 1) of an unsigned 64-bit hash."""
     return (value >> _POSITION_SHIFT) * _POSITION_SCALE
 
 
 def position_of_key(key: bytes) -> float:
-    """The position in [0, 1) of a key."""
+    """Return the position in [0, 1) of a key."""
     return (xxhash.xxh64_intdigest(key, HASH_SEED) >> _POSITION_SHIFT) * _POSITION_SCALE
 
 
 def position_of(key: bytes | None) -> float:
-    """Where a key is in the key space; without one, the only segment of a stream is meant."""
+    """Return the position of a key; None means the only segment of a stream."""
     return 0.0 if key is None else position_of_key(key)
 
 
@@ -60,11 +60,11 @@ class KeyRange:
         return self.low <= position < self.high
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Whether some position lies in both."""
+        """Return True if some position lies in both."""
         return self.low < other.high and other.low < self.high
 
     def holds(self, other: KeyRange) -> bool:
-        """Whether every position of another range lies in this one."""
+        """Return True if every position of another range lies in this one."""
         return self.low <= other.low and other.high <= self.high
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def ranges_of(pairs: Iterable[tuple[float, float] | KeyRange]) -> list[KeyRange]
 
 
 def check_partition(ranges: Sequence[KeyRange], whole: Sequence[KeyRange] | None = None) -> None:
-    """Promise that sorted ``ranges`` cover exactly what ``whole`` covers (default [0, 1)), without overlap or gap.
+    """Check that sorted ``ranges`` cover exactly what ``whole`` covers (default [0, 1)), without overlap or gap.
 
     Raises:
         InvalidRangesError: names the first overlap, gap or surplus.
@@ -105,7 +105,7 @@ def check_partition(ranges: Sequence[KeyRange], whole: Sequence[KeyRange] | None
 
 
 def _runs(ranges: Sequence[KeyRange]) -> list[tuple[float, float]]:
-    """Adjacent ranges joined."""
+    """Join adjacent ranges."""
     runs: list[tuple[float, float]] = []
     for item in sorted(ranges):
         if runs and runs[-1][1] == item.low:
@@ -120,6 +120,6 @@ def _show(runs: Sequence[tuple[float, float]]) -> str:
 
 
 def _number(value: float) -> str:
-    """The shortest text that reads back as the same number, so that a message never shows two ends as equal."""
+    """Return the shortest text that reads back as the same number, so no message shows two ends as equal."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)

@@ -100,11 +100,11 @@ class KeyLineage:
         )
 
     def base(self, segment: SegmentId) -> int | None:
-        """Where sequence ids begin in a segment of this course; None for any other segment."""
+        """Return the first sequence id of a segment of this lineage; None for any other segment."""
         if segment == self.active:
             return self.active_base
         return next((stage.base for stage in self.stages if stage.segment == segment), None)
 
     def is_dropped(self, segment: SegmentId) -> bool:
-        """Whether a segment may have been one of this course, in an epoch that the history has dropped."""
+        """Return True if a segment may have been of this lineage, in an epoch that the history has dropped."""
         return self._history.is_dropped(segment)

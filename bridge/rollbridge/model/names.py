@@ -109,7 +109,7 @@ class StreamName:
         return f"{topic}.epoch-{first_epoch}" if first_epoch else topic
 
     def qualified(self, segment: SegmentId, transaction: TransactionId | None = None) -> str:
-        """PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
+        """Return PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
         name = f"{self.scope}/{self.stream}/{segment.number}/#epoch.{segment.epoch}"
         return name if transaction is None else f"{name}/#transaction.{transaction.value:032x}"
 

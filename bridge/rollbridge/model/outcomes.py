@@ -55,11 +55,11 @@ class Terminated:
     reason: str = ""
 
     def forgotten_at_ms(self, default_ms: int) -> int:
-        """From when on it need not be remembered, ms since 1970."""
+        """Return when it may be forgotten, ms since 1970."""
         return self.decided_ms + (default_ms if self.retain_ms == RETAIN_DEFAULT else self.retain_ms)
 
     def encode(self) -> bytes:
-        """Avro binary of the list's item, put together by hand: a leader writes one for every transaction."""
+        """Encode the list's item in Avro, by hand: a leader writes one for every transaction."""
         counter = self.transaction.counter
         label = _NULL if self.label is None else _PRESENT + encode_string(self.label)
         return b"".join(
@@ -79,7 +79,7 @@ class Terminated:
 
 
 def encode_terminated(items: Sequence[bytes], forgotten_below: int) -> bytes:
-    """The value of a client's record.
+    """Return the value of a client's record.
 
     Args:
         items: What :meth:`Terminated.encode` gives, oldest first.
@@ -90,7 +90,7 @@ def encode_terminated(items: Sequence[bytes], forgotten_below: int) -> bytes:
 
 
 def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
-    """A client's terminated transactions, oldest first, and its horizon.
+    """Return a client's terminated transactions, oldest first, and its horizon.
 
     Raises:
         CorruptDataError: not such a value.

@@ -51,147 +51,147 @@ REQUEST_PREFIX: Final = "request-"
 
 
 def coordinator(name: str) -> str:
-    """The ephemeral node of a coordinator."""
+    """Return the ephemeral node of a coordinator."""
     return f"{COORDINATORS}/{name}"
 
 
 def streams(scope: str) -> str:
-    """The parent of a scope's streams."""
+    """Return the parent of a scope's streams."""
     return f"{SCOPES}/{scope}/streams"
 
 
 def stream(name: StreamName) -> str:
-    """A stream."""
+    """Return the node of a stream."""
     return f"{streams(name.scope)}/{name.stream}"
 
 
 def epochs(name: StreamName) -> str:
-    """The parent of a stream's epoch records."""
+    """Return the parent of a stream's epoch records."""
     return f"{stream(name)}/epochs"
 
 
 def epoch(name: StreamName, number: int) -> str:
-    """One epoch record; names sort by epoch."""
+    """Return the node of an epoch record; names sort by epoch."""
     return f"{epochs(name)}/{number:010d}"
 
 
 def truncation(name: StreamName) -> str:
-    """Which segments of a stream were removed, and what is kept of epochs that were dropped."""
+    """Return the node that lists removed segments of a stream and keeps the foundation of dropped epochs."""
     return f"{stream(name)}/truncation"
 
 
 def retention(name: StreamName) -> str:
-    """The marks at which a stream may be truncated."""
+    """Return the node of the marks at which a stream may be truncated."""
     return f"{stream(name)}/retention"
 
 
 def formers(scope: str) -> str:
-    """The parent of what is kept of a scope's deleted streams; see :mod:`rollbridge.model.position`."""
+    """Return the parent of what is kept of a scope's deleted streams; see :mod:`rollbridge.model.position`."""
     return f"{SCOPES}/{scope}/former"
 
 
 def late(name: StreamName) -> str:
-    """What came in behind the ends of a stream's sealed segments."""
+    """Return the node of the records behind the ends of a stream's sealed segments."""
     return f"{stream(name)}/late"
 
 
 def stream_fault(name: StreamName) -> str:
-    """What keeps the transactions of a stream from being merged; there is none while they are."""
+    """Return the node of a stream's fault; it exists while the stream's transactions cannot be merged."""
     return f"{stream(name)}/fault"
 
 
 def cas_slots(name: StreamName) -> str:
-    """The parent of the slots of a stream's conditional writers."""
+    """Return the parent of the slots of a stream's conditional writers."""
     return f"{CAS}/{name.scope}.{name.stream}"
 
 
 def group(name: GroupName) -> str:
-    """A transaction group."""
+    """Return the node of a transaction group."""
     return f"{GROUPS}/{name.node}"
 
 
 def controller(name: GroupName) -> str:
-    """The controller epoch of a group."""
+    """Return the node of a group's controller epoch."""
     return f"{group(name)}/controller"
 
 
 def counter(name: GroupName) -> str:
-    """The counter of a group's transactions; see :mod:`rollbridge.model.ids`."""
+    """Return the node of a group's transaction counter; see :mod:`rollbridge.model.ids`."""
     return f"{group(name)}/counter"
 
 
 def leader(name: GroupName) -> str:
-    """The ephemeral node of a group's leader."""
+    """Return the ephemeral node of a group's leader."""
     return f"{group(name)}/leader"
 
 
 def requests(name: GroupName) -> str:
-    """The parent of a group's admin requests."""
+    """Return the parent of a group's admin requests."""
     return f"{group(name)}/requests"
 
 
 def answers(name: GroupName) -> str:
-    """The parent of the answers to a group's admin requests."""
+    """Return the parent of the answers to a group's admin requests."""
     return f"{group(name)}/answers"
 
 
 def committing(name: GroupName) -> str:
-    """The rolling commit that is being carried out."""
+    """Return the node of the rolling commit that is being carried out."""
     return f"{group(name)}/committing"
 
 
 def scaling(name: GroupName) -> str:
-    """The scale that is being carried out."""
+    """Return the node of the scale that is being carried out."""
     return f"{group(name)}/scaling"
 
 
 def suspended(name: GroupName) -> str:
-    """The parent of the scales and rolling commits that wait for native transactions of others, half done."""
+    """Return the parent of scales and rolling commits that wait, half done, for native transactions of others."""
     return f"{group(name)}/suspended"
 
 
 def outdated(name: GroupName) -> str:
-    """That ZooKeeper was set back, and must be repaired before anybody leads; the value says why."""
+    """Return the node that says why ZooKeeper was set back; it must be repaired before anybody leads."""
     return f"{group(name)}/outdated"
 
 
 def transactions(name: GroupName) -> str:
-    """The parent of the buckets of transaction records."""
+    """Return the parent of the buckets of transaction records."""
     return f"{group(name)}/transactions"
 
 
 def bucket(transaction: TransactionId) -> str:
-    """The bucket of a transaction."""
+    """Return the bucket of a transaction."""
     return f"{transaction.counter % BUCKETS:02x}"
 
 
 def transaction(name: GroupName, identifier: TransactionId) -> str:
-    """The record of an open transaction."""
+    """Return the record of an open transaction."""
     return f"{transactions(name)}/{bucket(identifier)}/{identifier}"
 
 
 def parts_of(name: GroupName) -> str:
-    """The parent of the part counters of a group's transactions."""
+    """Return the parent of the part counters of a group's transactions."""
     return f"{group(name)}/parts"
 
 
 def parts(name: GroupName, identifier: TransactionId) -> str:
-    """The part counter of a transaction."""
+    """Return the part counter of a transaction."""
     return f"{parts_of(name)}/{identifier}"
 
 
 def sessions(name: GroupName) -> str:
-    """The parent of the sessions of a group's clients."""
+    """Return the parent of the sessions of a group's clients."""
     return f"{group(name)}/sessions"
 
 
 def session(name: GroupName, client: str) -> str:
-    """The newest session of a client name."""
+    """Return the node of the newest session of a client name."""
     return f"{sessions(name)}/{client}"
 
 
 def group_skeleton(name: GroupName) -> tuple[str, ...]:
-    """The persistent children that every group has, parents first."""
+    """Return the persistent children that every group has, parents first."""
     return (
         requests(name),
         answers(name),

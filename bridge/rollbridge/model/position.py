@@ -193,7 +193,7 @@ def _parse_text(stream: StreamName, text: str) -> Start:
 
 
 def _parse_time(text: str) -> Since | None:
-    """The time that a text names; None if it does not look like one. A time without a zone is UTC."""
+    """Return the time that a text names, UTC if without a zone; None if it does not look like one."""
     if _MS.fullmatch(text):
         return _since(int(text))
     if not _TIME.fullmatch(text):
@@ -316,7 +316,7 @@ def former_of(history: EpochHistory, ends: Mapping[SegmentId, int]) -> Former:
 
 
 def fold(nodes: Iterable[str]) -> tuple[Former, list[str]]:
-    """A floor for the deleted streams that have used the least, and the nodes that it stands for; none if few are kept.
+    """Return a floor for the deleted streams that used the least, and the nodes it replaces; none if few are kept.
 
     Floors that were there before are among them, so that one remains.
     """

@@ -58,7 +58,7 @@ DONE: Final = SegmentVerdict(SegmentStanding.DONE)
 
 
 def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Reset) -> dict[SegmentId, SegmentVerdict]:
-    """The standing of every segment of a stream in one group.
+    """Return the standing of every segment of a stream in one group.
 
     Args:
         history: The stream's epochs; may lag behind the commits.
@@ -98,7 +98,7 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
 def wanted(
     history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, SegmentVerdict]
 ) -> frozenset[SegmentId]:
-    """The segments that a member subscribes to: all but those that a commit behind them says have been read.
+    """Return the segments to subscribe to: all but those that were read, as a commit behind them says.
 
     Those that have been removed are of no use to anybody.
     """
@@ -123,7 +123,7 @@ _MARK: Final = "rollbridge:"
 
 
 def mark_of(streams: Iterable[str]) -> str:
-    """The metadata of every commit of a group: which streams it reads."""
+    """Return the metadata of every commit of a group: which streams it reads."""
     return _MARK + ",".join(sorted(streams))
 
 

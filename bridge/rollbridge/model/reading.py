@@ -102,11 +102,11 @@ class ReadingPlan:
         return True
 
     def readable(self) -> dict[SegmentId, int]:
-        """The segments to read now and the offset at which each goes on."""
+        """Return the segments to read now and the offset at which each goes on."""
         return {segment: self._position.get(segment, 0) for segment in self._ready}
 
     def frontier(self) -> dict[SegmentId, int]:
-        """What to give as ``start`` to a plan that goes on from here: the next offset of each segment at the front.
+        """Return the ``start`` of a plan that goes on from here: the next offset of each segment at the front.
 
         At the front is what is being read, and what has been read while nothing that continues it has been begun.
         """
@@ -160,15 +160,15 @@ class ReadingPlan:
             self._open([segment])
 
     def is_finished(self) -> bool:
-        """Whether everything up to the goals has been read; never true without goals."""
+        """Return True if everything up to the goals has been read; never without goals."""
         return self._goals is not None and self._done.issuperset(self._nodes)
 
     def waits_for_ends(self) -> bool:
-        """Whether a segment that is being read was replaced and its end is not known: read the history again soon."""
+        """Return True if a segment that is being read was replaced and its end is unknown: reload the history soon."""
         return any(self._nodes[segment].successors and self._limit(segment) is None for segment in self._ready)
 
     def is_at_front(self) -> bool:
-        """Whether nothing is being read but segments that have not been replaced."""
+        """Return True if nothing is being read but segments that have not been replaced."""
         return not any(self._nodes[segment].successors for segment in self._ready)
 
     def _adopt(self, history: EpochHistory) -> None:
@@ -197,7 +197,7 @@ class ReadingPlan:
                 self._ready[segment] = None
 
     def _limit(self, segment: SegmentId) -> int | None:
-        """Where a segment ends for this plan; None while that is open."""
+        """Return the end of a segment for this plan; None while that is open."""
         if self._goals is not None and segment in self._goals:
             return self._goals[segment]
         return self._nodes[segment].sealed_end
@@ -258,7 +258,7 @@ class PreviewFold:
 
 
 def aborted_in(key: bytes | None, value: bytes | None) -> bytes | None:
-    """The id of the transaction whose ABORT frame a message of a buffer is, or holds; None for all others."""
+    """Return the id of the transaction that a message's ABORT frame ends; None for all other messages."""
     header = unpack_header(key)
     if header is None or value is None:
         return None

@@ -19,7 +19,7 @@ _UNUSED_BITS = 64 - _POSITION_BITS
 
 
 def hash_bounds(lower_ends: Sequence[float]) -> tuple[int, ...]:
-    """For each lower end of a range, but the first, the smallest hash whose position is not below it."""
+    """Return, for each lower end of a range but the first, the smallest hash whose position is not below it."""
     return tuple(math.ceil(math.ldexp(low, _POSITION_BITS)) << _UNUSED_BITS for low in lower_ends[1:])
 
 
@@ -42,7 +42,7 @@ class Route:
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
-        """The route through an epoch of a stream."""
+        """Return the route through an epoch of a stream."""
         return cls(
             stream=str(config.name),
             epoch=record.epoch,
@@ -65,5 +65,5 @@ class StreamView:
 
     @classmethod
     def of(cls, config: StreamConfig, history: EpochHistory) -> StreamView:
-        """The view of a stream; the route goes through the reference epoch of the active one."""
+        """Return the view of a stream; the route goes through the reference epoch of the active one."""
         return cls(config, history, Route.of(config, history.reference))

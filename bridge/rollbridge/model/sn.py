@@ -237,7 +237,7 @@ EMPTY: Final = SN(empty=True)
 
 
 def pack_transaction_id(transaction_id: int) -> bytes:
-    """The value of the header :data:`~rollbridge.model.sn.TRANSACTION_ID_HEADER`.
+    """Return the value of the header :data:`~rollbridge.model.sn.TRANSACTION_ID_HEADER`.
 
     Raises:
         InvalidRequestError: Negative, or more than 63 bits.
@@ -247,7 +247,7 @@ def pack_transaction_id(transaction_id: int) -> bytes:
 
 
 def unpack_transaction_id(value: bytes) -> int:
-    """The inverse of :func:`pack_transaction_id`.
+    """Invert :func:`pack_transaction_id`.
 
     Raises:
         InvalidRequestError: Not such a value.

@@ -32,7 +32,7 @@ Floors = dict[SegmentId, int]
 
 
 def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
-    """The floors that truncating at a cut gives, for the segments that it touches.
+    """Return the floors that truncating at a cut gives, for the segments that it touches.
 
     Raises:
         InvalidRequestError: it names no segment, one that the stream does not have, an offset beyond a sealed end or
@@ -71,7 +71,7 @@ def floors_of(history: EpochHistory, cut: Mapping[SegmentId, int]) -> Floors:
 
 
 def consistent(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
-    """The largest floors, none above the given ones, that delete the records of every key from the oldest on."""
+    """Return the largest floors, none above the given ones, that delete each key's records from the oldest on."""
     found: Floors = {}
     gone: set[SegmentId] = set()
     for segment, node in history.graph.nodes.items():  # predecessors come first
@@ -87,7 +87,7 @@ def consistent(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors
 
 
 def removable(history: EpochHistory, floors: Mapping[SegmentId, int]) -> list[SegmentId]:
-    """Segments that are not removed yet and of which these floors, being consistent, leave nothing."""
+    """Return the segments that are not removed yet and of which these consistent floors leave nothing."""
     gone = set(history.removed)
     found = []
     for segment, node in history.graph.nodes.items():
@@ -104,12 +104,12 @@ def removable(history: EpochHistory, floors: Mapping[SegmentId, int]) -> list[Se
 
 
 def lower(one: Mapping[SegmentId, int], other: Mapping[SegmentId, int]) -> Floors:
-    """Floors that delete only what both of two delete; see :func:`consistent`."""
+    """Return the floors that delete only what both of two delete; see :func:`consistent`."""
     return {segment: min(floor, other[segment]) for segment, floor in one.items() if segment in other}
 
 
 def frontier(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
-    """The cut at which a stream with these consistent floors begins; the inverse of :func:`floors_of`.
+    """Return the cut at which a stream with these consistent floors begins; the inverse of :func:`floors_of`.
 
     Of every key the first segment that is left; or the last one that is gone, if what continues it waits for others.
     """
@@ -123,7 +123,7 @@ def frontier(history: EpochHistory, floors: Mapping[SegmentId, int]) -> Floors:
 
 
 def read_by_group(history: EpochHistory, committed: Mapping[SegmentId, int]) -> Floors:
-    """Floors that leave a consumer group all that it has not read, going by what it has committed.
+    """Return the floors that leave a consumer group all that it has not read, going by its commits.
 
     A segment that it has read to its end is kept, with its last offset, until the group has a commit in everything that
     continues it: Kafka drops the commits of a topic that is deleted, and the group would not know that it had begun.
@@ -164,7 +164,7 @@ def first_needed(
     references: Iterable[int] = (),
     named: Iterable[SegmentId] = (),
 ) -> int:
-    """The first epoch that somebody needs.
+    """Return the first epoch that somebody needs.
 
     Args:
         history: The stream's epochs.
@@ -190,7 +190,7 @@ def first_needed(
 
 
 def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
-    """The history without the epochs before ``first``; everything that still lives has the numbers that it had.
+    """Return the history without the epochs before ``first``; all that is left keeps its numbers.
 
     Raises:
         InvalidRequestError: ``first`` is not in the history.
@@ -222,7 +222,7 @@ def without_epochs(history: EpochHistory, first: int) -> EpochHistory:
 
 
 def step_towards(history: EpochHistory, first: int) -> int:
-    """How far to go at once on the way to drop everything before ``first``."""
+    """Return the epoch to drop up to in one step, on the way to ``first``."""
     segments = 0
     for place, record in enumerate(history.records[:EPOCHS_AT_ONCE]):
         segments += len(record.segments)

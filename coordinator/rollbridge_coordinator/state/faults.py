@@ -48,19 +48,19 @@ class Faults:
         return len(self._present)
 
     def items(self) -> list[tuple[str, StreamFault]]:
-        """All of them, by name."""
+        """Return all of them, by name."""
         return sorted(self._present.items())
 
     def get(self, stream: str) -> StreamFault | None:
-        """What is wrong with a stream, if anything is."""
+        """Return the fault of a stream, or None."""
         return self._present.get(stream)
 
     def first_of(self, streams: Collection[str]) -> str | None:
-        """One of these streams that is in an error state."""
+        """Return one of these streams that is in an error state."""
         return next((name for name in streams if name in self._present), None) if self._present else None
 
     def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
-        """A stream has been refused; whether that is new. The next try is twice as far away as the last one was.
+        """Note that a stream was refused, and return True if that is new; the next try is twice as far away.
 
         Unless all that it waits for is a broker: this passes by itself, and to look for it costs next to nothing.
         """
@@ -76,11 +76,11 @@ class Faults:
         return True
 
     def restore(self, stream: str, fault: StreamFault) -> None:
-        """An earlier leader has noted it; it is tried again at once."""
+        """Take over a fault that an earlier leader has noted; the stream is tried again at once."""
         self._present[stream] = fault
 
     def suspend(self, stream: str, fault: StreamFault) -> None:
-        """A stream waits in the middle of a change; it is not tried meanwhile."""
+        """Note that a stream waits in the middle of a change; it is not tried meanwhile."""
         if stream not in self._suspended:
             self.news.append(f"stream {stream} is suspended, its transactions wait: {fault.reason}")
         self._suspended.add(stream)
@@ -88,14 +88,14 @@ class Faults:
         self._present[stream] = fault
 
     def resume(self, stream: str) -> None:
-        """The change is done, or given up."""
+        """Note that the change is done, or given up."""
         if stream in self._suspended:
             self.news.append(f"stream {stream} is not suspended any more")
         self._suspended.discard(stream)
         self._present.pop(stream, None)
 
     def due(self, now_ms: int) -> list[str]:
-        """The streams that are to be tried again."""
+        """Return the streams to try again."""
         return [
             name
             for name in self._present
@@ -103,22 +103,22 @@ class Faults:
         ]
 
     def is_tried(self, stream: str) -> bool:
-        """Whether it was refused in this term, or is rested from that."""
+        """Return True if it was refused in this term, whether or not its rest is over."""
         return stream in self._rests
 
     def lift(self, stream: str) -> None:
-        """It seems to be well again; what waits is tried."""
+        """Try what waits for a stream, which seems to be well again."""
         self._present.pop(stream, None)
 
     def worked(self, streams: Iterable[str]) -> None:
-        """Transactions of these streams have been merged."""
+        """Note that transactions of these streams have been merged."""
         if self._rests:
             for name in streams:
                 if self._rests.pop(name, None) is not None:
                     self.news.append(f"stream {name} has left its error state")
 
     def forget(self, stream: str) -> None:
-        """The stream has been deleted."""
+        """Forget a stream that was deleted."""
         self._suspended.discard(stream)
         self._present.pop(stream, None)
         self._rests.pop(stream, None)
@@ -140,7 +140,7 @@ class Doubts:
         self._suspect: bytes | None = None
 
     def begin(self, transactions: Sequence[BufferedTransaction], *, together: bool = False) -> None:
-        """A round is begun.
+        """Begin a round.
 
         Args:
             transactions: Those of the round.
@@ -154,11 +154,11 @@ class Doubts:
             self._suspect = max(transactions, key=lambda item: item.bytes).id
 
     def end(self) -> None:
-        """The outcome of the round is known: it was committed, refused, or never begun."""
+        """End the round, whose outcome is known: committed, refused, or never begun."""
         self._round, self._suspect = (), None
 
     def note_unknown(self) -> None:
-        """The term has ended, and with it the round that was under way, if any; nobody knows how."""
+        """Note that the term has ended and the outcome of its round, if one was under way, is unknown."""
         for transaction in self._round:
             self._counts.setdefault(transaction, 0)
         if self._suspect is not None:
@@ -170,18 +170,18 @@ class Doubts:
         self._counts = {item: count for item, count in self._counts.items() if item in known}
 
     def forget(self, transaction: bytes) -> None:
-        """It has an outcome."""
+        """Forget a transaction that has an outcome."""
         self._counts.pop(transaction, None)
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
     def is_suspect(self, transaction: bytes) -> bool:
-        """Whether it was in a round without a known outcome, so that it is merged alone."""
+        """Return True if it was in a round with an unknown outcome, so it is merged alone."""
         return transaction in self._counts
 
     def fault_of(self, transaction: BufferedTransaction) -> str | None:
-        """Why it is refused now; None if it is not."""
+        """Return why it is refused now; None if it is not."""
         count = self._counts.get(transaction.id, 0)
         if count < UNKNOWN_MAX:
             return None

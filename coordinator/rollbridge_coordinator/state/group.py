@@ -63,7 +63,7 @@ class Forecast:
         self._topics: dict[str, _Topic] = {}
 
     def offsets(self, items: Items) -> list[int] | None:
-        """The offset that each frame's first record will get; None if that cannot be said, or is not worth it."""
+        """Predict the offset of each frame's first record; None if that is unknown or not worth it."""
         ends: dict[str, int] = {}
         size = 0
         expected = []
@@ -103,7 +103,7 @@ class Forecast:
                     known.patience = max(known.patience - 1, self._patience)
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Segments that are sealed will not be written to any more."""
+        """Forget segments that are sealed, so never written to again."""
         for topic in topics:
             self._topics.pop(topic, None)
 
@@ -314,11 +314,11 @@ class GroupState:
             self.snapshots.of(partition, stream.config.buffer_topic_id)
 
     def partitions(self) -> dict[Partition, str]:
-        """All buffer partitions of the group, with the stream each belongs to."""
+        """Return all buffer partitions of the group, with the stream each belongs to."""
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
 
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
-        """A stream in an error state for which a transaction waits, if its commit was asked for.
+        """Return a stream in an error state that a transaction waits for, if its commit was asked for.
 
         A stream that is half done changes its segments, so what is expected of it waits as well.
         """
@@ -332,19 +332,19 @@ class GroupState:
         return next(filter(self.is_half_done, expected), None)
 
     def suspended_on(self, stream: str) -> Suspended | None:
-        """The scale or rolling commit of a stream that waits half done."""
+        """Return the scale or rolling commit of a stream that waits half done."""
         return next((item for item in self.suspended.values() if stream in item.work.streams), None)
 
     def is_suspended(self, stream: str) -> bool:
-        """Whether a scale or rolling commit of a stream waits half done."""
+        """Return True if a scale or rolling commit of a stream waits half done."""
         return bool(self.suspended) and self.suspended_on(stream) is not None
 
     def is_half_done(self, stream: str) -> bool:
-        """Whether one waits, or was refused in the middle, so that it is not known where some segments end."""
+        """Return True if one waits, or was refused in the middle, so that some ends of segments are unknown."""
         return self.is_suspended(stream) or bool(self.streams[stream].history.unsealed())
 
     def is_rolling(self, transaction: BufferedTransaction) -> bool:
-        """Whether a rolling commit that waits half done names a transaction."""
+        """Return True if a rolling commit that waits half done names a transaction."""
         works = (item.work for item in self.suspended.values())
         return any(
             isinstance(work, CommittingTransactions) and transaction.transaction_id in work.transactions
@@ -352,12 +352,12 @@ class GroupState:
         )
 
     def holds_roll(self, streams: Iterable[str]) -> bool:
-        """Whether a rolling commit of these streams waits for native transactions of others."""
+        """Return True if a rolling commit of these streams waits for native transactions of others."""
         item = self.held_rolls.get(tuple(sorted(streams)))
         return item is not None and not item.is_due
 
     def is_folded(self, barrier: Mapping[Partition, int]) -> bool:
-        """Whether everything below a barrier has been folded."""
+        """Return True if everything below a barrier has been folded."""
         return all(self.fold.positions.get(partition, 0) >= offset for partition, offset in barrier.items())
 
 
@@ -369,7 +369,7 @@ ONGOING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 def plan_ongoing(group: GroupState, plan: SnapshotPlan) -> OngoingTransactions | None:
-    """The record to write with a snapshot; None if it is not worth it, or not now."""
+    """Return the record to write with a snapshot; None if it is not worth it, or not now."""
     partition, draft = plan.partition, plan.draft
     known = group.snapshots.partitions[partition]
     lag = known.lag(draft.position, draft.commit_log_end)
@@ -409,6 +409,6 @@ def plan_ongoing(group: GroupState, plan: SnapshotPlan) -> OngoingTransactions |
 
 
 def needed_with(known: PartitionSnapshots, plan: SnapshotPlan) -> Needed | None:
-    """What a new leader needs by the record that there is, once a snapshot has been taken; None if it is of no use."""
+    """Return what a new leader needs of the last record once a snapshot is taken; None if it is of no use."""
     spared = known.spared
     return spared if spared is not None and spared.position > plan.draft.max_read_position else None

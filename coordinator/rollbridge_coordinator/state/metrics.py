@@ -46,13 +46,13 @@ class SnapshotMetrics:
     entry_bytes_sum: int = 0
 
     def note_entry(self, size: int) -> None:
-        """An index was written."""
+        """Note that an index was written."""
         self.index_ops[Op.ADD] += 1
         self.entry_bytes[next((bound for bound in ENTRY_BYTES_BOUNDS if size <= bound), float("inf"))] += 1
         self.entry_bytes_sum += size
 
     def lines(self, group: str, segments: int) -> Iterator[str]:
-        """The metrics of a group that has so many sealed segments."""
+        """Return the metrics of a group that has so many sealed segments."""
         label = f'group="{group}"'
         kinds = {"segment": self.segment_ops, "index": self.index_ops, "ongoing": self.ongoing_ops}
         for what, operations in kinds.items():
@@ -74,28 +74,28 @@ class SnapshotMetrics:
 
 
 def standby_lines(group: str, lag: int | None, held: int) -> Iterator[str]:
-    """How a standby follows a group: messages that it has not read, -1 without a tail; transactions that it holds."""
+    """Return the metrics of a standby: messages it has not read, -1 without a tail; transactions it holds."""
     for name, value in (("lag_messages", -1 if lag is None else lag), ("transactions", held)):
         yield f"# TYPE {PREFIX}_standby_{name} gauge"
         yield f'{PREFIX}_standby_{name}{{group="{group}"}} {value}'
 
 
 def clock_lines(group: str, spread_ms: int, *, differ: bool) -> Iterator[str]:
-    """By how much the clocks that a leader hears of differ, and whether it deletes nothing for its age by them."""
+    """Return the metrics of clocks: by how much they differ, and whether nothing is deleted for its age by them."""
     for name, value in (("clock_spread_seconds", f"{spread_ms / 1000:g}"), ("clocks_differ", int(differ))):
         yield f"# TYPE {PREFIX}_{name} gauge"
         yield f'{PREFIX}_{name}{{group="{group}"}} {value}'
 
 
 def count_lines(group: str, counts: Mapping[str, int]) -> Iterator[str]:
-    """What else a leader counts."""
+    """Return the metrics of a leader's counts."""
     for name in sorted(counts):
         yield f"# TYPE {PREFIX}_{name}_total counter"
         yield f'{PREFIX}_{name}_total{{group="{group}"}} {counts[name]}'
 
 
 def fault_lines(group: str, faults: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The streams in an error state: how many there are, and each with the code of what it is refused for."""
+    """Return the metrics of streams in an error state: their number, and each with the code of its refusal."""
     found = list(faults)
     yield f"# TYPE {PREFIX}_streams_in_error gauge"
     yield f'{PREFIX}_streams_in_error{{group="{group}"}} {len(found)}'
@@ -105,7 +105,7 @@ def fault_lines(group: str, faults: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
-    """Of the coordinator itself: who it is, whether it is fit to lead, and of how many groups it leads how many."""
+    """Return the metrics of the coordinator: its name, whether it is fit to lead, and how many groups it leads."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     yield f"# TYPE {PREFIX}_coordinator_info gauge"
     yield f'{PREFIX}_coordinator_info{{name="{escaped}",version="{version}"}} 1'
@@ -115,7 +115,7 @@ def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, le
 
 
 def process_lines(*, cpu_s: float, resident_bytes: int, open_files: int, started_s: float) -> Iterator[str]:
-    """Of the process, by the names that Prometheus' own clients use."""
+    """Return the metrics of the process, by the names that Prometheus' own clients use."""
     for what, kind, value in (
         ("cpu_seconds_total", "counter", cpu_s),
         ("resident_memory_bytes", "gauge", resident_bytes),
@@ -127,7 +127,7 @@ def process_lines(*, cpu_s: float, resident_bytes: int, open_files: int, started
 
 
 def joined(sheets: Iterable[Iterable[str]]) -> str:
-    """One document of the metrics of several groups, in which all samples of a metric stand together, as they must."""
+    """Join the metrics of several groups to one document, where all samples of a metric must stand together."""
     families: dict[str, list[str]] = {}
     for sheet in sheets:
         samples: list[str] = []
@@ -157,7 +157,7 @@ class Vitals:
 
 
 def faults(vitals: Vitals) -> Iterator[str]:
-    """What keeps it from leading; nothing if it is healthy, whether or not there is a group for it to lead."""
+    """Return what keeps it from leading; nothing if it is healthy, whether or not it has a group to lead."""
     if not vitals.connected:
         yield "not connected to ZooKeeper"
     elif not vitals.registered:

@@ -65,7 +65,7 @@ Round = DirectRound | RollingRound | Refusal | Incomplete | None
 
 
 def plan_round(group: GroupState) -> Round:
-    """What to do next for the transactions whose end is decided; None if there are none."""
+    """Plan what to do next for the transactions whose end is decided; None if there are none."""
     settings = group.settings
     shapes = _Shapes(group)
     ready: list[BufferedTransaction] = []
@@ -106,17 +106,17 @@ def plan_round(group: GroupState) -> Round:
 
 
 def is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
-    """Whether a transaction is merged by itself because of what became of a round that held it."""
+    """Return True if a transaction is merged by itself because of a round that held it."""
     return transaction.id in group.failed_rounds or group.doubts.is_suspect(transaction.id)
 
 
 def line_of(transaction: BufferedTransaction) -> OrderKey:
-    """Whose commits keep their order: those of one connection, or of a client name where they are not numbered."""
+    """Return the line whose commits keep their order: the connection, or the client name if they are not numbered."""
     return transaction.begin.client_name if transaction.order is None else transaction.order.line
 
 
 def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ...]:
-    """The conditions of a transaction that is to be committed; it has a round of its own if there are any.
+    """Return the conditions of a transaction to be committed; with any, it has a round of its own.
 
     One that was refused after its commit was asked for is only logged, whatever it expected, beside any others.
     """
@@ -126,7 +126,7 @@ def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ..
 
 
 def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:
-    """Why ZooKeeper cannot take the epochs of a rolling commit; None if it can. Nothing has been sealed by then.
+    """Return why ZooKeeper cannot take the epochs of a rolling commit, before anything is sealed; None if it can.
 
     It always can unless a stream has more segments than can be made now: from a time when there was no limit.
     """
@@ -153,7 +153,7 @@ class _Shapes:
         self._known: dict[tuple[int, int], tuple[str | None, dict[str, int]]] = {}
 
     def look_up(self, transaction: BufferedTransaction) -> tuple[str | None, dict[str, int]]:
-        """Why a complete transaction can never be merged, and if it can, which rolls it needs."""
+        """Return why a complete transaction can never be merged, and if it can, which rolls it needs."""
         fault = transaction.manifest_fault()
         if fault is not None:
             return fault, {}
@@ -168,12 +168,12 @@ class _Shapes:
 
 
 def merge_fault(group: GroupState, transaction: BufferedTransaction) -> str | None:
-    """Why a complete transaction can never be merged; None if it can."""
+    """Return why a complete transaction can never be merged; None if it can."""
     return transaction.manifest_fault() or _shape_fault(group, transaction)
 
 
 def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | None:
-    """The same, as far as it follows from its begin and its manifest alone."""
+    """Return the same, as far as it follows from its begin and its manifest alone."""
     if transaction.manifest is None:
         return None
     names = list(transaction.begin.streams)
@@ -196,7 +196,7 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
 
 
 def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, int]:
-    """The streams for which a transaction needs a rolling commit, with its reference epoch of each.
+    """Return the streams for which a transaction needs a rolling commit, with its reference epoch of each.
 
     A stream to which the transaction wrote nothing needs none.
     """
@@ -208,7 +208,7 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 
 
 def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
-    """All waiting transactions that the same rolls serve, in decision order; one with conditions alone.
+    """Return all waiting transactions that the same rolls serve, in decision order; one with conditions alone.
 
     They are as many as ZooKeeper takes the ids of, in one node.
 
@@ -239,7 +239,7 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
 def still_fitting(
     group: GroupState, transactions: Sequence[BufferedTransaction], rolls: dict[str, int]
 ) -> list[BufferedTransaction]:
-    """Those of a rolling commit that it still serves, after it has waited; in its order, as far as that of lines goes.
+    """Return those of a rolling commit that it still serves after a wait; in its order, within that of lines.
 
     Another stream of a transaction may have been scaled or deleted meanwhile, or be in an error state.
     """
@@ -256,7 +256,7 @@ def still_fitting(
 
 
 def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
-    """Transactions whose commits were asked for and that wait for what may take long, with the reason, in their order.
+    """Yield the transactions whose commits wait for what may take long, with the reason, in their order.
 
     Nothing of them has been appended for good, and nothing will be before that is over, so they may still be aborted.
     """
@@ -274,7 +274,7 @@ def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
 
 
 def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
-    """Why a transaction is one of those; None if it is not."""
+    """Return why a transaction is one of those; None if it is not."""
     return next((why for transaction, why in waiting(group) if transaction is wanted), None)
 
 
@@ -293,7 +293,7 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
 
 
 def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
-    """Whether it has a round of its own."""
+    """Return True if it has a round of its own."""
     return bool(conditions_of(transaction)) or is_alone(group, transaction)
 
 
@@ -311,7 +311,7 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
 
 
 def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> TargetTopics:
-    """Where the pieces of transactions go: the active epochs, and the duplicates that ``rolls`` name."""
+    """Return the topics of transactions' pieces: in the active epochs, and the duplicates that ``rolls`` name."""
     topics: dict[tuple[str, int, int], str] = {}
     rolled = {roll.stream: roll for roll in rolls}
     for name, stream in group.streams.items():

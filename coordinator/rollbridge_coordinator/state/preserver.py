@@ -45,7 +45,7 @@ class ClientHistory:
     forgotten_below: int = 0
 
     def encode(self) -> bytes:
-        """The value of the client's record."""
+        """Return the value of the client's record."""
         return encode_terminated([raw for _, raw in self.items], self.forgotten_below)
 
 
@@ -99,7 +99,7 @@ class TransactionMetadataPreserver:
         }
 
     def __len__(self) -> int:
-        """How many client names are remembered."""
+        """Return the number of client names that are remembered."""
         return len(self._histories)
 
     @property
@@ -129,7 +129,7 @@ class TransactionMetadataPreserver:
         return faults
 
     def flush(self, appended: Sequence[tuple[str, Terminated]], positions: Sequence[int]) -> Draft:
-        """The draft of a round: one record for each client.
+        """Return the draft of a round: one record for each client.
 
         Args:
             appended: Client name and transaction, in the order of the commit log.
@@ -155,11 +155,11 @@ class TransactionMetadataPreserver:
         return Draft(records, histories, self.gone_below, added, removed, len(appended))
 
     def raise_horizon(self, gone_below: int) -> Draft:
-        """The draft that makes it known that transactions with a lower counter may have been forgotten."""
+        """Return the draft that tells that transactions with a lower counter may have been forgotten."""
         return Draft([_horizon(gone_below)], {}, max(self.gone_below, gone_below))
 
     def expire(self, now_ms: int) -> Draft | None:
-        """The draft that forgets what is due; None if nothing is. Names of which nothing is left get a tombstone."""
+        """Return the draft that forgets what is due, with tombstones for empty names; None if nothing is due."""
         changed: dict[str, ClientHistory | None] = {}
         removed: list[Terminated] = []
         gone_below = self.gone_below
@@ -189,7 +189,7 @@ class TransactionMetadataPreserver:
         return max([horizon, *(item.counter + 1 for item in given)])
 
     def _crowded_before_ms(self) -> int:
-        """What ended before this time has to go because there is too much: a tenth of the total, or a little more."""
+        """Return the time before which outcomes have to go if there are too many, a tenth or a little more."""
         if not self.is_crowded:
             return 0
         over = len(self._index) - self._total + self._total // 10
@@ -208,7 +208,7 @@ class TransactionMetadataPreserver:
         self.gone_below = draft.gone_below
 
     def find(self, transaction: TransactionId, client: str = "") -> tuple[str, Terminated] | Absence:
-        """A terminated transaction and its client, or why it is not here.
+        """Return a terminated transaction and its client, or why it is not here.
 
         Args:
             transaction: Its id.
@@ -222,7 +222,7 @@ class TransactionMetadataPreserver:
         return Absence.FORGOTTEN if transaction.counter < max(horizon, self.gone_below) else Absence.UNKNOWN
 
     def labelled(self, client: str, label: str) -> Terminated | Absence:
-        """The client's latest transaction with a label, or why there is none."""
+        """Return the client's latest transaction with a label, or why there is none."""
         history = self._histories.get(client, ClientHistory())
         found = next((item for item, _ in reversed(history.items) if item.label == label), None)
         if found is not None:
@@ -230,16 +230,16 @@ class TransactionMetadataPreserver:
         return Absence.FORGOTTEN if history.forgotten_below or self.gone_below else Absence.UNKNOWN
 
     def committed(self) -> Iterator[Terminated]:
-        """Those that were committed."""
+        """Return those that were committed."""
         return (item for _, item in self._index.values() if item.committed)
 
     def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
-        """Everything that is remembered, by client."""
+        """Return everything that is remembered, by client."""
         return {client: tuple(item for item, _ in history.items) for client, history in self._histories.items()}
 
 
 def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
-    """How many of the oldest have to go, so that there are not too many and their record does not become too large."""
+    """Return how many of the oldest have to go, by their number and the size of their record."""
     excess = max(len(items) - count, 0)
     if len(items) - excess > ITEMS_HARMLESS:
         size = sum(len(raw) for _, raw in items[excess:])

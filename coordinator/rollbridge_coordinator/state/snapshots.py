@@ -108,7 +108,7 @@ class PartitionSnapshots:
     frames: int = 0
 
     def lag(self, position: int, log_position: int) -> int:
-        """How much a new leader would read again, or how much has come since that could last not be made less."""
+        """Return how much a new leader would read again, or has come since the lag could last not be reduced."""
         needed = self.spared or self.needed
         if self.spared is None and position <= needed.position:
             return 0  # no transaction is open whose outcome the commit log could hold
@@ -132,7 +132,7 @@ class SnapshotPlan:
     """The unsealed snapshot's, as they are written."""
 
     def snapshot(self, offsets: Sequence[int]) -> Snapshot:
-        """The index once the offsets of the segments are known."""
+        """Return the index once the offsets of the segments are known."""
         added = tuple(item.index(offset) for item, offset in zip(self.segments, offsets, strict=True))
         kept = tuple(item for item in self.draft.indexes if item not in self.expired)
         return replace(self.draft, sequence_id=self.draft.sequence_id + len(self.segments), indexes=kept + added)
@@ -173,14 +173,14 @@ class Snapshots:
         return self.indexes_topic if self.segmented else self.single_topic
 
     def of(self, partition: Partition, topic_id: str) -> PartitionSnapshots:
-        """The snapshots of a partition."""
+        """Return the snapshots of a partition."""
         known = self.partitions.get(partition)
         if known is None:
             known = self.partitions[partition] = PartitionSnapshots(topic_id)
         return known
 
     def due(self, now_ms: int, positions: Mapping[Partition, int], log_position: int) -> list[Partition]:
-        """Partitions that a snapshot should be taken of now.
+        """Return the partitions that are due for a snapshot.
 
         However many transactions end, no partition has its turn more often than ten times in the interval: what is
         read again after a takeover is little then, and listing the unsealed ones each time is not.
@@ -208,7 +208,7 @@ class Snapshots:
         return due
 
     def plan(self, partition: Partition, marks: Marks, controller_epoch: int, now_ms: int) -> SnapshotPlan | None:
-        """What to write for a partition; None if a single snapshot cannot hold it."""
+        """Plan what to write for a partition; None if a single snapshot cannot hold it."""
         known = self.partitions[partition]
         aborted = known.aborted
         cuts: list[Cut] = []
@@ -256,7 +256,7 @@ class Snapshots:
         )
 
     def taken(self, plan: SnapshotPlan, snapshot: Snapshot) -> None:
-        """A planned snapshot has become durable."""
+        """Note that a planned snapshot has become durable."""
         known = self.partitions[plan.partition]
         sealed = [item for item in snapshot.indexes if item.sequence_id >= plan.draft.sequence_id]
         known.aborted = known.aborted.without(plan.cuts, sealed)
@@ -272,18 +272,18 @@ class Snapshots:
         known.is_other_format = False
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        """The partitions and their snapshots are gone."""
+        """Forget partitions that are gone, and their snapshots."""
         for partition in partitions:
             self.partitions.pop(partition, None)
 
     def is_of(self, key: bytes, partition: Partition) -> bool:
-        """Whether a record with this key belongs to a partition, in whatever topic of snapshots it stands."""
+        """Return True if a record with this key belongs to a partition, in whatever topic of snapshots it stands."""
         number, _, name = key.partition(b"-")
         names = partition_name(partition), ongoing_name(partition)
         return number.isdigit() and name in (item.encode() for item in names)
 
     def warn(self, text: str) -> None:
-        """Something needs somebody's attention; whoever runs the leader logs it."""
+        """Note a warning, which whoever runs the leader logs."""
         self.metrics.faults += 1
         self.warnings.append(text)
 
@@ -318,7 +318,7 @@ class BufferPlace:
         return self.start if self.snapshot is None else max(self.snapshot.max_read_position, self.start)
 
     def log_floor(self, log_end: int) -> int:
-        """What became of transactions with frames from there on stands from here on, in a log with this end.
+        """Return the offset, in a log with this end, from which on the outcomes of later frames stand.
 
         The end must have been asked for before that of the buffer.
         """
@@ -333,5 +333,5 @@ BufferPlaces = Mapping[Partition, BufferPlace]
 
 
 def log_start(places: BufferPlaces, log_end: int, again: int) -> int:
-    """From where on the commit log has to be read."""
+    """Return the offset from which on the commit log has to be read."""
     return max(min((place.log_floor(log_end) for place in places.values()), default=log_end) - again, 0)

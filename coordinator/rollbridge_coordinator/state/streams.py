@@ -40,24 +40,24 @@ class LedStream:
     counter: ByteCounter = field(default_factory=ByteCounter)
 
     def partitions(self) -> Iterator[Partition]:
-        """The partitions of its buffer."""
+        """Return the partitions of its buffer."""
         for number in range(self.config.buffer_partitions):
             yield self.config.buffer_topic, number
 
     def partition_of(self, transaction: BufferedTransaction) -> Partition:
-        """The partition of its buffer that holds a transaction's frames."""
+        """Return the partition of its buffer that holds a transaction's frames."""
         return self.partition_for(transaction.transaction_id)
 
     def partition_for(self, identifier: TransactionId) -> Partition:
-        """The same for a transaction's id."""
+        """Return the partition of its buffer for a transaction's id."""
         return self.config.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
     def topic_of(self, segment: SegmentId) -> str:
-        """The topic of a segment."""
+        """Return the topic of a segment."""
         return self.config.name.segment_topic(segment)
 
     def topics_of(self, record: EpochRecord) -> dict[int, str]:
-        """The topic of each segment of an epoch, by segment number."""
+        """Return the topic of each segment of an epoch, by segment number."""
         return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
 
 
@@ -75,7 +75,7 @@ class Doomed:
         return f"deletion {self.config.name}"
 
     def partitions(self) -> Iterator[Partition]:
-        """The partitions that its buffer had."""
+        """Return the partitions that its buffer had."""
         for number in range(self.config.buffer_partitions):
             yield self.config.buffer_topic, number
 
@@ -95,7 +95,7 @@ class JournalState:
     _epochs: dict[str, EpochRecord] = field(default_factory=dict)
 
     def changes(self, streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
-        """What is to be written so that it says what these streams are; None is a node that is gone."""
+        """Return what to write so that the journal says what these streams are; None is a node that is gone."""
         found: dict[str, bytes | None] = {}
         for name, stream in streams.items():
             fault = faults.get(name)
@@ -116,7 +116,7 @@ class JournalState:
     def adopt(
         self, changes: Mapping[str, bytes | None], streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]
     ) -> None:
-        """The changes are durable."""
+        """Note that the changes are durable."""
         for path, value in changes.items():
             if value is None:
                 self.nodes.pop(path, None)
@@ -150,7 +150,7 @@ class JournalState:
 
 
 def _state_of(stream: LedStream, fault: StreamFault | None) -> tuple[object, ...]:
-    """All that the journal says of a stream, as values that are replaced and never changed."""
+    """Return all that the journal says of a stream, as values that are replaced and never changed."""
     return stream.config, stream.history, stream.removing, stream.late, fault
 
 
@@ -175,7 +175,7 @@ _KEEP: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy":
 
 
 def segment_bytes_max(config: StreamConfig) -> int:
-    """``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits.
+    """Return ``max.message.bytes`` of a stream's segments: a batch with one record of the largest size fits.
 
     However small the records are, it is not less than the broker's default: the limit holds for a whole batch, and
     both clients and leaders put many records into one.
@@ -184,7 +184,7 @@ def segment_bytes_max(config: StreamConfig) -> int:
 
 
 def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicCreation:
-    """The topic of a segment: records keep the time that their writers gave, retention is the stream's matter."""
+    """Return the topic of a segment: records keep their writers' timestamps, and the stream does the retention."""
     return TopicCreation(
         config.name.segment_topic(segment),
         replication_factor=config.replication_factor,
@@ -198,7 +198,7 @@ def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicCreatio
 
 
 def buffer_topic_spec(config: StreamConfig) -> TopicCreation:
-    """The transaction buffer: leases run on the append time, which no client chooses; truncated only by us."""
+    """Return the transaction buffer: leases run on the append time, which no client chooses; only we truncate it."""
     return TopicCreation(
         config.buffer_topic,
         partitions=config.buffer_partitions,
@@ -213,7 +213,7 @@ def buffer_topic_spec(config: StreamConfig) -> TopicCreation:
 
 
 def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicCreation:
-    """The commit log: never compacted, because its order is the commit order."""
+    """Return the commit log: never compacted, because its order is the commit order."""
     return TopicCreation(
         group.commit_log_topic,
         replication_factor=replication_factor,
@@ -226,17 +226,17 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicCre
 
 
 def terminated_topic_spec(group: GroupName, replication_factor: int) -> TopicCreation:
-    """The topic of terminated transactions."""
+    """Return the topic of terminated transactions."""
     return _compacted_topic_spec(group.terminated_topic, replication_factor)
 
 
 def snapshot_topic_spec(name: str, replication_factor: int) -> TopicCreation:
-    """A topic of snapshots."""
+    """Return a topic of snapshots."""
     return _compacted_topic_spec(name, replication_factor)
 
 
 def _compacted_topic_spec(name: str, replication_factor: int) -> TopicCreation:
-    """Compacted often, so that what a new leader reads of it stays small."""
+    """Return a topic that is compacted often, so that what a new leader reads of it stays small."""
     return TopicCreation(
         name,
         replication_factor=replication_factor,

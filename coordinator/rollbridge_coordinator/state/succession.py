@@ -49,28 +49,28 @@ class Candidates:
     ready: Mapping[str, Collection[GroupName]] = field(default_factory=dict)
 
     def is_ready(self, name: str, group: GroupName) -> bool:
-        """Whether a coordinator is there and could lead the group with a short takeover."""
+        """Return True if a coordinator is there and could lead the group with a short takeover."""
         return group in self.ready.get(name, ())
 
     def first_choice(self, group: GroupName) -> str | None:
-        """Who should lead a group in the long run; None if nobody is there."""
+        """Return who should lead a group in the long run; None if nobody is there."""
         return first_choice(group, self.ready)
 
     def next_in_line(self, group: GroupName) -> str | None:
-        """Who should take a vacant lead; None if nobody is there."""
+        """Return who should take a vacant lead; None if nobody is there."""
         ready = [name for name in self.ready if self.is_ready(name, group)]
         return first_choice(group, ready or self.ready)
 
 
 def first_choice(group: GroupName, coordinators: Iterable[str]) -> str | None:
-    """Which of the coordinators should lead a group; None if there are none."""
+    """Return which of the coordinators should lead a group; None if there are none."""
     return max(
         coordinators, key=lambda name: (xxhash.xxh64_intdigest(f"{group.node}|{name}".encode()), name), default=None
     )
 
 
 def stands_in_s(group: GroupName, name: str, candidates: Candidates, vacant_s: float, patience_s: float) -> float:
-    """How long a coordinator still waits before it stands for a lead that has been vacant for a time, s; 0 is now."""
+    """Return how long a coordinator waits before it stands for a lead vacant for a time, in seconds; 0 is now."""
     if candidates.next_in_line(group) == name:
         return 0.0
     return max(patience_s - vacant_s, 0.0)
@@ -79,7 +79,7 @@ def stands_in_s(group: GroupName, name: str, candidates: Candidates, vacant_s: f
 def gives_way_in_s(
     group: GroupName, name: str, candidates: Candidates, served_s: float, takeover_s: float
 ) -> float | None:
-    """How long a leader still serves before it gives way, s; None if there is nobody to give way to. 0 is now.
+    """Return how long a leader still serves before it gives way, in seconds; 0 is now, None if to nobody.
 
     Args:
         group: Which group it leads.
@@ -119,19 +119,19 @@ class Times:
     wall_ms: int = 0
 
     def earliest(self, now_ms: int) -> int:
-        """The time by the lowest clock: what is older than something by this one is so by all of them."""
+        """Return the time by the lowest clock: what is older than something by this one is so by all of them."""
         return now_ms + min(self.low_ms, 0)
 
     def latest(self, now_ms: int) -> int:
-        """The time by the highest clock: with this stamp nothing seems older than it is."""
+        """Return the time by the highest clock: with this stamp nothing seems older than it is."""
         return now_ms + max(self.high_ms, self.append_ms or 0, self.wall_ms, 0)
 
     def stamp(self, now_ms: int) -> int:
-        """What to stamp with: the latest time; or the middle one, if that is worlds away and would be kept for ages."""
+        """Return the time to stamp with: the latest; the middle one if the latest is so far off that it would last."""
         return self.lease(now_ms) if self.differ else self.latest(now_ms)
 
     def lease(self, now_ms: int) -> int:
-        """The time by which leases end: the middle one of three clocks, so that it is right if one of them is wrong.
+        """Return the time by which leases end: the middle one of three clocks, right if one of them is wrong.
 
         The brokers', by which leases begin, is one of them, with the least that it can show.
         """
@@ -149,15 +149,15 @@ class Times:
         return self.spread_ms > SPREAD_MAX_MS
 
     def witness(self, before_ms: int, witnessed_ms: int, after_ms: int) -> None:
-        """ZooKeeper's clock showed ``witnessed_ms`` between two times of the own one."""
+        """Note that ZooKeeper's clock showed ``witnessed_ms`` between two times of the own one."""
         self.low_ms = witnessed_ms - after_ms
         self.high_ms = witnessed_ms - before_ms
 
     def witness_append(self, appended_ms: int, now_ms: int) -> None:
-        """A broker's clock has shown ``appended_ms``, now or at any time before."""
+        """Note that a broker's clock has shown ``appended_ms``, now or at any time before."""
         found = appended_ms - now_ms
         self.append_ms = found if self.append_ms is None else max(self.append_ms, found)
 
     def witness_wall(self, shown_ms: int, now_ms: int) -> None:
-        """The machine's clock shows ``shown_ms``; it may have been set, or the process may have stood still."""
+        """Note that the machine's clock shows ``shown_ms``; it may have been set, or the process have stood still."""
         self.wall_ms = max(self.wall_ms, shown_ms - now_ms)

@@ -36,12 +36,12 @@ class Rest:
 
     @classmethod
     def after(cls, last: Rest | None, now_ms: int) -> Self:
-        """The rest that follows the last one, if there was one."""
+        """Return the rest that follows the last one, if there was one."""
         length_ms = REST_FIRST_MS if last is None else min(2 * last.length_ms, REST_MAX_MS)
         return cls(length_ms, now_ms + length_ms)
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether it is to be tried again; so it is if the clock was set back."""
+        """Return True if it is to be tried again, which it is too if the clock was set back."""
         return not self.until_ms - self.length_ms <= now_ms < self.until_ms
 
 
@@ -60,7 +60,7 @@ class Housekeeping:
     rests: dict[str, Rest] = field(default_factory=dict)
 
     def is_due(self, work: str, now_ms: int, every_ms: int, *, at_once: bool = True) -> bool:
-        """Whether ``every_ms`` have passed since this work was done last; if so, it counts as done now.
+        """Return True if ``every_ms`` have passed since this work was done last; then it counts as done now.
 
         A clock that was set back makes it due as well. What a new leader does not do ``at_once`` counts as done when it
         is first asked for.
@@ -72,16 +72,16 @@ class Housekeeping:
         return True
 
     def is_resting(self, work: str, now_ms: int) -> bool:
-        """Whether this work was refused a while ago and is left alone."""
+        """Return True if this work was refused a while ago and is left alone."""
         return work in self.rests and not self.rests[work].is_over(now_ms)
 
     def rest(self, work: str, now_ms: int) -> int:
-        """This work was refused; returns for how many ms it is left alone."""
+        """Leave refused work alone for a while; return for how many ms."""
         self.rests[work] = Rest.after(self.rests.get(work), now_ms)
         return self.rests[work].length_ms
 
     def rested(self, work: str) -> None:
-        """This work was done."""
+        """Note that this work was done."""
         self.rests.pop(work, None)
 
 
@@ -106,7 +106,7 @@ class ByteCounter:
     sizes: dict[SegmentId, int] = field(default_factory=dict)
 
     def wanted(self, history: EpochHistory) -> list[SegmentId]:
-        """The segments whose sizes are to be given to :meth:`count`: those that may have grown since the last look."""
+        """Return the segments that may have grown since the last look; :meth:`count` wants their sizes."""
         active = history.active.segment_ids
         return [
             item
@@ -130,7 +130,7 @@ class ByteCounter:
 def is_mark_due(
     marks: Sequence[Mark], now_ms: int, written: int, cut: Mapping[SegmentId, int], policy: Retention
 ) -> bool:
-    """Whether to note that the active segments end at ``cut`` now."""
+    """Return True if the leader should note now that the active segments end at ``cut``."""
     if not marks:
         return True
     last = marks[-1]
@@ -143,13 +143,13 @@ def is_mark_due(
 
 
 def marks_within(history: EpochHistory, marks: Iterable[Mark]) -> list[Mark]:
-    """The marks whose segments are all in the history: where the others are there is nothing to truncate any more."""
+    """Return the marks whose segments are all in the history; before the others nothing is left to truncate."""
     known = history.segments().keys()
     return [mark for mark in marks if mark.cut.keys() <= known]
 
 
 def marks_that_fit(marks: Sequence[Mark], bytes_max: int) -> list[Mark]:
-    """The marks, as many of them as fit into a node of so many bytes; without some of them a little more is kept."""
+    """Return as many of the marks as fit into a node of so many bytes; with fewer, a little more is kept."""
     kept = list(marks)
     while kept and len(RetentionMarks(tuple(kept)).to_json()) > bytes_max:
         del kept[-2::-2]
@@ -159,7 +159,7 @@ def marks_that_fit(marks: Sequence[Mark], bytes_max: int) -> list[Mark]:
 
 
 def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: Retention) -> int | None:
-    """Which of the marks is the latest before which everything may go; None if there is none."""
+    """Return the index of the latest mark before which everything may go; None if there is none."""
     for place in range(len(marks) - 1, -1, -1):
         mark = marks[place]
         if (policy.ms != FOREVER and now_ms - mark.ms >= policy.ms) or (
@@ -223,7 +223,7 @@ class LateWatch:
         self.known[stream] = history.active.epoch
 
     def due(self, now_ms: int) -> Sequence[Watched]:
-        """What is to be looked behind now, the longest overdue first."""
+        """Return the segments to look behind now, the longest overdue first."""
         found = [(course.due_ms, item) for item, course in self._courses.items() if course.due_ms <= now_ms]
         return [item for _, item in sorted(found)[:AT_ONCE]]
 

@@ -76,7 +76,7 @@ class WarmTail:
         return self.fold.held_bytes + self.fold.late_bytes > self._held_bytes_max
 
     def __len__(self) -> int:
-        """How many transactions are held."""
+        """Return the number of transactions that are held."""
         return len(self._terminated) + len(self.fold.open)
 
     def follow(self, said: LogSummary) -> None:
@@ -113,7 +113,7 @@ class WarmTail:
         return True
 
     def fits(self, topic_ids: Mapping[Partition, str], needed: Mapping[Partition, int], start: int) -> bool:
-        """Whether a takeover can go on from here.
+        """Return True if a takeover can go on from here.
 
         Args:
             topic_ids: Kafka's id of the buffer of each partition of the group.
@@ -128,7 +128,7 @@ class WarmTail:
         return all(self._floors[item] <= needed[item] <= self._read_to(item) for item in known)
 
     def contradicts(self, fences: Fences) -> bool:
-        """Whether an end was heard that must not be, now that sessions of clients are known, and has no outcome yet.
+        """Return True if an end without an outcome was heard that the clients' sessions, now known, rule out.
 
         So it is, too, if a rolling commit is under way: whose word counted is on record for it.
         """
