@@ -233,7 +233,7 @@ def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollb
     whole = [f"{stream}/{item['number']}/#epoch.{item['epoch']}" for item in rolled["segments"]]
     assert [cli("consume", name, "--segment").out.splitlines() for name in whole] == printed
     wrong = cli("consume", stream, "--segment")
-    assert (wrong.code, "is no qualified segment name" in wrong.err) == (ExitCode.REFUSED, True)
+    assert (wrong.code, "is not a qualified segment name" in wrong.err) == (ExitCode.REFUSED, True)
 
 
 def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(

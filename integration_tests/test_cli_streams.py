@@ -106,7 +106,7 @@ def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: rollbri
     assert cli.json("stream", "history", stream)["removed"] == ["0.#epoch.0"]
     for arguments, code, words in (
         (["truncate", stream, "--before", "1-1:99:0", "--yes"], ExitCode.REFUSED, "beyond its last stable offset"),
-        (["truncate", stream, "--before", "soon", "--yes"], ExitCode.REFUSED, "nothing to begin at"),
+        (["truncate", stream, "--before", "soon", "--yes"], ExitCode.REFUSED, "not a place to begin at"),
         (["truncate", f"{stream}x", "--before", "latest", "--yes"], ExitCode.NOT_FOUND, "does not exist"),
         (["update", stream, "--retention-bytes", "0"], ExitCode.REFUSED, "retention size is positive"),
         (["update", stream], ExitCode.USAGE, "say what to change"),

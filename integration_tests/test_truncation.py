@@ -325,7 +325,7 @@ def test_bad_input(client: rollbridge.Bridge, orders: str, payments: str, scope:
         (f"{orders}@0-7:0", "no segment"),
         (f"{orders}@0-0:9,0-1:9", "beyond its last stable offset"),
         ("earliest", "nothing before the earliest"),
-        ("yesterday", "nothing to begin at"),
+        ("yesterday", "not a place to begin at"),
     ):
         with pytest.raises(InvalidRequestError, match=what):
             client.admin.truncate(orders, before)

@@ -78,12 +78,12 @@ def _check_zookeeper(text: str) -> None:
     hosts, slash, chroot = text.partition("/")
     _check_servers(hosts, port_needed=False)
     if slash and not _ROOT.fullmatch(slash + chroot):
-        raise ValueError(f"{slash + chroot!r} is no ZooKeeper path")
+        raise ValueError(f"{slash + chroot!r} is not a ZooKeeper path")
 
 
 def _check_root(path: str) -> None:
     if not _ROOT.fullmatch(path) or {".", ".."} & set(path.split("/")):
-        raise ValueError(f"{path!r} is no path like /rollbridge")
+        raise ValueError(f"{path!r} is not a path such as /rollbridge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

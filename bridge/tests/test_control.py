@@ -129,7 +129,7 @@ IMPOSSIBLE_SEGMENT = rollbridge_schemas.codec("control_record").encode(
     ],
 )
 def test_corrupt_control_records(key: bytes | None, value: bytes | None) -> None:
-    with pytest.raises(CorruptDataError, match="a message of the commit log is no control record"):
+    with pytest.raises(CorruptDataError, match="a message of the commit log is not a control record"):
         decode_control(key, value)
 
 

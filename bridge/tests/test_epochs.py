@@ -258,7 +258,7 @@ def test_an_epoch_that_does_not_partition_the_key_space_is_refused() -> None:
         ([(0, 1)], "epoch 0 refers to 1"),
         ([(0, -1)], "epoch 0 refers to -1"),
         ([(0, 0), (1, 2), (2, 2)], "epoch 1 refers to 2"),
-        ([(0, 0), (1, 0), (2, 1)], "epoch 2 refers to 1, which is no root epoch"),
+        ([(0, 0), (1, 0), (2, 1)], "epoch 2 refers to 1, which is not a root epoch"),
     ],
 )
 def test_records_that_are_no_history_are_refused(records: list[tuple[int, int]], words: str) -> None:
@@ -291,13 +291,13 @@ def renamed(epoch: int, place: int, segment: SegmentId) -> list[EpochRecord]:
         (changed(1, cause=EpochCause.CREATE), "epoch 1 has the cause create"),
         (changed(0, cause=EpochCause.SCALE), "epoch 0 has the cause scale"),
         (changed(1, reference_epoch=0), "epoch 1 was made by scale but refers to epoch 0"),
-        (changed(3, reference_epoch=2), "epoch 3 refers to 2, which is no earlier root epoch"),
-        (changed(3, reference_epoch=3), "epoch 3 refers to 3, which is no earlier root epoch"),
-        (changed(3, reference_epoch=9), "epoch 3 refers to 9, which is no earlier root epoch"),
-        (changed(3, reference_epoch=0), "epoch 3 is no duplicate of epoch 0, to which it refers"),
+        (changed(3, reference_epoch=2), "epoch 3 refers to 2, which is not an earlier root epoch"),
+        (changed(3, reference_epoch=3), "epoch 3 refers to 3, which is not an earlier root epoch"),
+        (changed(3, reference_epoch=9), "epoch 3 refers to 9, which is not an earlier root epoch"),
+        (changed(3, reference_epoch=0), "epoch 3 is not a duplicate of epoch 0, to which it refers"),
         (renamed(1, 0, SegmentId.of(9, 0)), "segment 9.#epoch.0 begins in epoch 1"),
         (renamed(1, 0, SegmentId.of(9, 7)), "segment 9.#epoch.7 begins in epoch 1"),
-        (renamed(2, 0, SegmentId.of(4, 2)), "epoch 2 is no duplicate of epoch 0"),
+        (renamed(2, 0, SegmentId.of(4, 2)), "epoch 2 is not a duplicate of epoch 0"),
         (
             changed(1, sealed_ends={SegmentId.of(1, 0): 3}),
             "epoch 1 notes ends of 1.#epoch.0, but 0.#epoch.0 ended with it",

@@ -76,7 +76,7 @@ def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
             }
         ],
     }
-    with pytest.raises(CorruptDataError, match="offsets or conditions that there cannot be"):
+    with pytest.raises(CorruptDataError, match="impossible offsets or conditions"):
         decode_manifest(rollbridge_schemas.codec("commit_frame").encode(datum))
 
 

@@ -71,8 +71,8 @@ def with_values(cls: type[NodeRecord], *path: str | int, value: object) -> bytes
 @pytest.mark.parametrize(
     ("cls", "path", "value", "place"),
     [
-        (Group, ["name"], "x", r"schema group: group\.name: 'x' is no group name"),
-        (StreamConfig, ["group"], "a.b", r"stream\.group: 'a.b' is no name for a group"),
+        (Group, ["name"], "x", r"schema group: group\.name: 'x' is not a group name"),
+        (StreamConfig, ["group"], "a.b", r"stream\.group: 'a.b' is not a name for a group"),
         (ClientSession, ["shared", "work", "transaction"], "x", r"client_session\.shared\.work\.transaction: 'x' is"),
         (ClientSession, ["shared", "work", "state"], "x", r"client_session\.shared\.work\.state: 'x' is not a valid"),
         (
@@ -83,7 +83,7 @@ def with_values(cls: type[NodeRecord], *path: str | int, value: object) -> bytes
         ),
         (EpochRecord, ["segments", 0, "segment"], -1, r"epoch\.segments\.segment: segment number"),
         (EpochRecord, ["segments", 0, "low"], 2.0, r"epoch\.segments: \[2.0"),
-        (Truncation, ["foundation", "first_epoch"], 0, r"truncation\.foundation: what is kept"),
+        (Truncation, ["foundation", "first_epoch"], 0, r"truncation\.foundation: the foundation"),
         (Truncation, ["foundation", "lows"], [0.0, float("nan"), 0.5], "truncation"),
         (LateNotes, ["forwarding", "targets", 0, "segment"], -1, r"late\.forwarding\.targets: segment number"),
         (RetentionMarks, ["marks", 0, "cut"], ["1"], r"retention\.marks\.cut: "),

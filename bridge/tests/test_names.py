@@ -139,7 +139,7 @@ BAD_NAMES = ["", "a.b", "a b", "a/b", "ä", "a\n", "a\x00", "__a", "a:b", "*", "
     ],
 )
 def test_bad_names_are_refused_wherever_they_stand(name: str, make: Callable[[str], object]) -> None:
-    with pytest.raises(InvalidNameError, match=r"is no name for a .*nothing was written"):
+    with pytest.raises(InvalidNameError, match=r"is not a name for a .*nothing was written"):
         make(name)
 
 
@@ -162,7 +162,7 @@ def test_client_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a\n"])
 def test_bad_client_names_are_refused(name: str) -> None:
-    with pytest.raises(InvalidNameError, match="is no client name"):
+    with pytest.raises(InvalidNameError, match="is not a client name"):
         check_client_name(name)
 
 

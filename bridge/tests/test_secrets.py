@@ -103,7 +103,7 @@ def test_what_kazoo_logs_of_requests_leaves_passwords_out(caplog: pytest.LogCapt
         ({"digest.password": SECRET}, "digest.username: needed with the other one"),
         ({"digest.username": "a:b", "digest.password": SECRET}, "digest.username: is empty or holds a colon"),
         ({"security.protocol": "SASL_SSL"}, "SASL is not offered"),
-        ({"security.protocol": "TLS"}, "security.protocol: 'TLS' is none of"),
+        ({"security.protocol": "TLS"}, "security.protocol: 'TLS' is not one of"),
         ({"ssl.ca.location": "ca.pem"}, "ssl.ca.location: has no effect without security.protocol=SSL"),
         (
             {"security.protocol": "SSL", "ssl.key.location": "k.pem"},

@@ -166,9 +166,9 @@ def test_everything_that_is_wrong_with_the_options_is_named_at_once() -> None:
         "group: ",
         "client.name: ",
         "compression: unknown compression 'zip'",
-        "includeHeaders: 'maybe' is none of true, false",
+        "includeHeaders: 'maybe' is not one of true, false",
         "lease.hours: 1000 is more than 168",
-        "commit.timeout.seconds: 'soon' is no whole number",
+        "commit.timeout.seconds: 'soon' is not a whole number",
         "kafka.plugin.library.paths: is not a security setting",
         "zookeper.root: is unknown; did you mean zookeeper.root?",
     ):

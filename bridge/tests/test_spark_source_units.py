@@ -90,14 +90,14 @@ def test_all_that_is_missing_or_wrong_is_named_at_once() -> None:
         assert f"{name}: is missing" in str(caught.value)
     assert "startingofsets: is unknown; did you mean startingOffsets?" in str(caught.value)
     assert "maxRecordsPerTrigger: '0'" in str(caught.value)
-    assert "isolation: 'serializable' is none of read_committed, read_uncommitted" in str(caught.value)
+    assert "isolation: 'serializable' is not one of read_committed, read_uncommitted" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "what"),
     [
         ({"stream": "sales/orders,sales/payments"}, "batch", "a source reads one stream"),
-        ({"startingoffsets": "yesterday"}, "batch", "startingOffsets: 'yesterday' is nothing to begin at"),
+        ({"startingoffsets": "yesterday"}, "batch", "startingOffsets: 'yesterday' is not a place to begin at"),
         ({"startingoffsets": "sales/other@0-0:5"}, "batch", "startingOffsets: the position .* belongs to sales/other"),
         ({"endingoffsets": "earliest"}, "batch", "endingOffsets: nothing ends before the earliest"),
         ({"endingoffsets": "latest"}, "streaming", "endingOffsets: is for batches"),
@@ -116,7 +116,7 @@ def test_transactions_are_those_of_a_group_or_of_a_streams_group() -> None:
     assert read_log_settings(NEEDED, "batch").group is None
     with pytest.raises(ConfigError, match="group: is missing, or stream to take the group of"):
         read_log_settings(servers, "batch")
-    with pytest.raises(ConfigError, match="startingOffsets: 'nowhere' is no position in a commit log"):
+    with pytest.raises(ConfigError, match="startingOffsets: 'nowhere' is not a position in a commit log"):
         read_log_settings({**NEEDED, "startingoffsets": "nowhere"}, "streaming")
     with pytest.raises(ConfigError, match="endingOffsets: is for batches"):
         read_log_settings({**NEEDED, "endingoffsets": "latest"}, "streaming")

@@ -20,7 +20,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 @click.command(name="coordinator")
 @click.option("--bootstrap-servers", default=None, help="Kafka brokers, host:port,...")
 @click.option("--zookeeper", default=None, help="ZooKeeper servers, host:port,...")
-@click.option("--zookeeper-root", default=None, help="Path under which everything stands (default: /rollbridge).")
+@click.option("--zookeeper-root", default=None, help="Root path in ZooKeeper (default: /rollbridge).")
 @click.option("--name", default=None, help="Name among the coordinators (default: host and process id).")
 @click.option(
     "--session-timeout",

@@ -180,7 +180,7 @@ def test_a_reference_epoch_that_is_none_is_refused() -> None:
     item = bench.commit(identifier, {(0, 1): 1})
     planned = plan_round(bench.group)
     assert isinstance(planned, Refusal)
-    assert "no reference epoch" in planned.reason
+    assert "not a reference epoch" in planned.reason
     assert item.state is State.COMMITTING
 
 

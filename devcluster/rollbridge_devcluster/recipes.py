@@ -411,7 +411,7 @@ def _project() -> Tree:
     missing = [name for name in (DOCKERFILE, *PROJECT_FILES) if not (PROJECT / name).exists()]
     if missing:
         raise LocalEnvironmentError(
-            f"{names.COORDINATOR} is built from a checkout of rollbridge, and {PROJECT} is none: "
+            f"{names.COORDINATOR} is built from a checkout of rollbridge, and {PROJECT} is not one: "
             f"{', '.join(missing)} missing"
         )
     everything = Tree()

@@ -283,7 +283,7 @@ def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Col
     """
     if wishes.kafka_heap is not None and not _HEAP.fullmatch(wishes.kafka_heap):
         raise LocalEnvironmentError(
-            f"{wishes.kafka_heap!r} is no heap size: a number with k, m or g is expected, such as 512m"
+            f"{wishes.kafka_heap!r} is not a heap size: a number with k, m or g is expected, such as 512m"
         )
     state = before or ClusterState(
         kafka_cluster_id=_stored_cluster_id(home) or new_cluster_id(),

@@ -89,7 +89,7 @@ def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
 
 @pytest.mark.parametrize("heap", ["", "1", "0g", "1t", "-1g", "1g -Xms1g"])
 def test_a_heap_that_java_would_not_take_is_refused(heap: str, home: Home) -> None:
-    with pytest.raises(LocalEnvironmentError, match="no heap size"):
+    with pytest.raises(LocalEnvironmentError, match="not a heap size"):
         decide(home, None, Wishes(kafka_heap=heap), ())
 
 

@@ -315,11 +315,11 @@ def find_operation(
             if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
         ]
     except TopicNotFound as fault:
-        raise TruncatedError(f"segment {log.segment} is gone: nobody can tell if it held the write") from fault
+        raise TruncatedError(f"segment {log.segment} is gone: nobody can tell whether it held the write") from fault
     if not found and since < min(log.truncated_at(), to):
         raise TruncatedError(
-            f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell if the write stood "
-            f"there, from offset {since} on"
+            f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell whether the write "
+            f"stood there, from offset {since} on"
         )
     return found
 

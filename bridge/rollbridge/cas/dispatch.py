@@ -381,7 +381,7 @@ class AppendDispatcher:
             offset += len(request.records)
             request.done.set_exception(
                 CasOutcomeUnknownError(
-                    f"a conditional write to {self._shape.stream} may be committed or not, and nobody answers: "
+                    f"a conditional write to {self._shape.stream} may or may not be committed, and nobody answers: "
                     f"{result.why}; ask with outcome({str(token)!r})",
                     token=token,
                 )

@@ -211,7 +211,9 @@ class CasWriter:
         """
         since = as_sn(expected)
         if since == SN():
-            raise InvalidRequestError("a write that may be repeated needs an expectation other than ANY")
+            raise InvalidRequestError(
+                "a write that may be repeated needs an expectation other than ANY; nothing was written"
+            )
         return Token(self._operation(), key, since)
 
     def outcome(self, token: Token | str) -> SN | None:

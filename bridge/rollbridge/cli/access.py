@@ -37,7 +37,7 @@ def access() -> None:
 
 
 @access.command()
-@click.option("--shared-counter", is_flag=True, help="Close the counter of clients of earlier versions, too.")
+@click.option("--shared-counter", is_flag=True, help="Also close the counter of clients of earlier versions.")
 @click.pass_obj
 def secure(context: CliContext, *, shared_counter: bool) -> None:
     """Restrict the znodes that were written without credentials, and create those that are missing.
@@ -110,9 +110,9 @@ def identity(context: CliContext, username: str) -> None:
 @access.command("kafka-acls")
 @click.argument("role", type=click.Choice(list(_ROLES)))
 @click.argument("stream_name", metavar="SCOPE/STREAM")
-@click.option("--principal", default="User:NAME", show_default=True, help="Whom to allow.")
+@click.option("--principal", default="User:NAME", show_default=True, help="Principal to allow.")
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group of the stream.")
-@click.option("--consumer-group", "consumer_groups", multiple=True, metavar="NAME", help="A consumer group to allow.")
+@click.option("--consumer-group", "consumer_groups", multiple=True, metavar="NAME", help="Consumer group to allow.")
 @click.pass_obj
 def kafka_acls(
     context: CliContext, role: str, stream_name: str, principal: str, group: str, consumer_groups: tuple[str, ...]

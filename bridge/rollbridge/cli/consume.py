@@ -72,14 +72,16 @@ _BATCH = 500
     metavar="TEXT",
     help=r"How to print a record, such as '{key}\t{value}'.",
 )
-@click.option("--null", default="null", show_default=True, metavar="TEXT", help="What stands for a null key or value.")
+@click.option(
+    "--null", default="null", show_default=True, metavar="TEXT", help="Text to print for a null key or value."
+)
 @click.option(
     "--wait",
     type=values.duration,
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="Give up when nothing becomes readable for so long, although more was written.",
+    help="Give up if nothing becomes readable for this long although more was written.",
 )
 @click.pass_obj
 def consume(

@@ -51,8 +51,8 @@ def doctor(context: CliContext) -> ExitCode:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@click.option("--force", is_flag=True, help="Also if no coordinator has found that ZooKeeper was set back.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
+@click.option("--force", is_flag=True, help="Repair even if no coordinator has found that ZooKeeper was set back.")
 @click.pass_obj
 def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
     """Repair ZooKeeper after it was restored from a backup. Run it with the coordinators' credentials.
@@ -100,7 +100,7 @@ def snapshot() -> None:
 
 
 @snapshot.command("list")
-@click.option("--scope", help="Only streams of this scope.")
+@click.option("--scope", help="Show only streams of this scope.")
 @click.pass_obj
 def list_snapshots(context: CliContext, scope: str | None) -> None:
     """List the snapshots of all buffers, one line per partition."""
@@ -182,14 +182,14 @@ def rebuild(context: CliContext, stream_name: str) -> None:
 
 @snapshot.command()
 @_STREAM
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def clear(context: CliContext, stream_name: str, yes: bool) -> None:
     """Delete the snapshots of one stream. Nothing is lost: the leader reads the buffer again."""
     StreamName.parse(stream_name)
     if not yes:
         if context.json or not sys.stdin.isatty():
-            raise click.UsageError("this deletes all snapshots; say --yes where nobody can be asked")
+            raise click.UsageError("this deletes all snapshots; give --yes where nobody can be asked")
         click.confirm(f"Clear the snapshots of {stream_name}?", abort=True, err=True)
     with connected(context) as b:
         b.admin.clear_snapshots(stream_name)

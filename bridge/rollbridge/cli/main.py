@@ -143,8 +143,8 @@ def _global_options_first(arguments: Sequence[str]) -> list[str]:
     name="rollbridge",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Kafka; the embedded cluster if left out.")
-@click.option("--zookeeper", metavar="HOST:PORT,...", help="ZooKeeper; goes together with --bootstrap-servers.")
+@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Kafka brokers; the embedded cluster if left out.")
+@click.option("--zookeeper", metavar="HOST:PORT,...", help="ZooKeeper servers; needed with --bootstrap-servers.")
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -157,7 +157,7 @@ def _global_options_first(arguments: Sequence[str]) -> list[str]:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the embedded cluster.",
 )
-@click.option("--json", is_flag=True, help="Answer, and report errors, as JSON.")
+@click.option("--json", is_flag=True, help="Print answers and errors as JSON.")
 @click.option(
     "-v", "--verbose", count=True, help="Log to standard error, and show where errors come from; -vv for more."
 )

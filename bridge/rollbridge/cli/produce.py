@@ -37,9 +37,11 @@ HeaderPair = tuple[str, bytes]
 @click.argument("stream_name", metavar="SCOPE/STREAM")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option(
-    "--key-separator", type=values.escaped, metavar="TEXT", help="What stands before it in a line is the key."
+    "--key-separator", type=values.escaped, metavar="TEXT", help="Separator between the key and the value of a line."
 )
-@click.option("--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="For every record.")
+@click.option(
+    "--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="Header of every record."
+)
 @click.option("--label", help="Free text to find the transaction again.")
 @click.option("--timeout", type=values.duration, metavar="DURATION", help="Lease of the transaction.  [default: 1d]")
 @click.option(
@@ -196,13 +198,15 @@ def _progress(file: BinaryIO, shown: bool) -> Iterator[BinaryIO]:
 
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
-_KEY = click.option("--key", metavar="TEXT", help="Chooses the segment; may be left out if there is one only.")
+_KEY = click.option(
+    "--key", metavar="TEXT", help="Key, which chooses the segment; may be left out if there is only one."
+)
 _SCOPE = click.option(
     "--scope",
     type=click.Choice([item.value for item in Scope]),
     default=Scope.SEGMENT.value,
     show_default=True,
-    help="Whether the last record of the key's segment is meant, or the last one with this key.",
+    help="Compare with the last record of the key's segment, or with the last one of this key.",
 )
 
 
@@ -231,9 +235,11 @@ def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> 
     help="SN of the last record, or one of its members (`seq=N`, `txid=N`); `empty`: there must be none; `any`.",
 )
 @_SCOPE
-@click.option("--transaction-id", type=int, metavar="N", help="A number of yours that becomes part of the SN.")
+@click.option("--transaction-id", type=int, metavar="N", help="Number of your own that becomes part of the SN.")
 @click.option("--rising-ids", is_flag=True, help="Refuse a --transaction-id that is lower than the last one.")
-@click.option("--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option(
+    "--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="Header of the record."
+)
 @click.option("--outcome", metavar="TOKEN", help="Write nothing, but ask what became of the write with this token.")
 @click.pass_obj
 def cas(

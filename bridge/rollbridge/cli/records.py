@@ -48,7 +48,7 @@ def line_of(template: str, null: str) -> LineFormat:
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as exc:
-        raise click.BadParameter(f"{template!r} is no format: {exc}") from None
+        raise click.BadParameter(f"{template!r} is not a format: {exc}") from None
     parts: list[bytes | Callable[[Record], bytes | None]] = []
     for literal, field, spec, conversion in pieces:
         if literal:
@@ -56,7 +56,7 @@ def line_of(template: str, null: str) -> LineFormat:
         if field is None:
             continue
         if field not in _FIELDS or spec or conversion:
-            raise click.BadParameter(f"{{{field}}} is no field of a record; there are {', '.join(FIELDS)}")
+            raise click.BadParameter(f"{{{field}}} is not a field of a record; the fields are {', '.join(FIELDS)}")
         parts.append(_FIELDS[field])
     nothing = null.encode("utf-8", "surrogateescape")
 
@@ -147,18 +147,18 @@ _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
 def duration(text: str) -> timedelta:
     """Parse ``2d``, ``36h``, ``1h30m``, ``500ms``: numbers with their units, added up."""
     if not _DURATION.fullmatch(text):
-        raise click.BadParameter(f"{text!r} is no duration; numbers with units are, such as 2d, 36h, 1h30m, 500ms")
+        raise click.BadParameter(f"{text!r} is not a duration; use numbers with units, such as 2d, 36h, 1h30m, 500ms")
     try:
         return sum((float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text)), timedelta(0))
     except OverflowError:
-        raise click.BadParameter(f"{text!r} is longer than anything that can be waited for") from None
+        raise click.BadParameter(f"{text!r} is too long a time to wait") from None
 
 
 def size(text: str) -> int:
     """Parse ``10GiB``, ``500MB``, ``1000``: a number of bytes."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise click.BadParameter(f"{text!r} is no size; a number of bytes is, or one with a unit, such as 500MB, 10GiB")
+        raise click.BadParameter(f"{text!r} is not a size; use a number of bytes, or with a unit, such as 500MB, 10GiB")
     return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
 
 
@@ -170,7 +170,7 @@ def key_range(text: str) -> tuple[float, float]:
             return float(low), float(high)
     except ValueError:
         pass
-    raise click.BadParameter(f"{text!r} is no key range; LOW:HIGH is, such as 0.25:0.5")
+    raise click.BadParameter(f"{text!r} is not a key range; use LOW:HIGH, such as 0.25:0.5")
 
 
 def segment_numbers(text: str) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ def segment_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of segment numbers such as 0,3,4") from None
+        raise click.BadParameter(f"{text!r} is not a list of segment numbers, such as 0,3,4") from None
 
 
 def escaped(text: str) -> str:
@@ -189,7 +189,7 @@ def escaped(text: str) -> str:
         if len(code) == 3:
             return chr(int(code[1:], 16))
         if code not in _ESCAPED:
-            raise click.BadParameter(rf"\{code} is no escape; \t \n \r \0 \\ and \xHH are")
+            raise click.BadParameter(rf"\{code} is not an escape; use \t, \n, \r, \0, \\ or \xHH")
         return _ESCAPED[code]
 
     return _ESCAPE.sub(plain, text)
@@ -199,5 +199,5 @@ def header(text: str) -> tuple[str, bytes]:
     """Parse ``name=value``, a header of every record."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise click.BadParameter(f"{text!r} is no header; NAME=VALUE is")
+        raise click.BadParameter(f"{text!r} is not a header; use NAME=VALUE")
     return name, value.encode("utf-8", "surrogateescape")

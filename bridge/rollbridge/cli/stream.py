@@ -44,7 +44,7 @@ RETENTION_TIME = click.option(
     "--retention-time", type=_time_or_none, default=None, metavar="TIME", help="Keep records this long, such as 7d."
 )
 RETENTION_BYTES = click.option(
-    "--retention-bytes", type=_size_or_none, default=None, metavar="SIZE", help="Keep this much, such as 10GiB."
+    "--retention-bytes", type=_size_or_none, default=None, metavar="SIZE", help="Keep this many bytes, such as 10GiB."
 )
 RETENTION_GROUP = click.option(
     "--retention-group",
@@ -89,23 +89,32 @@ def stream() -> None:
 @_STREAM
 @click.option("--segments", type=int, metavar="N", help="Number of segments of the same size.  [default: 1]")
 @click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of one segment.")
-@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group inside the scope; for good.")
+@click.option(
+    "--group",
+    default=DEFAULT_GROUP,
+    show_default=True,
+    help="Transaction group within the scope; cannot be changed later.",
+)
 @click.option(
     "--buffer-partitions",
     type=click.IntRange(1),
     default=1,
     metavar="N",
-    help="Of the transaction buffer.  [default: 1]",
+    help="Partitions of the transaction buffer.  [default: 1]",
 )
 @click.option(
-    "--replication-factor", type=int, default=-1, metavar="N", help="Of all its topics.  [default: the broker's]"
+    "--replication-factor",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Replication factor of its topics.  [default: the broker's]",
 )
 @click.option(
     "--record-bytes-max",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Largest record, bytes.  [default: 1000000]",
+    help="Maximum size of a record in bytes.  [default: 1000000]",
 )
 @RETENTION_TIME
 @RETENTION_BYTES
@@ -157,7 +166,7 @@ def create(
 
 
 @stream.command("list")
-@click.option("--scope", help="Only streams of this scope.")
+@click.option("--scope", help="Show only streams of this scope.")
 @click.pass_obj
 def list_streams(context: CliContext, scope: str | None) -> None:
     """List streams."""
@@ -188,10 +197,12 @@ def describe(context: CliContext, stream_name: str) -> None:
 @click.option(
     "--seal", type=segment_numbers, required=True, metavar="N,...", help="Numbers of the segments to replace."
 )
-@click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Keys of a new segment.")
-@click.option("--into", type=click.IntRange(1), metavar="COUNT", help="Cut what is sealed into COUNT even ranges.")
 @click.option(
-    "--abort-foreign", is_flag=True, help="Abort native transactions of others that are open on what is to be sealed."
+    "--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of a new segment."
+)
+@click.option("--into", type=click.IntRange(1), metavar="COUNT", help="Split the sealed ranges into COUNT even ones.")
+@click.option(
+    "--abort-foreign", is_flag=True, help="Abort native transactions of others that are open on the segments to seal."
 )
 @click.pass_obj
 def scale(
@@ -265,9 +276,9 @@ def update(
     "--before",
     required=True,
     metavar="POSITION|TIME",
-    help="A reader's position, DLSN, SN or time; latest is all that can be read.",
+    help="A reader's position, DLSN, SN or time; latest deletes all that can be read.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> None:
     """Delete the records before a position or time: the oldest ones of every key.
@@ -283,7 +294,7 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
 
 @stream.command()
 @_STREAM
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--if-exists", is_flag=True, help="Do nothing if it does not exist.")
 @click.pass_obj
 def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) -> None:
@@ -305,7 +316,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     The oldest epochs are dropped once nothing of them is left; the first one shown lists all its segments.
     """
     if svg == "-" and context.json:
-        raise click.UsageError("--svg - and --json both want standard output")
+        raise click.UsageError("--svg - and --json both write to standard output")
     with connected(context) as b:
         found = b.admin.history(stream_name)
     if svg is not None:
@@ -334,7 +345,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
 def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
     if not yes:
         if context.json or not sys.stdin.isatty():
-            raise click.UsageError(f"this deletes {what}; say --yes where nobody can be asked")
+            raise click.UsageError(f"this deletes {what}; give --yes where nobody can be asked")
         click.confirm(question, abort=True, err=True)
 
 

@@ -49,13 +49,17 @@ def txn() -> None:
 
 
 @txn.command("list")
-@click.option("--group", metavar="SCOPE/GROUP", help="Only transactions of this group.")
-@click.option("--stream", "stream_name", metavar="SCOPE/STREAM", help="Only those that may write to this stream.")
-@click.option("--client", help="Only those of the client of this name.")
-@click.option("--label", help="Only those whose label contains this.")
-@click.option("--state", type=click.Choice(_STATES), help="Only those in this state.")
-@click.option("--min-age", type=values.duration, metavar="DURATION", help="Only those open for at least this long.")
-@click.option("--max-lease", type=values.duration, metavar="DURATION", help="Only those whose lease ends within this.")
+@click.option("--group", metavar="SCOPE/GROUP", help="Show only transactions of this group.")
+@click.option("--stream", "stream_name", metavar="SCOPE/STREAM", help="Show only those that may write to this stream.")
+@click.option("--client", help="Show only those of the client of this name.")
+@click.option("--label", help="Show only those whose label contains this.")
+@click.option("--state", type=click.Choice(_STATES), help="Show only those in this state.")
+@click.option(
+    "--min-age", type=values.duration, metavar="DURATION", help="Show only those open for at least this long."
+)
+@click.option(
+    "--max-lease", type=values.duration, metavar="DURATION", help="Show only those whose lease ends within this time."
+)
 @click.pass_obj
 def list_transactions(
     context: CliContext,
@@ -206,7 +210,12 @@ def story_document(story: TransactionStory) -> dict[str, Any]:
 
 @txn.command()
 @_ID
-@click.option("--reason", default="admin", show_default=True, help="Why; whoever waits for the transaction is told.")
+@click.option(
+    "--reason",
+    default="admin",
+    show_default=True,
+    help="Reason, which is reported to whoever waits for the transaction.",
+)
 @click.pass_obj
 def abort(context: CliContext, transaction: str, reason: str) -> None:
     """Abort an open transaction, whoever began it; nothing of it will ever be visible."""

@@ -251,7 +251,7 @@ def new_condition(
     place = plan.begin.places.get(stream)
     if place is None:
         raise InvalidRequestError(
-            f"{stream} is none of the transaction's streams, which are {', '.join(plan.begin.streams)}; nothing was "
+            f"{stream} is not one of the transaction's streams, which are {', '.join(plan.begin.streams)}; nothing was "
             "sent"
         )
     if not isinstance(key, bytes | None):
@@ -282,7 +282,9 @@ def with_condition(known: tuple[StreamCondition, ...], condition: StreamConditio
 
 def _check_place(history: EpochHistory, stream: str, condition: Condition) -> None:
     if condition.key is None and len(history.active.segments) > 1:
-        raise InvalidRequestError(f"{stream} has several segments: a condition needs a key to choose one")
+        raise InvalidRequestError(
+            f"{stream} has several segments: a condition needs a key to choose one; nothing was sent"
+        )
     try:
         course = KeyLineage(history, position_of(condition.key))
     except UnavailableError:

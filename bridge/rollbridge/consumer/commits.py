@@ -98,7 +98,7 @@ class PartitionNames:
         if offset == OFFSET_END:
             return self._offsets.end([topic], Isolation.READ_COMMITTED)[topic]
         if offset < 0:
-            raise InvalidRequestError(f"{offset} is no offset of {topic} to go on at")
+            raise InvalidRequestError(f"{offset} is not an offset of {topic} to go on at; nothing was committed")
         return offset
 
     def stored(self, topic: str) -> int:

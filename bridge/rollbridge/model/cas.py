@@ -324,7 +324,7 @@ def as_sn(expected: object) -> SN:
                 "the record; nothing was written"
             )
     raise InvalidRequestError(
-        f"{expected!r} is nothing to expect: an SN, a DLSN, ANY, EMPTY, or the future of a conditional "
+        f"{expected!r} cannot be expected: give an SN, a DLSN, ANY, EMPTY, or the future of a conditional "
         "write is; nothing was written"
     )
 
@@ -338,4 +338,4 @@ def as_scope(scope: Scope | str) -> Scope:
     try:
         return Scope(scope)
     except ValueError:
-        raise InvalidRequestError(f"{scope!r} is no scope: segment or key is; nothing was written") from None
+        raise InvalidRequestError(f"{scope!r} is not a scope: give segment or key; nothing was written") from None

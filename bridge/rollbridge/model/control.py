@@ -229,7 +229,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
             order=None if datum["order"] is None else _order(datum["order"]),
         )
     except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
-        raise CorruptDataError(f"a message of the commit log is no control record: {fault}") from fault
+        raise CorruptDataError(f"a message of the commit log is not a control record: {fault}") from fault
 
 
 def _order(datum: Mapping[str, int]) -> tuple[LineKey, int]:

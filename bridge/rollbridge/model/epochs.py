@@ -77,7 +77,7 @@ class Foundation:
             and min(self.partitions, default=0) >= 0
         )
         if not sound or min((*self.bases, *self.ends)) < 0:
-            raise InvalidRequestError(f"what is kept of the epochs before {self.first} makes no sense")
+            raise InvalidRequestError(f"the foundation of the epochs before {self.first} contradicts itself")
 
     def end_at(self, position: float) -> int:
         """Return the sequence id after the last record that may have been dropped at a position of the key space."""
@@ -219,7 +219,7 @@ class EpochHistory:
                 reference <= record.epoch and self.records[reference - first].reference_epoch == reference
             )
             if reference < 0 or not is_root:
-                raise InvalidRequestError(f"epoch {record.epoch} refers to {reference}, which is no root epoch")
+                raise InvalidRequestError(f"epoch {record.epoch} refers to {reference}, which is not a root epoch")
         if self.foundation is not None and len(self.foundation.bases) != len(self.records[0].segments):
             raise InvalidRequestError(f"epoch {first} has another number of segments than what it stands on")
 
@@ -523,11 +523,11 @@ def _reference_faults(
                 return
             original = next((item for item in records if item.epoch == record.reference_epoch), None)
             if original is None or original.epoch >= record.epoch or original.reference_epoch != original.epoch:
-                yield f"epoch {record.epoch} refers to {record.reference_epoch}, which is no earlier root epoch"
+                yield f"epoch {record.epoch} refers to {record.reference_epoch}, which is not an earlier root epoch"
             elif [(item.id.number, item.range) for item in original.segments] != [
                 (item.id.number, item.range) for item in record.segments
             ]:
-                yield f"epoch {record.epoch} is no duplicate of epoch {record.reference_epoch}, to which it refers"
+                yield f"epoch {record.epoch} is not a duplicate of epoch {record.reference_epoch}, to which it refers"
         case _:
             assert_never(record.cause)
 

@@ -234,7 +234,7 @@ def _begin(value: bytes) -> BeginFrame:
         for name in begin.streams:
             StreamName.parse(name)
     except InvalidNameError as fault:
-        raise CorruptDataError(f"a BEGIN frame holds a name that is none: {fault}") from fault
+        raise CorruptDataError(f"a BEGIN frame holds an invalid name: {fault}") from fault
     return begin
 
 
@@ -304,7 +304,7 @@ def _manifest(value: bytes) -> Manifest:
         offsets = tuple(map(_OFFSETS.of_datum, datum["offsets"]))
         conditions = tuple(map(_CONDITIONS.of_datum, datum["conditions"]))
     except InvalidRequestError as fault:
-        raise CorruptDataError(f"a COMMIT frame holds offsets or conditions that there cannot be: {fault}") from fault
+        raise CorruptDataError(f"a COMMIT frame holds impossible offsets or conditions: {fault}") from fault
     if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:
         raise CorruptDataError(
             f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"

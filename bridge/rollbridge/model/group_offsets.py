@@ -73,7 +73,7 @@ class GroupOffsets:
                 "characters; nothing was sent"
             )
         if not -1 <= self.generation <= _INT_MAX:
-            raise InvalidRequestError(f"{self.generation} is no generation of a consumer group; nothing was sent")
+            raise InvalidRequestError(f"{self.generation} is not a generation of a consumer group; nothing was sent")
         if not 0 < len(self.offsets) <= PARTITIONS_MAX:
             raise InvalidRequestError(
                 f"{len(self.offsets)} offsets of group {self.group_id} were given; 1 to {PARTITIONS_MAX} are possible; "
@@ -83,7 +83,9 @@ class GroupOffsets:
             if not 0 < len(topic) <= TOPIC_CHARACTERS_MAX or not 0 <= partition <= _INT_MAX:
                 raise InvalidRequestError(f"there can be no partition {partition} of {topic!r:.300}; nothing was sent")
             if not 0 <= offset <= _LONG_MAX:
-                raise InvalidRequestError(f"{offset} is no offset of {topic}, partition {partition}; nothing was sent")
+                raise InvalidRequestError(
+                    f"{offset} is not an offset of {topic}, partition {partition}; nothing was sent"
+                )
 
     @property
     def member(self) -> GroupMember:
@@ -120,7 +122,7 @@ def parse_group_metadata(metadata: object) -> GroupMember:
                 instance = rest[1:].rstrip(b"\0").decode() if rest[:1] == b"\0" else None
                 return GroupMember(group.decode(), generation, member.decode(), instance)
             except UnicodeDecodeError as fault:
-                raise InvalidRequestError(f"group_metadata holds a name that is no text: {fault}") from fault
+                raise InvalidRequestError(f"group_metadata holds a name that is not text: {fault}") from fault
     raise InvalidRequestError(
         "group_metadata must be what consumer_group_metadata() of a consumer gives, or the name of a consumer group; "
         "nothing was sent"

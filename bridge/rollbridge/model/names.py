@@ -55,17 +55,17 @@ def check_name(what: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
-            f"{name!r} is no name for a {what}: one or more of A-Z a-z 0-9 _ - are allowed; nothing was written"
+            f"{name!r} is not a name for a {what}: one or more of A-Z a-z 0-9 _ - are allowed; nothing was written"
         )
     if name.startswith("__"):
-        raise InvalidNameError(f"{name!r} is no name for a {what}: the prefix __ is reserved; nothing was written")
+        raise InvalidNameError(f"{name!r} is not a name for a {what}: the prefix __ is reserved; nothing was written")
     return name
 
 
 def check_client_name(name: str) -> str:
     """Return ``name`` if it can be a client's name (1 to 128 of ``[A-Za-z0-9._:@-]``)."""
     if not _CLIENT_NAME.fullmatch(name):
-        raise InvalidNameError(f"{name!r} is no client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed")
+        raise InvalidNameError(f"{name!r} is not a client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed")
     return name
 
 
@@ -96,7 +96,7 @@ class StreamName:
         """
         parts = text.split("/")
         if len(parts) != 2:
-            raise InvalidNameError(f"{text!r} is no stream name: scope/stream is expected; nothing was written")
+            raise InvalidNameError(f"{text!r} is not a stream name: scope/stream is expected; nothing was written")
         return cls(*parts)
 
     def segment_topic(self, segment: SegmentId) -> str:
@@ -171,7 +171,7 @@ class GroupName:
         """Parse ``scope/group`` or ``scope.group``."""
         parts = re.split(r"[/.]", text)
         if len(parts) != 2:
-            raise InvalidNameError(f"{text!r} is no group name: scope/group is expected")
+            raise InvalidNameError(f"{text!r} is not a group name: scope/group is expected")
         return cls(*parts)
 
     @property
@@ -232,7 +232,7 @@ def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
     match = _BUFFER_TOPIC.fullmatch(topic)
     if not match:
         raise InvalidNameError(
-            f"topic {topic!r} is no transaction buffer: scope.stream.transaction-buffer[.epoch-E] is expected"
+            f"topic {topic!r} is not a transaction buffer: scope.stream.transaction-buffer[.epoch-E] is expected"
         )
     return StreamName(match[1], match[2]), int(match[3] or 0)
 
@@ -246,7 +246,7 @@ def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | N
     match = _QUALIFIED.fullmatch(name)
     if not match:
         raise InvalidNameError(
-            f"{name!r} is no qualified segment name: scope/stream/N/#epoch.E[/#transaction.ID] is expected"
+            f"{name!r} is not a qualified segment name: scope/stream/N/#epoch.E[/#transaction.ID] is expected"
         )
     scope, stream, number, epoch, transaction = match.groups()
     try:
@@ -256,7 +256,7 @@ def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | N
             None if transaction is None else TransactionId.parse(transaction),
         )
     except InvalidRequestError as fault:
-        raise InvalidNameError(f"{name!r} is no qualified segment name: {fault}") from fault
+        raise InvalidNameError(f"{name!r} is not a qualified segment name: {fault}") from fault
 
 
 def segment_topic_pattern(stream: StreamName) -> str:

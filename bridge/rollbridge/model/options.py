@@ -129,7 +129,7 @@ class Option:
         except (KeyError, ValueError):
             pass
         if self._counts_from:
-            raise ValueError(f"{given!r} is no whole number from {self.low} on")
+            raise ValueError(f"{given!r} is not a whole number from {self.low} on")
         raise ValueError(f"{given!r} is not {_PLAIN[self.kind]}")
 
     @property
@@ -139,7 +139,7 @@ class Option:
 
     def _no_choice(self, given: Any) -> str:
         words = ", ".join(word for word in self.choices if word)
-        return f"{given!r} is not possible: {self.why}" if self.why else f"{given!r} is none of {words}"
+        return f"{given!r} is not possible: {self.why}" if self.why else f"{given!r} is not one of {words}"
 
 
 def option(

@@ -114,10 +114,10 @@ def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
         )
         return found, _joined(datum["forgotten_high"], datum["forgotten_low"])
     except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
-        raise CorruptDataError(f"a record of terminated transactions is none: {fault}") from fault
+        raise CorruptDataError(f"a record of terminated transactions cannot be read: {fault}") from fault
 
 
 def _joined(high: int, low: int) -> int:
     if not (0 <= high <= _LOW and 0 <= low <= _LOW):
-        raise InvalidRequestError(f"{high} and {low} are no halves of a counter of {COUNTER_MAX.bit_length()} bits")
+        raise InvalidRequestError(f"{high} and {low} are not halves of a counter of {COUNTER_MAX.bit_length()} bits")
     return high << _HALF | low

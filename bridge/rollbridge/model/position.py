@@ -65,7 +65,7 @@ class ReadPosition:
             segment = None if match is None else SegmentId.of(int(match[2]), int(match[1]))
             if match is None or segment is None or segment in offsets:
                 raise InvalidRequestError(
-                    f"{text!r} is no position: SCOPE/STREAM@EPOCH-NUMBER:OFFSET,... is expected, each segment once, "
+                    f"{text!r} is not a position: SCOPE/STREAM@EPOCH-NUMBER:OFFSET,... is expected, each segment once, "
                     "such as sales/orders@4-0:17,4-1:0"
                 )
             offsets[segment] = int(match[3])
@@ -97,7 +97,8 @@ class LogPosition:
         match = _LOG.fullmatch(text)
         if match is None:
             raise InvalidRequestError(
-                f"{text!r} is no position in a commit log: SCOPE/GROUP@OFFSET is expected, such as sales/default@1234"
+                f"{text!r} is not a position in a commit log: SCOPE/GROUP@OFFSET is expected, such as "
+                "sales/default@1234"
             )
         return cls(GroupName.parse(match[1]), int(match[2]))
 
@@ -157,7 +158,7 @@ def parse_start(stream: StreamName, start: StartLike) -> Start:
         case str():
             return _parse_text(stream, start)
         case bool():
-            raise InvalidRequestError(f"{start!r} is nothing to begin at")
+            raise InvalidRequestError(f"{start!r} is not a place to begin at")
         case int():
             return _since(start)
         case datetime():
@@ -172,7 +173,7 @@ def parse_start(stream: StreamName, start: StartLike) -> Start:
         case Iterable():
             return _at(stream, list(start))
         case _:
-            raise InvalidRequestError(f"{start!r} is nothing to begin at")
+            raise InvalidRequestError(f"{start!r} is not a place to begin at")
 
 
 def _parse_text(stream: StreamName, text: str) -> Start:
@@ -187,8 +188,8 @@ def _parse_text(stream: StreamName, text: str) -> Start:
     if text.startswith(("dlsn=", "seq=", "txid=")) or text.count(":") == 2:
         return _at(stream, [SN.parse(text)])
     raise InvalidRequestError(
-        f"{text!r} is nothing to begin at: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN or SN, or a "
-        "position such as sales/orders@4-0:17 is expected"
+        f"{text!r} is not a place to begin at: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN or SN, or "
+        "a position such as sales/orders@4-0:17 is expected"
     )
 
 
@@ -201,7 +202,7 @@ def _parse_time(text: str) -> Since | None:
     try:
         when = datetime.fromisoformat(text)
     except ValueError as fault:
-        raise InvalidRequestError(f"{text!r} is no time: {fault}") from None
+        raise InvalidRequestError(f"{text!r} is not a time: {fault}") from None
     return _since(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))
 
 

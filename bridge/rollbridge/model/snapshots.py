@@ -55,7 +55,7 @@ def _ids_of(datum: Datum) -> tuple[bytes, ...]:
             low = low + difference & _LOW_MASK
             ids.append((epoch << 112 | high << _LOW_BITS | low).to_bytes(16, "big"))
     except (ValueError, OverflowError) as fault:
-        raise InvalidRequestError(f"it lists what is no transaction id: {fault}") from fault
+        raise InvalidRequestError(f"it lists something other than a transaction id: {fault}") from fault
     return tuple(ids)
 
 

@@ -321,7 +321,7 @@ class Producer:
             raise KafkaException(
                 KafkaError(
                     KafkaError.INVALID_TXN_STATE,
-                    f"stream {topic} is none of this transaction's, which began over {', '.join(transaction.streams)}: "
+                    f"stream {topic} is not one of this transaction's, begun over {', '.join(transaction.streams)}: "
                     "it is of another group, or was created since; abort, and begin again",
                     txn_requires_abort=True,
                 )

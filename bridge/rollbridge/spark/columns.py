@@ -76,7 +76,7 @@ def check_schema(schema: StructType) -> list[str]:
     for field in schema.fields:
         name = known.get(field.name.lower())
         if name is None:
-            faults.append(f"there is no column {field.name}; there are {', '.join(_COLUMNS)}")
+            faults.append(f"there is no column {field.name}; the columns are {', '.join(_COLUMNS)}")
         elif _plain(field.dataType) != _plain(_COLUMNS[name]):
             wanted, given = _COLUMNS[name].simpleString(), field.dataType.simpleString()
             faults.append(f"column {name} is of type {wanted}, not {given}: cast it behind the source")

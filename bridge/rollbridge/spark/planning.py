@@ -419,8 +419,8 @@ def _check_cluster(known: str, here: str) -> None:
 
 def _foreign(found: Json, name: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f'{found!r} is no offset of format("{name}"): the checkpoint belongs to another source; nothing was read: use '
-        "another checkpointLocation"
+        f'{found!r} is not an offset of format("{name}"): the checkpoint belongs to another source; nothing was read: '
+        "use another checkpointLocation"
     )
 
 

@@ -140,7 +140,9 @@ class _TransactionsReading(Prompt):
     def __init__(self, settings: LogSettings, schema: StructType) -> None:
         faults = [name for name in schema.fieldNames() if name not in _SCHEMA.fieldNames()]
         if faults:
-            raise ConfigError(f"schema: there is no column {', '.join(faults)}; there are {_SCHEMA.simpleString()}")
+            raise ConfigError(
+                f"schema: there is no column {', '.join(faults)}; the columns are {_SCHEMA.simpleString()}"
+            )
         self._settings = settings
         self._schema = schema
         self._connection: DriverConnection | None = None

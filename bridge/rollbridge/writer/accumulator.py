@@ -65,7 +65,7 @@ def refused(topic: str, code: str, detail: str | None) -> Fault:
 def unknown(topic: str, why: str) -> Fault:
     """Return the error of a record of which nobody can tell whether it was written."""
     return lambda: OutcomeUnknownError(
-        f"the record may have been written to {topic} or not: {why}; read the segment to find out", transaction=""
+        f"the record may or may not have been written to {topic}: {why}; read the segment to find out", transaction=""
     )
 
 

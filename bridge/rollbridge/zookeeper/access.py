@@ -63,7 +63,7 @@ def digest_identity(username: str, password: str) -> str:
         InvalidRequestError: a name that ZooKeeper cannot tell from the password.
     """
     if not username or ":" in username:
-        raise InvalidRequestError(f"{username!r} is no user name: it is empty or holds a colon")
+        raise InvalidRequestError(f"{username!r} is not a user name: it is empty or holds a colon")
     return f"digest:{make_digest_acl_credential(username, password)}"
 
 
@@ -75,7 +75,7 @@ def parse_identity(text: str) -> Id:
     """
     if not _IDENTITY.fullmatch(text):
         raise InvalidRequestError(
-            f"{shown(text)!r} is no identity: digest:USER:HASH (`rollbridge access identity USER` makes one), "
+            f"{shown(text)!r} is not an identity: digest:USER:HASH (`rollbridge access identity USER` makes one), "
             "x509:SUBJECT, sasl:NAME or ip:ADDRESS is expected; nothing was granted"
         )
     scheme, _, name = text.partition(":")

@@ -66,8 +66,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import LedStream as LedStream
-from rollbridge_coordinator.state.streams import buffer_topic_spec, segment_topic_spec
+from rollbridge_coordinator.state.streams import LedStream, buffer_topic_spec, segment_topic_spec
 from rollbridge_coordinator.state.upkeep import marks_within
 
 BUFFER_PARTITIONS_MAX = 256
@@ -141,7 +140,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         ]
     )
     if created:
-        group.add_stream(streams.LedStream(config, history))
+        group.add_stream(LedStream(config, history))
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
@@ -182,7 +181,7 @@ ASKED_MAX: Final = 100
 """Most requests that wait for the end of one deletion."""
 
 
-def delete_stream(group: GroupState, name: str, stream: streams.LedStream, now_ms: int) -> Steps[None]:
+def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:
     """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
 
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
@@ -361,7 +360,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
     return taken, frozenset(segments)
 
 
-def _keep_numbers(stream: streams.LedStream) -> Steps[None]:
+def _keep_numbers(stream: LedStream) -> Steps[None]:
     """Write down the numbers that a stream has used, before any part of it is deleted."""
     name, history = stream.config.name, stream.history
     kept = yield from read_children(paths.formers(name.scope))

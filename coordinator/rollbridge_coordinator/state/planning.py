@@ -189,7 +189,7 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
         if 0 <= epoch < history.first:
             return f"epoch {epoch} of stream {name} was dropped before the transaction began in its buffer"
         if not 0 <= epoch < history.next_epoch or history.record(epoch).reference_epoch != epoch:
-            return f"epoch {epoch} is no reference epoch of stream {name}"
+            return f"epoch {epoch} is not a reference epoch of stream {name}"
         if all(segment.id.number != piece.segment for segment in history.record(epoch).segments):
             return f"epoch {epoch} of stream {name} has no segment {piece.segment}"
     return None
