@@ -19,7 +19,7 @@ from rollbridge.kafka.errors import (
     AppendRefusedError,
     InvalidStateError,
     ProducerFencedError,
-    TopicNotFound,
+    TopicNotFoundError,
 )
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.pipeline import Addressed
@@ -311,7 +311,7 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
         hasty.append([(topic_prefix, batch_of([b"no"]))])
     assert (refused.value.topic, refused.value.kafka_error) == (topic_prefix, "UNKNOWN_TOPIC_OR_PARTITION")
     hasty.abort()
-    with pytest.raises(TopicNotFound):
+    with pytest.raises(TopicNotFoundError):
         hasty.end_offset(topic_prefix)
     patient = opener("-patient", unknown_topic_timeout_ms=60_000)
     result: list[int] = []

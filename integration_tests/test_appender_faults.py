@@ -18,12 +18,12 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
-from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefused
+from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefusedError
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     InvalidStateError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     ProducerFencedError,
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
@@ -346,7 +346,7 @@ def test_init_waits_for_a_broker_that_comes_back_and_no_longer(
 ) -> None:
     appender = opener(servers, retry_timeout_ms=3_000)
     proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=1_000_000)
-    with pytest.raises(KafkaUnavailable):
+    with pytest.raises(KafkaUnavailableError):
         appender.init()
     assert appender.state is AppenderState.UNKNOWN
     proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=3)
@@ -374,7 +374,7 @@ def test_an_interrupt_in_the_middle_leaves_the_outcome_unknown(opener: Opener, s
 
 def test_nobody_there_is_said_at_once() -> None:
     with TransactionalAppender("127.0.0.1:1", "t", retry_timeout_ms=0) as appender:
-        with pytest.raises(KafkaUnavailable, match=r"127\.0\.0\.1:1"):
+        with pytest.raises(KafkaUnavailableError, match=r"127\.0\.0\.1:1"):
             appender.init()
         assert appender.state is AppenderState.NEW
 
@@ -511,7 +511,7 @@ def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it
             )
             try:
                 coordination.standing(ProducerFields(appender.transactional_id, 0, 0))
-            except RequestRefused as exc:
+            except RequestRefusedError as exc:
                 return exc.error is ErrorCode.transactional_id_not_found
             return False
 

@@ -14,7 +14,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
 from rollbridge.errors import (
     BackpressureError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     OutcomeUnknownError,
     UnavailableError,
     ZooKeeperUnavailableError,
@@ -51,7 +51,7 @@ def stream(own_site: Site, unique_name: Callable[[str], str]) -> str:
 def test_no_kafka_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     before = threading.active_count()
-    with pytest.raises(KafkaUnavailable, match=address):
+    with pytest.raises(KafkaUnavailableError, match=address):
         rollbridge.connect(address, zookeeper=own_cluster.zookeeper, zookeeper_root="/nobody", options=QUICK)
     until(lambda: threading.active_count() <= before)
 

@@ -22,7 +22,7 @@ from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
@@ -195,7 +195,7 @@ def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(
     produce(servers, topic, [b"1"])
     collector.until(lambda: collector.troubles, "it is told that there is no such topic")
     eventually(collector.has(1), "the other one is read")
-    assert {(item.partition, type(item.fault)) for item in collector.troubles} == {((later, 0), TopicNotFound)}
+    assert {(item.partition, type(item.fault)) for item in collector.troubles} == {((later, 0), TopicNotFoundError)}
     TopicAdmin(servers).create_topics([TopicSpec(name=later)])
     produce(servers, later, [b"2"])
     eventually(collector.has(2), "the new one is read")

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 
 from integration_tests.adapter_tools import batch_of, read_values
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailable
+from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailableError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
@@ -228,7 +228,7 @@ def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
     # With TLS 1.3 the handshake is over for the client before the server looks for its certificate.
     with (
         TransactionalAppender(broker["MUTUAL"], "t", security=TLS, retry_timeout_ms=0) as appender,
-        pytest.raises((AuthenticationError, KafkaUnavailable)),
+        pytest.raises((AuthenticationError, KafkaUnavailableError)),
     ):
         appender.init()
 

@@ -14,7 +14,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailable, UnsupportedBrokerError
+from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
@@ -73,7 +73,7 @@ def test_a_version_the_broker_lacks_is_named(cluster: AnyCluster) -> None:
 def test_silence_is_not_waited_for_for_ever() -> None:
     done = threading.Event()
     with stranger(lambda visitor: (done.wait(PATIENCE_S), None)[1]) as address:
-        with pytest.raises(KafkaUnavailable, match="no answer in time"):
+        with pytest.raises(KafkaUnavailableError, match="no answer in time"):
             connect(address, request_timeout_s=0.2)
         done.set()
 
@@ -96,7 +96,7 @@ def test_whoever_is_no_broker_is_recognised(reply: bytes, said: str) -> None:
         visitor.shutdown(socket.SHUT_WR)
         visitor.recv(1 << 16)
 
-    with stranger(answer) as address, pytest.raises(KafkaUnavailable, match=said):
+    with stranger(answer) as address, pytest.raises(KafkaUnavailableError, match=said):
         connect(address, request_timeout_s=10)
 
 

@@ -18,7 +18,7 @@ from integration_tests.plain_tools import Load, check, join_all, read_in_order, 
 from rollbridge.errors import (
     BackpressureError,
     InvalidRequestError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     OutcomeUnknownError,
     StreamNotFoundError,
 )
@@ -56,7 +56,7 @@ def test_brokers_that_have_no_producer_ids_yet_are_asked_again(site: Site, proxy
         assert new_producer_id(cluster)[1] == 0
         assert proxy.requests.count(Api.INIT_PRODUCER_ID) >= 4, "the broker itself may have none yet"
         proxy.strike(Api.INIT_PRODUCER_ID, Point.REFUSED, times=9, error=ErrorCode.coordinator_load_in_progress)
-        with pytest.raises(KafkaUnavailable, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        with pytest.raises(KafkaUnavailableError, match="COORDINATOR_LOAD_IN_PROGRESS"):
             new_producer_id(cluster, timeout_s=0)
         proxy.strike(Api.INIT_PRODUCER_ID, Point.REFUSED, error=ErrorCode.cluster_authorization_failed)
         with pytest.raises(NotAuthorizedError):
@@ -85,7 +85,7 @@ def nobody_reached() -> Iterator[None]:
 
     def refuse(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
         if "exposed" in cluster._client_id:
-            raise KafkaUnavailable("no way through")
+            raise KafkaUnavailableError("no way through")
         return original(cluster, broker, deadline)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import Compression
 from rollbridge.kafka.clients import producer_config
-from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFound
+from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
@@ -266,6 +266,6 @@ def test_what_cannot_be_sealed_is_said_before_anything_changes(
     admin.create_topics([TopicSpec(name=wide, partitions=2)])
     with pytest.raises(InvalidRequestError, match="more than one partition"):
         admin.seal([topic, wide])
-    with pytest.raises(TopicNotFound):
+    with pytest.raises(TopicNotFoundError):
         admin.seal([topic, f"{topic_prefix}-missing"])
     assert not admin.describe([topic])[topic].sealed

@@ -20,7 +20,13 @@ from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
 from rollbridge.client.runtime import ClientOptions
-from rollbridge.errors import GroupMismatchError, InvalidRequestError, KafkaUnavailable, RollbridgeError, TruncatedError
+from rollbridge.errors import (
+    GroupMismatchError,
+    InvalidRequestError,
+    KafkaUnavailableError,
+    RollbridgeError,
+    TruncatedError,
+)
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.spark import source, transactions
@@ -381,7 +387,7 @@ def test_what_can_not_be_read_is_refused_and_says_why(
         connection=replace(settings.connection, bootstrap_servers="127.0.0.1:1"),
         options=ClientOptions(connect_timeout_s=1.0),
     )
-    with pytest.raises(KafkaUnavailable, match=r"no Kafka broker answered at 127\.0\.0\.1:1"):
+    with pytest.raises(KafkaUnavailableError, match=r"no Kafka broker answered at 127\.0\.0\.1:1"):
         DriverConnection(nobody)
 
 

@@ -9,7 +9,7 @@ import pytest
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
-from rollbridge.errors import InvalidRequestError, KafkaUnavailable, NotFoundError
+from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import TopicMismatchError
 from rollbridge.kafka.metadata import Isolation
@@ -164,9 +164,9 @@ def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: AnyCluster) 
 
 def test_nobody_there_is_unavailable() -> None:
     admin = TopicAdmin("127.0.0.1:1", timeout_s=0.3)
-    with pytest.raises(KafkaUnavailable):
+    with pytest.raises(KafkaUnavailableError):
         admin.cluster_id()
-    with pytest.raises(KafkaUnavailable):
+    with pytest.raises(KafkaUnavailableError):
         admin.create_topics([TopicSpec(name="x")])
-    with pytest.raises(KafkaUnavailable):
+    with pytest.raises(KafkaUnavailableError):
         admin.seal(["x"], timeout_s=0.3)

@@ -104,7 +104,7 @@ def connect(
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
-        KafkaUnavailable, ZooKeeperUnavailableError: nobody answered in time.
+        KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     settings = load_settings(
@@ -257,7 +257,7 @@ class Bridge(Resuming):
             CoordinatorUnavailableError: an earlier session of this client name could not be fenced.
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, InvalidTimeoutError,
                 InvalidRequestError, BackpressureError: nothing was written.
-            KafkaUnavailable, ZooKeeperUnavailableError: the streams could not be looked up.
+            KafkaUnavailableError, ZooKeeperUnavailableError: the streams could not be looked up.
         """
         self._check_open()
         if self._sessions.fenced:
@@ -354,7 +354,7 @@ class Bridge(Resuming):
 
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
-            ScopeNotFoundError, StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
+            ScopeNotFoundError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -403,7 +403,7 @@ class Bridge(Resuming):
         Raises:
             InvalidNameError, InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             NotFoundError: there is no such group.
-            KafkaUnavailable, ZooKeeperUnavailableError.
+            KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
         name = GroupName(scope, group)
@@ -500,7 +500,7 @@ class Bridge(Resuming):
 
         Raises:
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError: nothing was written.
-            KafkaUnavailable, ZooKeeperUnavailableError: the stream could not be looked up.
+            KafkaUnavailableError, ZooKeeperUnavailableError: the stream could not be looked up.
         """
         self._check_open()
         wanted = options or WriterOptions(

@@ -14,6 +14,7 @@ The tree::
     │  ├─ GroupMismatchError             streams of different transaction groups
     │  ├─ ConfigError                    one or several settings, all named
     │  ├─ AuthenticationError            one side refused the other's identity
+    │  ├─ NotAuthorizedError             the broker denies an operation; carries the resource
     │  └─ WrongClusterError              the ZooKeeper path belongs to another Kafka cluster
     ├─ NotFoundError                     nothing was written
     │  ├─ ScopeNotFoundError
@@ -42,7 +43,7 @@ The tree::
     ├─ TransactionPreserverClosedError   outcomes are not remembered here, so nobody can tell
     ├─ UnavailableError                  nothing is known to be written; try again later
     │  ├─ CoordinatorUnavailableError
-    │  ├─ KafkaUnavailable
+    │  ├─ KafkaUnavailableError
     │  ├─ ZooKeeperUnavailableError
     │  └─ BackpressureError              the client's buffer stayed full for the whole time allowed
     ├─ FencedError                       a newer user of the same identity exists; stop
@@ -406,7 +407,7 @@ class CoordinatorUnavailableError(UnavailableError):
     code = "coordinator-unavailable"
 
 
-class KafkaUnavailable(UnavailableError):
+class KafkaUnavailableError(UnavailableError):
     """No broker answered within the time allowed."""
 
     code = "kafka-unavailable"
@@ -448,6 +449,20 @@ class ZooKeeperOutdatedError(RollbridgeError):
 
     code = "zookeeper-outdated"
     exit_code = 1
+
+
+class NotAuthorizedError(InvalidRequestError):
+    """The broker denied the operation; nothing was written.
+
+    Attributes:
+        resource: Resource that the permission is missing on, such as ``transactional id merge-1``.
+    """
+
+    code = "not-authorized"
+
+    def __init__(self, message: str, *, resource: str) -> None:
+        super().__init__(f"{message}; nothing was written; docs/security.md says which rights each role needs")
+        self.resource = resource
 
 
 class AuthenticationError(InvalidRequestError):

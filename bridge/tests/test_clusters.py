@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from rollbridge.errors import KafkaUnavailable
+from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.metadata import Clusters
 from rollbridge.kafka.retry import Deadline
 
@@ -38,5 +38,5 @@ def test_nobody_there_is_told_and_not_dialled_again_at_once() -> None:
     deadline = Deadline(5.0)
     with clusters.borrow(deadline) as cluster:
         for said in ("cannot connect", "not tried again at once"):
-            with pytest.raises(KafkaUnavailable, match=said):
+            with pytest.raises(KafkaUnavailableError, match=said):
                 cluster.leader("t", 0)

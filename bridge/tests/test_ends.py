@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, BatchHeader, parse_header
-from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import LogDivergedError
 from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
@@ -76,16 +76,16 @@ def test_each_partition_is_read_to_an_end_of_its_own() -> None:
 
 
 def test_a_leader_that_cannot_be_asked_is_no_end() -> None:
-    away = Trouble(T, 0, KafkaUnavailable("away"))
+    away = Trouble(T, 0, KafkaUnavailableError("away"))
     assert Script([away], [fetched(0, 2, 2)]).read(t=2) == [0, 1]
-    with pytest.raises(KafkaUnavailable, match="partition 0 of topic t up to offset 2"):
+    with pytest.raises(KafkaUnavailableError, match="partition 0 of topic t up to offset 2"):
         Script([away]).read(t=2)
 
 
 @pytest.mark.parametrize(
     "trouble",
     [
-        Trouble(T, 0, TopicNotFound("gone", topic="t")),
+        Trouble(T, 0, TopicNotFoundError("gone", topic="t")),
         Trouble(T, 0, CorruptDataError("damaged")),
         Trouble(T, 0, CorruptDataError("truncated"), 1),
         Trouble(T, 0, LogDivergedError("lost its end"), 1),

@@ -12,9 +12,9 @@ from kio.schema.fetch.v12.response import EpochEndOffset, FetchableTopicResponse
 from kio.schema.types import TopicName
 from kio.static.primitive import Records, i32, i32Timedelta, i64
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, framed
-from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.fetch_plan import LOOK_UP_S, UNHEARD_OF_S, Fetched, FetchPlan, Partition, Range, Trouble
 
@@ -145,7 +145,7 @@ def test_pauses_grow_until_something_is_answered() -> None:
     now, pauses = 0.0, []
     for _ in range(12):
         send(plan, now)
-        assert plan.lost(ONE, KafkaUnavailable("gone"), now) == []
+        assert plan.lost(ONE, KafkaUnavailableError("gone"), now) == []
         due = plan.next_due(now)
         pauses.append(due - now)
         now = due
@@ -155,7 +155,7 @@ def test_pauses_grow_until_something_is_answered() -> None:
     send(plan, now)
     plan.answered(ONE, answer({"a": (data(0),)}), now)
     send(plan, now)
-    plan.lost(ONE, KafkaUnavailable("gone"), now)
+    plan.lost(ONE, KafkaUnavailableError("gone"), now)
     assert plan.next_due(now) - now <= 0.01
 
 
@@ -165,7 +165,7 @@ def test_leaders_are_looked_up_now_and_then_although_nobody_complains() -> None:
     assert plan.unknown(LOOK_UP_S - 0.1) == frozenset()
     assert plan.next_due(1.0) == LOOK_UP_S
     assert plan.unknown(LOOK_UP_S) == {"a", "c"}
-    plan.not_learned({"a", "c"}, KafkaUnavailable("nobody answers"), LOOK_UP_S)
+    plan.not_learned({"a", "c"}, KafkaUnavailableError("nobody answers"), LOOK_UP_S)
     plan.answered(ONE, answer({"a": (data(0),)}), LOOK_UP_S)
     assert send(plan, LOOK_UP_S) == {ONE: [Wanted(*A, 0)]}, "who could be asked is asked still"
     plan.learn({"a", "c"}, {A: TWO, C: TWO}, {}, LOOK_UP_S)
@@ -187,7 +187,7 @@ def test_a_topic_that_nobody_has_heard_of_is_told_after_a_while_and_asked_for_st
     assert plan.learn({"a"}, {}, unheard, 0.0) == []
     assert plan.learn({"a"}, {}, unheard, UNHEARD_OF_S - 1) == []
     (trouble,) = plan.learn({"a"}, {}, unheard, UNHEARD_OF_S + 1)
-    assert isinstance(trouble.fault, TopicNotFound)
+    assert isinstance(trouble.fault, TopicNotFoundError)
     assert trouble.resume is None
     assert plan.unknown(UNHEARD_OF_S + 3) == {"a"}
     plan.learn({"a"}, {A: ONE}, {}, UNHEARD_OF_S + 3)
@@ -198,7 +198,7 @@ def test_a_topic_that_nobody_has_heard_of_is_told_after_a_while_and_asked_for_st
     ("code", "fault"),
     [
         (ErrorCode.topic_authorization_failed, NotAuthorizedError),
-        (ErrorCode.unknown_server_error, KafkaUnavailable),
+        (ErrorCode.unknown_server_error, KafkaUnavailableError),
     ],
 )
 def test_what_does_not_pass_by_itself_is_told_and_asked_for_still(code: ErrorCode, fault: type[Exception]) -> None:

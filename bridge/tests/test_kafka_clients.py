@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from rollbridge import errors
-from rollbridge.errors import ConfigError, KafkaUnavailable, RollbridgeError
+from rollbridge.errors import ConfigError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as kafka_errors
 from rollbridge.kafka.clients import (
     CONSUMER_KEYS,
@@ -167,8 +167,8 @@ def test_translated_errors_say_what_was_done_and_what_kafka_said(code: int) -> N
 @pytest.mark.parametrize(
     ("code", "raised"),
     [
-        (KafkaError._ALL_BROKERS_DOWN, errors.KafkaUnavailable),
-        (KafkaError._TIMED_OUT, errors.KafkaUnavailable),
+        (KafkaError._ALL_BROKERS_DOWN, errors.KafkaUnavailableError),
+        (KafkaError._TIMED_OUT, errors.KafkaUnavailableError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.NotFoundError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, kafka_errors.NotAuthorizedError),
         (KafkaError._AUTHENTICATION, kafka_errors.AuthenticationError),
@@ -184,8 +184,8 @@ def test_what_some_codes_mean(code: int, raised: type[RollbridgeError]) -> None:
 
 def test_errors_without_a_code_are_translated_too() -> None:
     assert isinstance(translate(ValueError("bad"), "x"), ConfigError)
-    assert isinstance(translate(TimeoutError(), "x"), KafkaUnavailable)
-    assert isinstance(translate(RuntimeError("?"), "x"), KafkaUnavailable)
+    assert isinstance(translate(TimeoutError(), "x"), KafkaUnavailableError)
+    assert isinstance(translate(RuntimeError("?"), "x"), KafkaUnavailableError)
     denied = translate(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED), "read group g", "group g")
     assert isinstance(denied, kafka_errors.NotAuthorizedError)
     assert denied.resource == "group g"

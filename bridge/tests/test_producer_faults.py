@@ -15,7 +15,7 @@ from rollbridge.errors import (
     ConfigError,
     FencedError,
     IncompleteError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     OutcomeUnknownError,
     RollbridgeError,
     StreamNotFoundError,
@@ -63,7 +63,7 @@ def test_every_error_has_a_counterpart(kind: type[RollbridgeError]) -> None:
     ("fault", "retriable", "abortable", "fatal"),
     [
         (OutcomeUnknownError("x", transaction="t"), True, False, False),
-        (KafkaUnavailable("x"), True, False, False),
+        (KafkaUnavailableError("x"), True, False, False),
         (TransactionAbortedError("x", transaction="t", reason="client"), False, True, False),
         (TransactionExpiredError("x", transaction="t", reason="expired"), False, True, False),
         (IncompleteError("x"), False, True, False),

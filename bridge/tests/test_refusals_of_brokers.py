@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kio.schema.errors import ErrorCode
 
-from rollbridge.errors import ConflictError, InvalidRequestError, KafkaUnavailable, NotFoundError
+from rollbridge.errors import ConflictError, InvalidRequestError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.errors import NotAuthorizedError, is_definite, refusal
 
 
@@ -28,7 +28,7 @@ def test_a_definite_refusal_has_a_class_of_its_own(code: ErrorCode, error_class:
     assert is_definite(code)
     refused = refusal(code, "create topic t", "topic t", "the policy says no")
     assert isinstance(refused, error_class)
-    assert not isinstance(refused, KafkaUnavailable)
+    assert not isinstance(refused, KafkaUnavailableError)
     assert "cannot create topic t: the policy says no (" in str(refused)
 
 
@@ -52,7 +52,7 @@ def test_a_definite_refusal_has_a_class_of_its_own(code: ErrorCode, error_class:
 )
 def test_everything_else_leaves_open_what_happened(code: ErrorCode) -> None:
     assert not is_definite(code)
-    assert isinstance(refusal(code, "create topic t"), KafkaUnavailable)
+    assert isinstance(refusal(code, "create topic t"), KafkaUnavailableError)
 
 
 def test_every_code_of_kafka_has_a_name() -> None:

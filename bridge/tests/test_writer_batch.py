@@ -10,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.errors import ConfigError, KafkaUnavailable
+from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.batches import read_records
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -136,9 +136,9 @@ def test_a_future_of_a_failed_batch_raises_a_new_error_each_time() -> None:
     with pytest.raises(TimeoutError):
         future.result(0)
     assert (future.done(), future.running(), future.cancel(), future.cancelled()) == (False, True, False, False)
-    batch.failed(lambda: KafkaUnavailable("no broker"))
+    batch.failed(lambda: KafkaUnavailableError("no broker"))
     first, second = future.exception(), future.exception()
-    assert isinstance(first, KafkaUnavailable)
+    assert isinstance(first, KafkaUnavailableError)
     assert first is not second
 
 

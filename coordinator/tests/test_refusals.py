@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable, RollbridgeError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -14,7 +14,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
     SealTimeoutError,
     TopicMismatchError,
-    TopicNotFound,
+    TopicNotFoundError,
 )
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.pieces import FrameRef
@@ -32,7 +32,7 @@ SEAL = fx.Seal(("t",))
         (NotAuthorizedError("no", resource="topic t"), "not-authorized", "t"),
         (NotAuthorizedError("no", resource="cluster"), "not-authorized", None),
         (InvalidRequestError("no"), "invalid-request", None),
-        (TopicNotFound("no", topic="t"), "topic-not-found", "t"),
+        (TopicNotFoundError("no", topic="t"), "topic-not-found", "t"),
         (TopicMismatchError("no", topic="t", differences={}), "topic-mismatch", "t"),
         (SealTimeoutError("slow", topics={"t": "its leader to answer"}), "seal-timeout", "t"),
     ],
@@ -48,7 +48,7 @@ def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, to
     [
         AppendUnknownError("lost", transactional_id="x"),
         ProducerFencedError("gone", transactional_id="x", kafka_error="PRODUCER_FENCED"),
-        KafkaUnavailable("away"),
+        KafkaUnavailableError("away"),
         AuthenticationError("who are you?"),
         CorruptDataError("of the commit log"),
         ValueError("a defect"),

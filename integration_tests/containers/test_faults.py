@@ -21,7 +21,7 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
-from rollbridge.errors import KafkaUnavailable, NotFoundError
+from rollbridge.errors import KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -277,7 +277,7 @@ def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
     with ThreadPoolExecutor() as pool:
         try:
             eventually(lambda: partitions_of(ensemble, topic)[alone].leader == -1, "its partition has no leader")
-            with pytest.raises(KafkaUnavailable, match=r"cannot read the end .*within 1 s"):
+            with pytest.raises(KafkaUnavailableError, match=r"cannot read the end .*within 1 s"):
                 impatient.end([topic], Isolation.READ_UNCOMMITTED, alone)
             waiting = pool.submit(patient.end, [topic], Isolation.READ_UNCOMMITTED, alone)
         finally:

@@ -29,7 +29,7 @@ from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLongEr
 from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
-from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFound
+from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TopicNotFoundError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.model.cas import Accepted, ConditionalWrite, Refused, Scope, Verdict, is_refuted, judge, place_of
 from rollbridge.model.lineage import KeyLineage
@@ -159,7 +159,7 @@ class ConditionalAppend:
             AppendRefusedError: the segment does not accept the append: sealed, gone or not allowed; nothing was
                 written.
             ProducerFencedError: another writer has the transactional id; nothing was written.
-            KafkaUnavailable: nothing was written.
+            KafkaUnavailableError: nothing was written.
         """
         try:
             alone = self._alone and not self._waiting()
@@ -314,7 +314,7 @@ def find_operation(
             for record in log.records(reader, since, to, deadline)
             if any(name == OPERATION_HEADER and value == operation for name, value in record.headers)
         ]
-    except TopicNotFound as fault:
+    except TopicNotFoundError as fault:
         raise TruncatedError(f"segment {log.segment} is gone: nobody can tell whether it held the write") from fault
     if not found and since < min(log.truncated_at(), to):
         raise TruncatedError(

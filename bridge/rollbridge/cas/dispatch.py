@@ -55,7 +55,7 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFound
+from rollbridge.kafka.errors import AppendRefusedError, NotAuthorizedError, ProducerFencedError, TopicNotFoundError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.cas import Accepted, ConditionalWrite, Falling, Mates, Refused, Scope
@@ -266,7 +266,7 @@ class AppendDispatcher:
                 _fail(batch, self._refusal(fault))
                 return
             result, refuted = NotWritten(str(fault)), {}
-        except TopicNotFound as fault:
+        except TopicNotFoundError as fault:
             self._follow([*batch, *_drain(lane)], fault)
             return
         except RollbridgeError as fault:

@@ -123,7 +123,7 @@ class TransactionalSession:
 
         Raises:
             ProducerFencedError: another writer has the id by now.
-            KafkaUnavailable: no answer in time.
+            KafkaUnavailableError: no answer in time.
         """
         self.rollback()
         if self.appender.state in (AppenderState.NEW, AppenderState.UNKNOWN):
@@ -180,7 +180,7 @@ class EnginePool:
         """Yield an engine that is ready; under a fresh slot if the one before was lost.
 
         Raises:
-            KafkaUnavailable, ZooKeeperUnavailableError: no answer in time; nothing was written.
+            KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time; nothing was written.
             NotAuthorizedError, ConfigError: the broker refuses the transactional id.
         """
         while True:

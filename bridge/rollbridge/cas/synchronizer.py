@@ -34,7 +34,7 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.forks import hold, is_gone
-from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
@@ -197,7 +197,7 @@ class TopicKeyLog:
         """Translate what a concurrent truncation or removal of the segment causes into TruncatedError."""
         try:
             yield
-        except TopicNotFound as fault:
+        except TopicNotFoundError as fault:
             if not self._shape.is_removed(stage.segment):
                 raise
             raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} was removed") from fault

@@ -21,7 +21,7 @@ from typing import Final
 
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
-from rollbridge.kafka.errors import TopicNotFound
+from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
 from rollbridge.model.conditions import Examined, Seen
 from rollbridge.model.ids import SegmentId
@@ -357,7 +357,7 @@ class StreamLogs:
             try:
                 with log.lock:
                     found = log.last_id(reader, to if stage.segment == course.active else stage.end or 0, deadline)
-            except TopicNotFound as fault:
+            except TopicNotFoundError as fault:
                 self._note_removed(stage, course, fault)
                 continue
             if found is not None:
@@ -401,7 +401,7 @@ class StreamLogs:
             try:
                 with log.lock:
                     return log.last(reader, stage.end or 0, deadline)
-            except TopicNotFound as fault:
+            except TopicNotFoundError as fault:
                 self._note_removed(stage, course, fault)
         return ANY if stage.end else EMPTY
 
@@ -414,7 +414,7 @@ class StreamLogs:
             try:
                 with log.lock:
                     return log.last_of(reader, key, since, end, deadline), log.truncated_at() > since
-            except TopicNotFound as fault:
+            except TopicNotFoundError as fault:
                 self._note_removed(stage, course, fault)
         return None, since < end
 
@@ -422,7 +422,7 @@ class StreamLogs:
         """Return True if a segment is known to be gone: by the history, or because its topic was missing before."""
         return stage.removed or int(stage.segment) in self._removed
 
-    def _note_removed(self, stage: Stage, course: KeyLineage, fault: TopicNotFound) -> None:
+    def _note_removed(self, stage: Stage, course: KeyLineage, fault: TopicNotFoundError) -> None:
         """Remember that a segment was removed after the epochs were read; raise the fault if it is the active one."""
         if stage.segment == course.active:
             raise fault

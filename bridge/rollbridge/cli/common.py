@@ -62,7 +62,8 @@ def connected(context: CliContext, options: ClientOptions | None = None) -> Brid
     """Connect to the cluster that the command line names; the caller closes the connection.
 
     Raises:
-        ConfigError, KafkaUnavailable, ZooKeeperUnavailableError, WrongClusterError: See :func:`rollbridge.connect`.
+        ConfigError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError: See
+            :func:`rollbridge.connect`.
     """
     settings = context.settings()
     return connect(

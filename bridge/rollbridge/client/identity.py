@@ -29,7 +29,13 @@ from typing import Final, Protocol
 
 from rollbridge.client.futures import Completion
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import ClientFencedError, KafkaUnavailable, RollbridgeError, UnavailableError, UnknownWriteError
+from rollbridge.errors import (
+    ClientFencedError,
+    KafkaUnavailableError,
+    RollbridgeError,
+    UnavailableError,
+    UnknownWriteError,
+)
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
@@ -50,7 +56,7 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
     """Return Kafka's id of the cluster.
 
     Raises:
-        KafkaUnavailable: no broker answered in time, which is a second at least.
+        KafkaUnavailableError: no broker answered in time, which is a second at least.
     """
     try:
         admin = TopicAdmin(
@@ -60,8 +66,8 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
             timeout_s=max(timeout_s, 1.0),
         )
         return admin.cluster_id()
-    except KafkaUnavailable as fault:
-        raise KafkaUnavailable(
+    except KafkaUnavailableError as fault:
+        raise KafkaUnavailableError(
             f"no Kafka broker answered at {settings.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "
             "the address right?"
         ) from fault

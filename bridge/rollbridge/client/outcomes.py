@@ -24,7 +24,7 @@ from rollbridge.client.futures import Completion
 from rollbridge.client.results import Outcome, TransactionStory
 from rollbridge.errors import (
     CorruptDataError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     NotFoundError,
     OutcomeExpiredError,
     RollbridgeError,
@@ -87,7 +87,7 @@ class OutcomeTail:
         """Tail the commit log of a group from its present end on.
 
         Raises:
-            KafkaUnavailable: the log could not be found in time.
+            KafkaUnavailableError: the log could not be found in time.
         """
         if group in self._followed:
             return
@@ -118,9 +118,9 @@ class OutcomeTail:
         while True:
             try:
                 return self._offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
-            except (NotFoundError, KafkaUnavailable) as fault:
+            except (NotFoundError, KafkaUnavailableError) as fault:
                 if time.monotonic() >= deadline:
-                    raise KafkaUnavailable(
+                    raise KafkaUnavailableError(
                         f"the commit log {topic} could not be read within {timeout_s:g} s: {fault}; nothing was written"
                     ) from fault
                 time.sleep(_RETRY_S)

@@ -217,7 +217,7 @@ class Resuming(ABC):
         Raises:
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, KafkaUnavailable, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from rollbridge.consumer.group import Membership, Owned, Phase, ReloadHistory
 from rollbridge.consumer.records import Message
 from rollbridge.consumer.settings import ConsumerSettings
-from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailable, TruncatedError
+from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailableError, TruncatedError
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
@@ -249,7 +249,7 @@ class Commits:
         except CodeError as fault:
             why = f"a commit of group {group_id} is refused: {fault}"
             raise KafkaException(KafkaError(fault.code.value, why)) from fault
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             why = (
                 f"group {group_id} has not answered a commit within {timeout_s:g} s (default.api.timeout.ms); it is "
                 f"not known whether it is carried out: commit again; {fault}"

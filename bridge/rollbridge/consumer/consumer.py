@@ -140,7 +140,7 @@ class Consumer:
 
         Raises:
             ConflictError: The group reads other streams, as its committed offsets show.
-            InvalidNameError, StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
         names = [StreamName.parse(topic) for topic in ([topics] if isinstance(topics, str) else topics)]

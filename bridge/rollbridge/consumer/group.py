@@ -25,7 +25,7 @@ from rollbridge.errors import (
     ConflictError,
     InvalidNameError,
     InvalidRequestError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     NotFoundError,
     StreamNotFoundError,
     StreamRecreatedError,
@@ -173,7 +173,7 @@ class Membership:
 
         Raises:
             ConflictError: The group reads other streams.
-            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, NotAuthorizedError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, NotAuthorizedError.
         """
         names = list(dict.fromkeys(streams))
         self._age += 1
@@ -648,7 +648,7 @@ class Membership:
         fault = translate(exc, f"commit offsets of group {self._group_id}")
         if isinstance(fault, NotFoundError):
             self.recheck()  # raises in the next refresh if a stream is gone
-        if isinstance(fault, KafkaUnavailable | ConflictError | NotFoundError) or _is_rebalance(error):
+        if isinstance(fault, KafkaUnavailableError | ConflictError | NotFoundError) or _is_rebalance(error):
             logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
             return None
         return fault

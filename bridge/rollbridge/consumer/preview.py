@@ -16,7 +16,7 @@ from typing import Final
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
-from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
 from rollbridge.kafka.fetch import LogDivergedError
@@ -48,7 +48,7 @@ class PreviewTail:
         """Read which transactions have ended; see the module.
 
         Raises:
-            KafkaUnavailable, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
+            KafkaUnavailableError, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
         """
         self._stream = stream.name
         self._topic = topic = stream.buffer_topic
@@ -186,7 +186,7 @@ class PreviewTail:
             logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
             self._follower.follow(trouble.partition, trouble.resume)
             return trouble.resume
-        if not isinstance(fault, KafkaUnavailable):
+        if not isinstance(fault, KafkaUnavailableError):
             raise fault
         logger.info("previewing %s: %s", self._stream, fault)
         return trouble.offset

@@ -26,7 +26,7 @@ from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
 from rollbridge.errors import (
     InvalidRequestError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     NotFoundError,
     RollbridgeError,
     TruncatedError,
@@ -64,7 +64,7 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
         InvalidRequestError: The start names a segment that the stream does not have, or an offset beyond its end.
         TruncatedError: Records from there on have been deleted.
         StreamRecreatedError: The start belongs to a deleted stream of this name.
-        KafkaUnavailable, NotFoundError.
+        KafkaUnavailableError, NotFoundError.
     """
     topics = {stream.segment_topic(segment): segment for segment in history.stored()}
     removed = {segment: history.sealed_end(segment) or 0 for segment in history.removed}
@@ -99,7 +99,7 @@ def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, s
     Raises:
         InvalidRequestError: The cut would delete nothing.
         StreamRecreatedError: The start belongs to a deleted stream of this name.
-        KafkaUnavailable, NotFoundError.
+        KafkaUnavailableError, NotFoundError.
     """
     match start:
         case At(wanted):
@@ -120,7 +120,7 @@ def beginning(offsets: LogOffsets, stream: StreamName, history: EpochHistory) ->
     """Return the position of the first records that are left.
 
     Raises:
-        KafkaUnavailable, NotFoundError.
+        KafkaUnavailableError, NotFoundError.
     """
     begin = locate(offsets, stream, history, Earliest())
     return ReadPosition(stream, frontier(history, consistent(history, begin.floor)))
@@ -130,7 +130,7 @@ def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict
     """Return the offset of the first record at or after a time (ms since 1970), by segment; the end if there is none.
 
     Raises:
-        KafkaUnavailable, NotFoundError.
+        KafkaUnavailableError, NotFoundError.
     """
     found = offsets.since_or_end(topics, ms)
     return {segment: found[topic] for topic, segment in topics.items()}
@@ -226,7 +226,7 @@ class Reader:
 
         Raises:
             InvalidRequestError, TruncatedError: Reading cannot begin there.
-            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         wanted = parse_start(stream, start)
         self._stream = stream
@@ -503,7 +503,7 @@ class Reader:
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
                 )
-        elif not isinstance(fault, KafkaUnavailable):
+        elif not isinstance(fault, KafkaUnavailableError):
             raise fault
         logger.info("reading %s: %s", self._stream, fault)
 

@@ -26,7 +26,7 @@ from rollbridge.consumer.records import Origin, Record, message_of, record_of
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     NotFoundError,
     TruncatedError,
     UnavailableError,
@@ -146,7 +146,7 @@ class TransactionReader:
         Raises:
             InvalidRequestError, TruncatedError: Reading cannot begin there.
             NotFoundError: The group does not exist.
-            KafkaUnavailable: No broker answered.
+            KafkaUnavailableError: No broker answered.
         """
         self._group = group
         self._follow = follow
@@ -245,7 +245,7 @@ class TransactionReader:
             raise TruncatedError(f"{what} has lost records that were still to be read: {fault}") from fault
         if isinstance(fault, NotFoundError):
             raise TruncatedError(f"{what} has been removed with the records that were still to be read") from fault
-        if not isinstance(fault, KafkaUnavailable):
+        if not isinstance(fault, KafkaUnavailableError):
             raise fault
         logger.info("reading %s: %s", what, fault)
 
@@ -295,7 +295,7 @@ class Segments:
                 )
             try:
                 self._fetch(topic, cursor, min(_WAIT_MS, int(1000 * deadline.left())))
-            except KafkaUnavailable as fault:
+            except KafkaUnavailableError as fault:
                 if deadline.passed():
                     raise
                 logger.info("reading topic %s: %s", topic, fault)
@@ -376,7 +376,7 @@ def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:
 
     Raises:
         InvalidRequestError, TruncatedError: Reading cannot begin there.
-        KafkaUnavailable, NotFoundError.
+        KafkaUnavailableError, NotFoundError.
     """
     topic = group.commit_log_topic
     place = parse_log_start(start) if isinstance(start, str) else start

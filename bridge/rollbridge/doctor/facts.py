@@ -203,7 +203,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
     """Gather the facts about a cluster.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailableError: No server answers.
+        KafkaUnavailableError, ZooKeeperUnavailableError: No server answers.
         NotAuthorizedError: The principal may not look at the cluster.
     """
     topics = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)

@@ -50,7 +50,7 @@ def lost_groups(
     """Return groups unknown to ZooKeeper that, by their journals, were led under this ZooKeeper path.
 
     Raises:
-        KafkaUnavailable, NotAuthorizedError
+        KafkaUnavailableError, NotAuthorizedError
     """
     admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     cluster = nodes.get(paths.CLUSTER)
@@ -72,7 +72,7 @@ def read_topics(settings: ConnectionSettings) -> dict[str, str]:
     created, so none of a leader that is at work looks as if nobody knew of it.
 
     Raises:
-        KafkaUnavailable, NotAuthorizedError
+        KafkaUnavailableError, NotAuthorizedError
     """
     admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
@@ -89,7 +89,7 @@ def gather_evidence(
         topics: All topics, with their ids.
 
     Raises:
-        KafkaUnavailable, NotAuthorizedError
+        KafkaUnavailableError, NotAuthorizedError
         CorruptDataError: A group has no journal.
     """
     return [_evidence(settings, name, topics) for name in names]

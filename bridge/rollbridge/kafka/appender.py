@@ -19,9 +19,9 @@ from typing import Final, Self, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.errors import ConfigError, KafkaUnavailable
+from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefused
+from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefusedError
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -36,7 +36,7 @@ from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.pipeline import (
     IN_FLIGHT_MAX,
     Addressed,
-    PartitionRefused,
+    PartitionRefusedError,
     Pipeline,
     ProducerFields,
     ProduceSession,
@@ -267,7 +267,7 @@ class TransactionalAppender:
 
         Raises:
             ProducerFencedError: A newer user has the id.
-            KafkaUnavailable: No answer came in time; may be called again.
+            KafkaUnavailableError: No answer came in time; may be called again.
             NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
         """
         self._enter(Operation.INIT)
@@ -388,7 +388,7 @@ class TransactionalAppender:
         leaves the state unchanged.
 
         Raises:
-            TopicNotFound, NotAuthorizedError, KafkaUnavailable
+            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError
         """
         if self._state is AppenderState.CLOSED:
             raise self._invalid("end_offset")
@@ -451,12 +451,12 @@ class TransactionalAppender:
         """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
         try:
             yield
-        except PartitionRefused as exc:
+        except PartitionRefusedError as exc:
             topic = exc.topic if exc.error in codes.CONTENT | codes.TOPIC else None
             raise self._failed(operation, exc.meaning, exc.error, topic, exc) from exc
-        except RequestRefused as exc:
+        except RequestRefusedError as exc:
             raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
-        except KafkaUnavailable as exc:
+        except KafkaUnavailableError as exc:
             self._move(operation, Result.UNKNOWN)
             if operation is Operation.INIT:
                 raise
@@ -487,7 +487,7 @@ class TransactionalAppender:
             case Meaning.UNKNOWN | Meaning.EXPIRED | Meaning.RETRY | Meaning.REFRESH | Meaning.DONE:
                 self._move(operation, Result.UNKNOWN)
                 if operation is Operation.INIT:
-                    return KafkaUnavailable(f"cannot take transactional id {self.transactional_id}: {exc}")
+                    return KafkaUnavailableError(f"cannot take transactional id {self.transactional_id}: {exc}")
                 return self._unknown(operation, exc)
             case never:
                 assert_never(never)
@@ -504,7 +504,7 @@ class TransactionalAppender:
                     return Meaning.UNKNOWN
                 case never:
                     assert_never(never)
-        except (RequestRefused, KafkaUnavailable) as exc:
+        except (RequestRefusedError, KafkaUnavailableError) as exc:
             logger.debug("transactional id %s: cannot tell whether it was taken: %s", self.transactional_id, exc)
             return Meaning.UNKNOWN
 
@@ -527,13 +527,13 @@ class TransactionalAppender:
                     f"{operation.value} refused, nothing of this transaction can be committed: {exc}",
                     topic=topic,
                     kafka_error=codes.name(code),
-                    batch=exc.batch if isinstance(exc, PartitionRefused) and code in codes.CONTENT else None,
+                    batch=exc.batch if isinstance(exc, PartitionRefusedError) and code in codes.CONTENT else None,
                 )
 
     def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:
         topic = batch = None
         kafka_error = ""
-        if isinstance(exc, PartitionRefused) and exc.error in _OF_ONE_TOPIC:
+        if isinstance(exc, PartitionRefusedError) and exc.error in _OF_ONE_TOPIC:
             topic, kafka_error = exc.topic, codes.name(exc.error)
             batch = exc.batch if exc.error == ErrorCode.unknown_server_error else None
         return AppendUnknownError(

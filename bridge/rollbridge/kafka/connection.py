@@ -26,7 +26,7 @@ from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResp
 from kio.serial import entity_reader, entity_writer
 from kio.static.protocol import Payload
 
-from rollbridge.errors import KafkaUnavailable
+from rollbridge.errors import KafkaUnavailableError
 from rollbridge.forks import forks, refusal
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import AuthenticationError, ConnectionLostError, UnsupportedBrokerError
@@ -69,7 +69,7 @@ class Connection:
         deadline: Deadline of the connection's present user for any answer; None leaves ``request_timeout_s`` alone.
 
     Raises:
-        KafkaUnavailable: No broker answered at ``host:port`` in time.
+        KafkaUnavailableError: No broker answered at ``host:port`` in time.
         AuthenticationError: TLS or SASL failed.
         UnsupportedBrokerError: The broker is older than Kafka 4.0.
     """
@@ -247,7 +247,7 @@ class Connection:
         try:
             raw = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as exc:
-            raise KafkaUnavailable(f"cannot connect to Kafka at {self.address}: {exc}") from exc
+            raise KafkaUnavailableError(f"cannot connect to Kafka at {self.address}: {exc}") from exc
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -263,7 +263,7 @@ class Connection:
             raise AuthenticationError(f"TLS handshake with {self.address} failed: {exc}") from exc
         except OSError as exc:
             raw.close()
-            raise KafkaUnavailable(f"cannot connect to Kafka at {self.address}: {exc}") from exc
+            raise KafkaUnavailableError(f"cannot connect to Kafka at {self.address}: {exc}") from exc
         except BaseException:
             raw.close()
             raise
@@ -275,7 +275,7 @@ class Connection:
                 ApiVersionsResponse,
             )
         except ConnectionLostError as exc:
-            raise KafkaUnavailable(f"{self.address} does not answer as a Kafka broker does: {exc}") from exc
+            raise KafkaUnavailableError(f"{self.address} does not answer as a Kafka broker does: {exc}") from exc
         if answer.error_code != ErrorCode.none:
             raise UnsupportedBrokerError(
                 f"broker {self.address} does not understand ApiVersions version 3; Kafka 4.0 or later is needed"
@@ -296,7 +296,7 @@ class Connection:
             security.authenticate(self._sasl_exchange)
         except ConnectionLostError as exc:
             # Not a refusal: a broker that refuses answers; one that stops or restarts hangs up or is silent.
-            raise KafkaUnavailable(f"broker {self.address} did not answer during SASL {mechanism}: {exc}") from exc
+            raise KafkaUnavailableError(f"broker {self.address} did not answer during SASL {mechanism}: {exc}") from exc
 
     def _sasl_exchange(self, message: bytes) -> bytes:
         answer = self.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)

@@ -29,7 +29,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import i16, i32Timedelta
 
-from rollbridge.errors import KafkaUnavailable
+from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
 from rollbridge.kafka.connection import Connection
@@ -68,7 +68,7 @@ class ProducerStanding(Enum):
     """A newer user has the id."""
 
 
-class RequestRefused(Exception):
+class RequestRefusedError(Exception):
     """Error code that the coordinator gave as its final answer to one request."""
 
     def __init__(self, subject: str, code: ErrorCode, meaning: Meaning, detail: str | None = None) -> None:
@@ -81,8 +81,8 @@ class Coordination:
     """Client of the coordinator of one transactional id. Not thread-safe.
 
     Raises, from every method:
-        RequestRefused: The coordinator's error is final, or lasted for ``retry_timeout_s``.
-        KafkaUnavailable: The coordinator could not be reached, or was lost with the request in flight.
+        RequestRefusedError: The coordinator's error is final, or lasted for ``retry_timeout_s``.
+        KafkaUnavailableError: The coordinator could not be reached, or was lost with the request in flight.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class Coordination:
             try:
                 recovered = self.end(ProduceSession(), producer, committed=False)
                 logger.info("transactional id %s: nothing is open any more, not committed", self._transactional_id)
-            except RequestRefused as exc:
+            except RequestRefusedError as exc:
                 if exc.error != ErrorCode.invalid_txn_state:
                     raise
                 # The transaction has ended the other way. A repeated commit is answered with the epoch that followed.
                 recovered = self.end(ProduceSession(), producer, committed=True)
                 logger.info("transactional id %s: the last commit had taken effect", self._transactional_id)
             return recovered
-        except RequestRefused as exc:
+        except RequestRefusedError as exc:
             if exc.meaning is not Meaning.EXPIRED:
                 raise
             # The coordinator knows another producer id, or none. Given ours, it creates a new one only if the id has
@@ -212,7 +212,7 @@ class Coordination:
         while True:
             try:
                 return attempt()
-            except KafkaUnavailable as exc:
+            except KafkaUnavailableError as exc:
                 self._cluster.forget()
                 if time.monotonic() >= deadline:
                     raise
@@ -235,8 +235,8 @@ def ask_coordinator(
     """Find the coordinator of ``key`` and ask until its answer is final; retry FENCED while ``fenced()`` denies it.
 
     Raises:
-        RequestRefused: The coordinator's error is final, or lasted for ``retry_timeout_s``.
-        KafkaUnavailable: The coordinator could not be reached, or was lost with the request in flight.
+        RequestRefusedError: The coordinator's error is final, or lasted for ``retry_timeout_s``.
+        KafkaUnavailableError: The coordinator could not be reached, or was lost with the request in flight.
     """
     deadline = time.monotonic() + retry_timeout_s
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
@@ -255,9 +255,9 @@ def ask_coordinator(
         if meaning is Meaning.REFRESH:
             cluster.forget_coordinator(kind, key)
         elif meaning is not Meaning.RETRY:
-            raise RequestRefused(subject, code, meaning)
+            raise RequestRefusedError(subject, code, meaning)
         if time.monotonic() >= deadline:
-            raise RequestRefused(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
+            raise RequestRefusedError(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
         markers = code == ErrorCode.concurrent_transactions
         pause_s = backoff.grow()
         time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if markers else pause_s)
@@ -292,7 +292,7 @@ class Barrier:
     """Writer of markers with one transactional id, whose earlier users it fences. Not thread-safe.
 
     Raises:
-        KafkaUnavailable: From :meth:`open` and :meth:`close`: markers may or may not have been written. Call
+        KafkaUnavailableError: From :meth:`open` and :meth:`close`: markers may or may not have been written. Call
             :meth:`forget`, then join all partitions again.
         NotAuthorizedError: Use of the transactional id is not permitted.
     """
@@ -318,7 +318,7 @@ class Barrier:
         MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that the partition has joined.
 
         Raises:
-            KafkaUnavailable: The connection was lost.
+            KafkaUnavailableError: The connection was lost.
         """
         if self._producer is None:
             raise AssertionError("a barrier is joined only while it is open")
@@ -351,10 +351,10 @@ class Barrier:
         )
         try:
             return coordination.take_over()
-        except RequestRefused as exc:
+        except RequestRefusedError as exc:
             if exc.meaning is Meaning.DENIED:
                 resource = f"transactional id {self._transactional_id}"
                 raise NotAuthorizedError(
                     f"not allowed to use {resource}, which sealing needs: {codes.name(exc.error)}", resource=resource
                 ) from exc
-            raise KafkaUnavailable(f"no markers can be written with {self._transactional_id}: {exc}") from exc
+            raise KafkaUnavailableError(f"no markers can be written with {self._transactional_id}: {exc}") from exc

@@ -4,25 +4,24 @@
 classes extend the tree of :mod:`rollbridge.errors`::
 
     RollbridgeError
-    ├─ AppendRefusedError          definite: the broker refused; nothing of this transaction can be committed: abort
-    ├─ AppendUnknownError          the connection or a deadline was lost: init() again, then read the log
+    ├─ AppendRefusedError         definite: the broker refused; nothing of this transaction can be committed: abort
+    ├─ AppendUnknownError         the connection or a deadline was lost: init() again, then read the log
     ├─ UnavailableError
-    │  └─ KafkaUnavailable
-    │     └─ ConnectionLostError   a request was under way; the broker may or may not have acted on it
+    │  └─ KafkaUnavailableError
+    │     └─ ConnectionLostError  a request was under way; the broker may or may not have acted on it
     ├─ InvalidRequestError
-    │  ├─ NotAuthorizedError       the broker denies the operation to our principal
-    │  ├─ AuthenticationError      the broker refused our identity, or we refused the broker's
-    │  └─ UnsupportedBrokerError   too old, or transactions v2 switched off
+    │  ├─ AuthenticationError     the broker refused our identity, or we refused the broker's
+    │  └─ UnsupportedBrokerError  too old, or transactions v2 switched off
     ├─ NotFoundError
-    │  └─ TopicNotFound
+    │  └─ TopicNotFoundError
     ├─ ConflictError
     │  ├─ InvalidTransitionError
-    │  │  └─ InvalidStateError     an operation of the appender that its state does not allow
-    │  └─ TopicMismatchError       the topic exists with other partitions or settings
+    │  │  └─ InvalidStateError    an operation of the appender that its state does not allow
+    │  └─ TopicMismatchError      the topic exists with other partitions or settings
     ├─ UnavailableError
-    │  └─ SealTimeoutError         topics could not be sealed in time; carries which
+    │  └─ SealTimeoutError        topics could not be sealed in time; carries which
     └─ FencedError
-       └─ ProducerFencedError      a newer user of the transactional id exists: never init again
+       └─ ProducerFencedError     a newer user of the transactional id exists: never init again
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ from rollbridge.errors import (
     FencedError,
     InvalidRequestError,
     InvalidTransitionError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
+    NotAuthorizedError,
     NotFoundError,
     RollbridgeError,
     UnavailableError,
@@ -54,12 +54,12 @@ __all__ = [
     "AuthenticationError",
     "ConnectionLostError",
     "InvalidStateError",
-    "KafkaUnavailable",
+    "KafkaUnavailableError",
     "NotAuthorizedError",
     "ProducerFencedError",
     "SealTimeoutError",
     "TopicMismatchError",
-    "TopicNotFound",
+    "TopicNotFoundError",
     "UnsupportedBrokerError",
 ]
 
@@ -113,7 +113,7 @@ class AppendUnknownError(RollbridgeError):
         self.kafka_error = kafka_error
 
 
-class ConnectionLostError(KafkaUnavailable):
+class ConnectionLostError(KafkaUnavailableError):
     """The connection broke or timed out with a request in flight; the broker may or may not have acted on it."""
 
     code = "connection-lost"
@@ -139,27 +139,13 @@ class InvalidStateError(InvalidTransitionError):
     code = "invalid-state"
 
 
-class NotAuthorizedError(InvalidRequestError):
-    """The broker denied the operation; nothing was written.
-
-    Attributes:
-        resource: Resource that the permission is missing on, such as ``transactional id merge-1``.
-    """
-
-    code = "not-authorized"
-
-    def __init__(self, message: str, *, resource: str) -> None:
-        super().__init__(f"{message}; nothing was written; docs/security.md says which rights each role needs")
-        self.resource = resource
-
-
 class UnsupportedBrokerError(InvalidRequestError):
     """The broker lacks a feature that this adapter needs (transactions v2, Kafka 4.0 or later); nothing was written."""
 
     code = "unsupported-broker"
 
 
-class TopicNotFound(NotFoundError):
+class TopicNotFoundError(NotFoundError):
     """The topic does not exist; nothing was written."""
 
     code = "topic-not-found"
@@ -426,7 +412,7 @@ _UNSUPPORTED: Final = (
 )
 
 _CLASSES: Final[tuple[tuple[type[RollbridgeError], str], ...]] = (
-    (KafkaUnavailable, _UNAVAILABLE),
+    (KafkaUnavailableError, _UNAVAILABLE),
     (NotFoundError, _NOT_FOUND),
     (NotAuthorizedError, _NOT_AUTHORIZED),
     (AuthenticationError, _AUTHENTICATION),
@@ -465,17 +451,17 @@ def translate(error: KafkaError | Exception, doing: str, resource: str = "") -> 
         if isinstance(error, ValueError | TypeError):
             return ConfigError(f"cannot {doing}: {error}")
         if isinstance(error, TimeoutError):
-            return KafkaUnavailable(f"cannot {doing}: no answer from Kafka in time")
-        return KafkaUnavailable(f"cannot {doing}: {error}")
+            return KafkaUnavailableError(f"cannot {doing}: no answer from Kafka in time")
+        return KafkaUnavailableError(f"cannot {doing}: {error}")
     message = f"cannot {doing}: {inner.str()} ({inner.name()})"
-    error_class = ERROR_CLASSES.get(inner.code(), KafkaUnavailable)
+    error_class = ERROR_CLASSES.get(inner.code(), KafkaUnavailableError)
     if error_class is NotAuthorizedError:
         return NotAuthorizedError(message, resource=resource or doing)
     return error_class(message)
 
 
 def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None = None) -> RollbridgeError:
-    """Return our error for a broker's answer; KafkaUnavailable if the answer is not definite.
+    """Return our error for a broker's answer; KafkaUnavailableError if the answer is not definite.
 
     Args:
         code: Error code of the answer.
@@ -484,7 +470,7 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
         detail: Message of the broker, if any.
     """
     said = detail or KafkaError(code.value).str()
-    error_class = ERROR_CLASSES.get(code.value, KafkaUnavailable)
+    error_class = ERROR_CLASSES.get(code.value, KafkaUnavailableError)
     message = f"cannot {doing}: {said} ({KafkaError(code.value).name()})"
     if error_class is NotAuthorizedError:
         return NotAuthorizedError(message, resource=resource or doing)
@@ -495,4 +481,4 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
 
 def is_definite(code: ErrorCode) -> bool:
     """Return whether a retry would get the same answer: the broker has refused and done nothing."""
-    return ERROR_CLASSES.get(code.value, KafkaUnavailable) is not KafkaUnavailable
+    return ERROR_CLASSES.get(code.value, KafkaUnavailableError) is not KafkaUnavailableError

@@ -26,7 +26,7 @@ from kio.schema.fetch.v12.response import PartitionData
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta, i64
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
@@ -125,7 +125,7 @@ class LogReader:
         """Return the end of a partition; later appends get this offset or a higher one.
 
         Raises:
-            TopicNotFound, NotAuthorizedError, KafkaUnavailable
+            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError
         """
         return read_end_offset(
             self._cluster,
@@ -147,7 +147,7 @@ class LogReader:
             connection = self._cluster.connection(self._cluster.leader(topic, 0))
             wanted = Wanted(topic, 0, offset, last_epoch)
             connection.send(fetch_request([wanted], wait_ms, Isolation.READ_COMMITTED, max_bytes))
-        except (CodeError, KafkaUnavailable) as fault:
+        except (CodeError, KafkaUnavailableError) as fault:
             logger.debug("topic %s is not asked in advance: %s", topic, fault)
         else:
             self._asked = wanted, connection
@@ -173,7 +173,7 @@ class LogReader:
         read below ``offset``, to check that the log still holds it.
 
         Raises:
-            TopicNotFound, NotAuthorizedError, KafkaUnavailable
+            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError
             LogDivergedError: The log no longer holds that record.
             CorruptDataError: The log ends before ``offset``, or does not parse.
         """

@@ -18,11 +18,11 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable, RollbridgeError
+from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc, complete_batches, parse_header
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
-from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
 from rollbridge.kafka.retry import Backoff, limited
@@ -86,7 +86,7 @@ class Trouble(NamedTuple):
     Attributes:
         partition: Topic and number.
         offset: Next offset to read.
-        fault: TopicNotFound, NotAuthorizedError, CorruptDataError (a corrupt batch, or the next records are gone),
+        fault: TopicNotFoundError, NotAuthorizedError, CorruptDataError (a corrupt batch, or the next records are gone),
             LogDivergedError (earlier records are gone), or the reason why its leader cannot be asked at all.
         resume: Readable offset, if the requested one is gone.
     """
@@ -286,7 +286,9 @@ class FetchPlan:
                     found += self._taken(partition, place, data, now)
                     given.append(place)
         if answer.error_code != ErrorCode.none:
-            found += self.lost(node, KafkaUnavailable(f"a fetch was answered {codes.name(answer.error_code)}"), now)
+            found += self.lost(
+                node, KafkaUnavailableError(f"a fetch was answered {codes.name(answer.error_code)}"), now
+            )
         elif not found and now - sent_at < FRUITLESS_S:
             for place in given:
                 place.not_before = max(place.not_before, now + FRUITLESS_S)
@@ -369,13 +371,13 @@ class FetchPlan:
             case Meaning.DENIED:
                 fault = NotAuthorizedError(f"not allowed to read topic {topic}", resource=f"topic {topic}")
             case _:
-                fault = KafkaUnavailable(f"cannot read topic {topic}: {codes.name(code)}")
+                fault = KafkaUnavailableError(f"cannot read topic {topic}: {codes.name(code)}")
         if code != ErrorCode.unknown_topic_or_partition:
             place.unheard_of_since = None
         elif place.unheard_of_since is None:
             place.unheard_of_since = now
         elif now - place.unheard_of_since >= UNHEARD_OF_S:
-            fault = TopicNotFound(f"topic {topic} does not exist, or has no partition {number}", topic=topic)
+            fault = TopicNotFoundError(f"topic {topic} does not exist, or has no partition {number}", topic=topic)
         if fault is not None:
             yield Trouble(partition, place.offset, fault)
 
@@ -383,7 +385,7 @@ class FetchPlan:
         troubles: list[Trouble] = []
         for partition, place in places:
             self._pause(place, now)
-            if isinstance(fault, KafkaUnavailable):
+            if isinstance(fault, KafkaUnavailableError):
                 logger.info("partition %d of topic %s is asked for again soon: %s", *reversed(partition), fault)
             else:
                 troubles.append(Trouble(partition, place.offset, fault))

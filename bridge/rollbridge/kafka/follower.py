@@ -28,7 +28,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 
-from rollbridge.errors import KafkaUnavailable, RollbridgeError
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.connection import Connection
@@ -238,7 +238,7 @@ class Follower:
         assert node is not None
         self._dialling.discard(node)
         if news.connection is None:
-            return self._plan.lost(node, news.fault or KafkaUnavailable("it cannot be reached"), now)
+            return self._plan.lost(node, news.fault or KafkaUnavailableError("it cannot be reached"), now)
         self._connections[node] = _Line(news.connection, now)
         return []
 
@@ -255,8 +255,8 @@ class Follower:
                     line.heard_at = now
                     found += self._plan.answered(node, answer, now)
                 elif connection.overdue():
-                    raise KafkaUnavailable(f"{connection.address} does not answer")
-            except KafkaUnavailable as fault:
+                    raise KafkaUnavailableError(f"{connection.address} does not answer")
+            except KafkaUnavailableError as fault:
                 self._drop(node)
                 found += self._plan.lost(node, fault, now)
         return found
@@ -271,7 +271,7 @@ class Follower:
         body = encode_fetch(wanted, self._wait_ms, self._isolation, self._max_bytes)
         try:
             line.connection.send_body(FetchRequest.__api_key__, FetchRequest.__version__, (body,))
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             self._drop(node)
             self._plan.lost(node, fault, now)
         else:
@@ -365,9 +365,9 @@ def read_up_to(
         resume: Returns the offset at which to go on where the next records were truncated, or raises.
 
     Raises:
-        KafkaUnavailable: Nothing arrived in time.
+        KafkaUnavailableError: Nothing arrived in time.
         LogDivergedError: A log has lost its end, below the end that its leader had reported.
-        TopicNotFound, NotAuthorizedError, CorruptDataError.
+        TopicNotFoundError, NotAuthorizedError, CorruptDataError.
     """
     unread = dict(ends)
     deadline = Deadline(timeout_s)
@@ -375,7 +375,7 @@ def read_up_to(
         found = follower.poll(deadline.left())
         if not found and (deadline.passed() or follower.stopped):
             topics = ", ".join(f"partition {item[1]} of topic {item[0]} up to offset {unread[item]}" for item in unread)
-            raise KafkaUnavailable(f"no broker gave {topics} within {timeout_s:g} s")
+            raise KafkaUnavailableError(f"no broker gave {topics} within {timeout_s:g} s")
         ended: dict[Partition, int] = {}
         for item in found:
             end = unread.get(item.partition)
@@ -387,7 +387,7 @@ def read_up_to(
                 reached = resume(item)
                 if reached < end:
                     follower.follow(item.partition, reached)
-            elif isinstance(item.fault, KafkaUnavailable):
+            elif isinstance(item.fault, KafkaUnavailableError):
                 logger.info("reading goes on: %s", item.fault)
                 continue
             else:
@@ -406,8 +406,8 @@ def read_up_to(
 
 
 def _known(fault: Exception, doing: str) -> RollbridgeError:
-    """Return the fault, or KafkaUnavailable for a defect, so that the polling thread always gets a result."""
+    """Return the fault, or KafkaUnavailableError for a defect, so that the polling thread always gets a result."""
     if isinstance(fault, RollbridgeError):
         return fault
     logger.error("a defect: cannot %s; trying again", doing, exc_info=fault)
-    return KafkaUnavailable(f"cannot {doing}: {fault}")
+    return KafkaUnavailableError(f"cannot {doing}: {fault}")

@@ -25,8 +25,8 @@ from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WritableT
 from kio.static.primitive import i16, i32
 
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.coordination import Coordination, RequestRefused
-from rollbridge.kafka.errors import KafkaUnavailable, Meaning, NotAuthorizedError
+from rollbridge.kafka.coordination import Coordination, RequestRefusedError
+from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
 from rollbridge.kafka.views import view_cluster
 from rollbridge.model.conditions import ForeignTransaction, Leaderless, Obstacle
@@ -47,7 +47,7 @@ def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
     found: list[ForeignTransaction] = []
     away: list[Leaderless] = []
 
-    def note(topic: str, fault: CodeError | KafkaUnavailable | ErrorCode) -> None:
+    def note(topic: str, fault: CodeError | KafkaUnavailableError | ErrorCode) -> None:
         cluster.forget_leader(topic)
         code = fault if isinstance(fault, ErrorCode) else fault.code if isinstance(fault, CodeError) else None
         is_away = code is None or codes.meaning(codes.READ, code) in (Meaning.REFRESH, Meaning.RETRY)
@@ -61,13 +61,13 @@ def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
     for topic in topics:
         try:
             leaders.setdefault(cluster.leader(topic, 0), []).append(topic)
-        except (CodeError, KafkaUnavailable) as fault:
+        except (CodeError, KafkaUnavailableError) as fault:
             note(topic, fault)
     for node, led in leaders.items():
         asked = tuple(TopicRequest(name=TopicName(name), partition_indexes=(i32(0),)) for name in led)
         try:
             answer = cluster.connection(node).call(DescribeProducersRequest(topics=asked), DescribeProducersResponse)
-        except (CodeError, KafkaUnavailable) as fault:
+        except (CodeError, KafkaUnavailableError) as fault:
             for name in led:
                 note(name, fault)
             continue
@@ -98,7 +98,7 @@ def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> N
 
     Raises:
         NotAuthorizedError: Write on a transactional id is missing, or ClusterAction for a hanging transaction.
-        KafkaUnavailable: The transactions may or may not have ended; look again.
+        KafkaUnavailableError: The transactions may or may not have ended; look again.
     """
     for name in sorted({item.transactional_id for item in found if item.transactional_id}):
         coordination = Coordination(
@@ -106,14 +106,14 @@ def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> N
         )
         try:
             coordination.take_over()
-        except RequestRefused as fault:
+        except RequestRefusedError as fault:
             if fault.meaning is Meaning.DENIED:
                 raise NotAuthorizedError(
                     f"not allowed to end the native transaction of transactional id {name}: {codes.name(fault.error)} "
                     "(needed: Write on it)",
                     resource=f"transactional id {name}",
                 ) from fault
-            raise KafkaUnavailable(f"the native transaction of {name} could not be ended: {fault}") from fault
+            raise KafkaUnavailableError(f"the native transaction of {name} could not be ended: {fault}") from fault
         logger.warning("the native transaction of transactional id %s was aborted as asked", name)
     for item in found:
         if not item.transactional_id:
@@ -132,7 +132,7 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
     try:
         connection = cluster.connection(cluster.leader(item.topic, 0))
     except CodeError as fault:
-        raise KafkaUnavailable(f"the native transaction of {item} could not be ended: {fault}") from fault
+        raise KafkaUnavailableError(f"the native transaction of {item} could not be ended: {fault}") from fault
     answer = connection.call(WriteTxnMarkersRequest(markers=(marker,)), WriteTxnMarkersResponse)
     code = answer.markers[0].topics[0].partitions[0].error_code
     if code == ErrorCode.cluster_authorization_failed:
@@ -142,7 +142,7 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
             resource="cluster",
         )
     if code != ErrorCode.none:
-        raise KafkaUnavailable(f"the native transaction of {item} could not be ended: {codes.name(code)}")
+        raise KafkaUnavailableError(f"the native transaction of {item} could not be ended: {codes.name(code)}")
     logger.warning("the hanging native transaction of %s was aborted as asked", item)
 
 
@@ -156,6 +156,6 @@ def _names(cluster: Cluster, producers: Iterable[int]) -> dict[int, str]:
         for node, broker in view_cluster(cluster, _ANSWER_S).brokers.items():
             answer = cluster.broker_connection(node, broker).call(request, ListTransactionsResponse)
             names.update({item.producer_id: item.transactional_id for item in answer.transaction_states})
-    except (KafkaUnavailable, NotAuthorizedError) as fault:
+    except (KafkaUnavailableError, NotAuthorizedError) as fault:
         logger.info("not all transactional ids are told now: %s", fault)
     return names

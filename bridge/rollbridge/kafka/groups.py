@@ -18,7 +18,7 @@ from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartit
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i64
 
-from rollbridge.errors import KafkaUnavailable
+from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import ask_coordinator
@@ -70,7 +70,7 @@ class GroupOffsetStore:
         Waits for offsets in an undecided native transaction: they may become commits.
 
         Raises:
-            KafkaUnavailable: No answer, or no decision, within ``timeout_s`` seconds; ask again.
+            KafkaUnavailableError: No answer, or no decision, within ``timeout_s`` seconds; ask again.
             NotAuthorizedError: Describe on the group is missing.
         """
         wanted = None if topics is None else sorted(set(topics))
@@ -86,7 +86,7 @@ class GroupOffsetStore:
         """Commit offsets; retry if the answer is lost, since the same commit again changes nothing.
 
         Raises:
-            KafkaUnavailable: No answer within ``timeout_s`` seconds: the offsets may or may not be committed.
+            KafkaUnavailableError: No answer within ``timeout_s`` seconds: the offsets may or may not be committed.
             CodeError: The group coordinator refuses one of the offsets; others may be committed.
         """
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
@@ -129,7 +129,7 @@ class GroupOffsetStore:
 
         Raises:
             CodeError: The answer is a final refusal.
-            KafkaUnavailable: No final answer came within ``timeout_s`` seconds.
+            KafkaUnavailableError: No final answer came within ``timeout_s`` seconds.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
@@ -138,7 +138,7 @@ class GroupOffsetStore:
                 why: Exception
                 try:
                     return ask(cluster)
-                except KafkaUnavailable as fault:
+                except KafkaUnavailableError as fault:
                     why = fault
                 except CodeError as fault:
                     if is_final(fault.code):
@@ -147,11 +147,11 @@ class GroupOffsetStore:
                 # Another broker may coordinate the group by now.
                 cluster.forget_coordinator(CoordinatorType.GROUP, self._group_id)
                 if deadline.passed():
-                    raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {why}") from why
+                    raise KafkaUnavailableError(f"cannot {doing} within {timeout_s:g} s: {why}") from why
                 backoff.sleep(deadline)
 
     def _ask(self, cluster: Cluster, topics: list[str] | None) -> list[CommittedOffset]:
-        """Ask the coordinator once; raises CodeError, KafkaUnavailable."""
+        """Ask the coordinator once; raises CodeError, KafkaUnavailableError."""
         request = OffsetFetchRequest(
             groups=(
                 OffsetFetchRequestGroup(
@@ -210,7 +210,7 @@ def send_group_offsets(
     """Add offsets (of the next record to read) to the open native transaction.
 
     Raises:
-        RequestRefused, KafkaUnavailable: See :func:`ask_coordinator`.
+        RequestRefusedError, KafkaUnavailableError: See :func:`ask_coordinator`.
     """
     topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
     for (topic, partition), offset in offsets.items():

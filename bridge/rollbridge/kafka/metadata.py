@@ -27,7 +27,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.errors import ConfigError, KafkaUnavailable, NotFoundError
+from rollbridge.errors import ConfigError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
@@ -105,7 +105,7 @@ class Cluster:
     unreachable.
 
     Raises:
-        KafkaUnavailable: From any method that asks a broker: none could be reached.
+        KafkaUnavailableError: From any method that asks a broker: none could be reached.
     """
 
     def __init__(
@@ -307,9 +307,9 @@ class Cluster:
             try:
                 self._control = self._connect(broker, share)
                 return self._control.call(request, response_type)
-            except KafkaUnavailable as exc:
+            except KafkaUnavailableError as exc:
                 failures.append(str(exc))
-        raise KafkaUnavailable(f"no Kafka broker answers: {'; '.join(failures)}")
+        raise KafkaUnavailableError(f"no Kafka broker answers: {'; '.join(failures)}")
 
     def _share(self, brokers: int) -> Deadline | None:
         """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
@@ -323,7 +323,7 @@ class Cluster:
         """Connect, unless the broker's back-off still lasts."""
         known = self._dialling.get(broker)
         if known is not None and time.monotonic() < known.not_before:
-            raise KafkaUnavailable(f"{known.fault} (not tried again at once)")
+            raise KafkaUnavailableError(f"{known.fault} (not tried again at once)")
         left_s = self._connect_timeout_s if deadline is None else deadline.left()
         try:
             connection = Connection(
@@ -334,7 +334,7 @@ class Cluster:
                 connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
                 request_timeout_s=self._request_timeout_s,
             )
-        except KafkaUnavailable as exc:
+        except KafkaUnavailableError as exc:
             known = self._dialling.setdefault(broker, known or _Dialling())
             known.fault = str(exc)
             known.not_before = time.monotonic() + known.backoff.grow()
@@ -426,11 +426,11 @@ class LeaderAnswers(NamedTuple):
     found: dict[Place, int]
     refused: dict[Place, tuple[ErrorCode, bool]]
     """Error code, and whether the leader itself gave it."""
-    lost: dict[Place, KafkaUnavailable]
+    lost: dict[Place, KafkaUnavailableError]
 
 
 def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion) -> LeaderAnswers:
-    """Ask the leader of each place once; raise KafkaUnavailable only if no broker answers the look-up."""
+    """Ask the leader of each place once; raise KafkaUnavailableError only if no broker answers the look-up."""
     result = LeaderAnswers({}, {}, {})
     by_leader: dict[NodeId, list[Place]] = {}
     wanted = sorted(set(places))
@@ -448,7 +448,7 @@ def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion
             connection = cluster.connection(node)
             connection.send(question.request(led))
             asked.append((connection, led))
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             _lose(cluster, result, led, fault)
     for connection, led in asked:
         try:
@@ -458,12 +458,12 @@ def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion
                 else:
                     cluster.forget_leader(place[0])
                     result.refused[place] = code, True
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             _lose(cluster, result, led, fault)
     return result
 
 
-def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Place], fault: KafkaUnavailable) -> None:
+def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Place], fault: KafkaUnavailableError) -> None:
     for place in places:
         cluster.forget_leader(place[0])
         result.lost[place] = fault
@@ -481,7 +481,7 @@ def ask_leaders(
 
     Raises:
         NotFoundError, NotAuthorizedError, InvalidRequestError: A leader refused, and would refuse again.
-        KafkaUnavailable: Not all have answered before the deadline.
+        KafkaUnavailableError: Not all have answered before the deadline.
     """
     pending = set(places)
     found: dict[Place, int] = {}
@@ -491,9 +491,9 @@ def ask_leaders(
         why: object = "no answer"
         try:
             result = ask_once(cluster, pending, question)
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             if deadline.passed():
-                raise KafkaUnavailable(f"cannot {doing} within {deadline.timeout_s:g} s: {fault}") from fault
+                raise KafkaUnavailableError(f"cannot {doing} within {deadline.timeout_s:g} s: {fault}") from fault
             why = fault
         else:
             found |= result.found
@@ -504,7 +504,7 @@ def ask_leaders(
                 _check_answer(code, by_leader, asked_s, f"{doing} of topic {topic}", f"topic {topic}", partition)
             why = next(iter(result.lost.values()), why)
             if pending and deadline.passed():
-                raise KafkaUnavailable(
+                raise KafkaUnavailableError(
                     f"cannot {doing} of topic {min(pending)[0]} within {deadline.timeout_s:g} s: {why}"
                 )
         if pending:

@@ -22,9 +22,9 @@ from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
 from rollbridge.calls import patience_s
-from rollbridge.errors import KafkaUnavailable
+from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, Place, ask_leaders
 from rollbridge.kafka.retry import Backoff, Deadline
 
@@ -52,9 +52,9 @@ def read_end_offset(
     """Return a partition's high watermark (READ_UNCOMMITTED) or last stable offset (READ_COMMITTED).
 
     Raises:
-        TopicNotFound: Still unknown after ``unknown_topic_timeout_s``, in which all brokers learn of a new topic.
+        TopicNotFoundError: Still unknown after ``unknown_topic_timeout_s``, in which all brokers learn of a new topic.
         NotAuthorizedError: No permission to read the topic.
-        KafkaUnavailable: No answer within ``retry_timeout_s``.
+        KafkaUnavailableError: No answer within ``retry_timeout_s``.
     """
     return read_patiently(
         cluster,
@@ -95,9 +95,9 @@ def read_patiently(
         unknown_topic_timeout_s: Time in which all brokers learn of a new topic.
 
     Raises:
-        TopicNotFound: Still unknown after ``unknown_topic_timeout_s``.
+        TopicNotFoundError: Still unknown after ``unknown_topic_timeout_s``.
         NotAuthorizedError: No permission to read the topic.
-        KafkaUnavailable: No answer within ``retry_timeout_s``.
+        KafkaUnavailableError: No answer within ``retry_timeout_s``.
     """
     started = time.monotonic()
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
@@ -135,13 +135,13 @@ def _check_repeatable(
         case _:
             raise _unavailable(topic, f"cannot read {what} {topic}: {codes.name(code)}")
     if code == ErrorCode.unknown_topic_or_partition and waited_s >= unknown_topic_timeout_s:
-        raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
+        raise TopicNotFoundError(f"topic {topic} does not exist", topic=topic)
     if waited_s >= retry_timeout_s:
         raise _unavailable(topic, f"cannot read {what} {topic}: {codes.name(code)} for {waited_s:.0f} s")
 
 
-def _unavailable(topic: str, message: str) -> KafkaUnavailable:
-    fault = KafkaUnavailable(message)
+def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
+    fault = KafkaUnavailableError(message)
     fault.resource = f"topic {topic}"
     return fault
 
@@ -159,7 +159,7 @@ class LogOffsets:
         timeout_s: Default time-out of the methods, in seconds.
 
     Raises, from every method:
-        KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
+        KafkaUnavailableError, NotFoundError (a topic does not exist), NotAuthorizedError.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ def list_offsets(
     Waits for partitions that have no leader at the moment, or that not all brokers know yet.
 
     Raises:
-        KafkaUnavailable, NotFoundError (a topic does not exist), NotAuthorizedError.
+        KafkaUnavailableError, NotFoundError (a topic does not exist), NotAuthorizedError.
     """
     return ask_leaders(cluster, places, offsets_question(timestamp, isolation), doing, deadline)
 
@@ -272,7 +272,7 @@ def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
     Log files count as a whole, truncated records included.
 
     Raises:
-        KafkaUnavailable: The sizes cannot be read now.
+        KafkaUnavailableError: The sizes cannot be read now.
         NotAuthorizedError: Describe on the cluster is missing.
     """
     by_leader: dict[int, list[str]] = {}
@@ -295,7 +295,7 @@ def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
                     sizes[found.name] = sizes.get(found.name, 0) + sum(current)
     except (CodeError, ConnectionLostError) as exc:
         cluster.forget()
-        raise KafkaUnavailable(f"the sizes of topics cannot be read now: {exc}") from exc
+        raise KafkaUnavailableError(f"the sizes of topics cannot be read now: {exc}") from exc
     return sizes
 
 
@@ -303,4 +303,4 @@ def _check(code: ErrorCode) -> None:
     if code == ErrorCode.cluster_authorization_failed:
         raise NotAuthorizedError("not allowed to describe the log directories", resource="cluster")
     if code != ErrorCode.none:
-        raise KafkaUnavailable(f"the sizes of topics cannot be read now: {codes.name(code)}")
+        raise KafkaUnavailableError(f"the sizes of topics cannot be read now: {codes.name(code)}")

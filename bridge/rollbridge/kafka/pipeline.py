@@ -28,7 +28,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16, i32Timedelta
 
-from rollbridge.errors import CorruptDataError, KafkaUnavailable
+from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import (
     HEADER_BYTES,
@@ -39,7 +39,7 @@ from rollbridge.kafka.batches import (
     stamped_header,
 )
 from rollbridge.kafka.connection import Buffer, Connection
-from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFound
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, ask_batches
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import ask_first_offset
@@ -69,7 +69,7 @@ class ProducerFields(NamedTuple):
     epoch: int
 
 
-class PartitionRefused(Exception):
+class PartitionRefusedError(Exception):
     """Answer for one partition that ends the pipeline."""
 
     def __init__(
@@ -165,8 +165,8 @@ class Pipeline:
         """Append all batches and return their base offsets, in the order given, once every one is acknowledged.
 
         Raises:
-            PartitionRefused: A broker refused a batch; carries its code and meaning.
-            KafkaUnavailable: A broker could not be reached or was lost.
+            PartitionRefusedError: A broker refused a batch; carries its code and meaning.
+            KafkaUnavailableError: A broker could not be reached or was lost.
             CorruptDataError: One of ``batches`` is not a batch of data.
             Exception: Any error raised by iterating ``batches``.
         """
@@ -256,16 +256,16 @@ class Pipeline:
         """Receive one answer: note offsets, collect retriable failures, raise the others."""
         answer = lane.connection.receive(ProduceResponse)
         request = lane.in_flight.popleft()
-        refused: PartitionRefused | None = None
+        refused: PartitionRefusedError | None = None
         for topic in answer.responses:
             for partition in topic.partition_responses:
                 item = request.pop((topic.name, partition.index), None)
                 if item is None:
-                    raise PartitionRefused(
+                    raise PartitionRefusedError(
                         topic.name, partition.error_code, Meaning.UNKNOWN, "an answer for a partition not asked about"
                     )
                 if partition.error_code == ErrorCode.none and partition.base_offset < 0:
-                    raise PartitionRefused(
+                    raise PartitionRefusedError(
                         topic.name, partition.error_code, Meaning.UNKNOWN, "an acknowledgement without an offset"
                     )
                 if partition.error_code == ErrorCode.none:
@@ -276,12 +276,12 @@ class Pipeline:
                     continue
                 try:
                     self._judge(item, partition.error_code, partition.error_message)
-                except PartitionRefused as exc:
+                except PartitionRefusedError as exc:
                     # Fencing outranks the failures that it causes on other partitions.
                     if refused is None or exc.meaning is Meaning.FENCED:
                         refused = exc
         if request:
-            raise PartitionRefused(
+            raise PartitionRefusedError(
                 next(iter(request))[0], ErrorCode.unknown_server_error, Meaning.UNKNOWN, "no answer for this partition"
             )
         if refused is not None:
@@ -295,7 +295,7 @@ class Pipeline:
         if meaning is Meaning.REFRESH:
             self._cluster.forget_leader(item.target[0])
         elif meaning is not Meaning.RETRY:
-            raise PartitionRefused(item.target[0], code, meaning, detail, item.index)
+            raise PartitionRefusedError(item.target[0], code, meaning, detail, item.index)
         now = time.monotonic()
         failing_s = now - self._failing_since.setdefault(item.target, now)
         unknown_topic = code == ErrorCode.unknown_topic_or_partition
@@ -303,7 +303,7 @@ class Pipeline:
         if code in codes.AWAY:
             limit_s = min(limit_s, self._topic_timeout_ms(item.target[0]) / 1000)
         if failing_s >= limit_s:
-            raise PartitionRefused(
+            raise PartitionRefusedError(
                 item.target[0],
                 code,
                 Meaning.REFUSED if unknown_topic else Meaning.UNKNOWN,
@@ -451,7 +451,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
     Retries while a broker that has just started has no ids to allocate.
 
     Raises:
-        KafkaUnavailable: No broker gave one within ``timeout_s``; ask again.
+        KafkaUnavailableError: No broker gave one within ``timeout_s``; ask again.
         NotAuthorizedError: The principal may write to no topic.
     """
     request = InitProducerIdRequest(
@@ -471,7 +471,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
                 f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
             )
         if meaning not in (Meaning.RETRY, Meaning.REFRESH) or time.monotonic() >= deadline:
-            raise KafkaUnavailable(f"no broker gave a producer id: {codes.name(answer.error_code)}")
+            raise KafkaUnavailableError(f"no broker gave a producer id: {codes.name(answer.error_code)}")
         time.sleep(_PAUSE_S)
 
 
@@ -512,9 +512,9 @@ class OwnBatches:
             cluster: Cluster that no other thread uses meanwhile.
 
         Raises:
-            KafkaUnavailable: No answer, or none now; ask again.
+            KafkaUnavailableError: No answer, or none now; ask again.
             CorruptDataError: The log ends before ``end``.
-            TopicNotFound, NotAuthorizedError
+            TopicNotFoundError, NotAuthorizedError
         """
         if self._next >= self._end:
             return True
@@ -528,7 +528,7 @@ class OwnBatches:
             if header.producer_id == self._producer_id and header.base_offset < self._end:
                 self.found[header.base_sequence] = header.base_offset
         if after == self._next:
-            raise KafkaUnavailable(f"offset {self._next} of {self._topic} could not be read")
+            raise KafkaUnavailableError(f"offset {self._next} of {self._topic} could not be read")
         self._next = after
         return after >= self._end
 
@@ -567,7 +567,7 @@ class OwnBatches:
 
 def _read_error(topic: str, code: ErrorCode) -> Exception:
     if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
-        return TopicNotFound(f"topic {topic} does not exist", topic=topic)
+        return TopicNotFoundError(f"topic {topic} does not exist", topic=topic)
     if codes.meaning(codes.READ, code) is Meaning.DENIED:
         return NotAuthorizedError(f"not allowed to read topic {topic}: {codes.name(code)}", resource=f"topic {topic}")
-    return KafkaUnavailable(f"topic {topic} cannot be read now: {codes.name(code)}")
+    return KafkaUnavailableError(f"topic {topic} cannot be read now: {codes.name(code)}")

@@ -44,11 +44,11 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import TopicName
 from kio.static.primitive import Records, i16, i32, i32Timedelta
 
-from rollbridge.errors import InvalidRequestError, KafkaUnavailable
+from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import Barrier, corrupt_batch
-from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFound
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
 from rollbridge.kafka.retry import Backoff
@@ -124,7 +124,7 @@ class Sealer:
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; call again.
-            TopicNotFound, NotAuthorizedError, InvalidRequestError, KafkaUnavailable
+            TopicNotFoundError, NotAuthorizedError, InvalidRequestError, KafkaUnavailableError
         """
         names = list(dict.fromkeys(topics))
         self._away_s = inf if foreign_s is None else _AWAY_S
@@ -199,7 +199,9 @@ class Sealer:
                     case ErrorCode.corrupt_message:
                         self._waiting_for[topic] = "its new settings to reach its leader"
                     case ErrorCode.none:
-                        raise KafkaUnavailable(f"the leader of topic {topic} accepted a batch with a wrong checksum")
+                        raise KafkaUnavailableError(
+                            f"the leader of topic {topic} accepted a batch with a wrong checksum"
+                        )
                     case _:
                         self._note(topic, code)
             self._pause(pending, backoff)
@@ -230,7 +232,7 @@ class Sealer:
                 elif not pending:
                     self._barrier.close(self._left_s())
                     return
-            except KafkaUnavailable as exc:
+            except KafkaUnavailableError as exc:
                 logger.info("sealing: the barrier is put up anew: %s", exc)
                 self._cluster.forget()
                 self._barrier.forget()
@@ -319,7 +321,7 @@ class Sealer:
                 answers.update(found)
                 for topic in found:
                     self._away_since.pop(topic, None)
-            except KafkaUnavailable as exc:
+            except KafkaUnavailableError as exc:
                 for topic in names:
                     self._note_away(topic)
                     self._cluster.forget_leader(topic)
@@ -333,7 +335,7 @@ class Sealer:
     def _note(self, topic: str, code: ErrorCode) -> None:
         """Note the reason why this topic waits; raise if waiting cannot help."""
         if code == ErrorCode.unknown_topic_or_partition and time.monotonic() - self._started > _UNKNOWN_TOPIC_S:
-            raise TopicNotFound(f"cannot seal topic {topic}: it does not exist", topic=topic)
+            raise TopicNotFoundError(f"cannot seal topic {topic}: it does not exist", topic=topic)
         match codes.meaning(codes.PRODUCE, code):
             case Meaning.REFRESH | Meaning.RETRY:
                 if code in codes.AWAY:
@@ -346,7 +348,7 @@ class Sealer:
                     resource=f"topic {topic}",
                 )
             case _:
-                raise KafkaUnavailable(f"cannot seal topic {topic}: {codes.name(code)}")
+                raise KafkaUnavailableError(f"cannot seal topic {topic}: {codes.name(code)}")
 
     def _left_s(self) -> float:
         return max(0.0, self._started + self._timeout_s - time.monotonic())

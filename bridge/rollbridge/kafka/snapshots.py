@@ -50,7 +50,7 @@ def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str)
     """Return the latest record of each key that has no tombstone.
 
     Raises:
-        KafkaUnavailable, NotFoundError, NotAuthorizedError
+        KafkaUnavailableError, NotFoundError, NotAuthorizedError
     """
     found: dict[bytes, LatestRecord] = {}
     for record in read_all(bootstrap_servers, security, topic):
@@ -70,7 +70,7 @@ def read_values(
     Waits for a while for records behind another producer's open native transaction.
 
     Raises:
-        KafkaUnavailable, NotFoundError, NotAuthorizedError
+        KafkaUnavailableError, NotFoundError, NotAuthorizedError
     """
     found: dict[int, bytes | None] = dict.fromkeys(offsets)
     if not found:
@@ -96,7 +96,7 @@ def read_all(
     """Iterate over the committed records of a partition, from an offset that it holds to its present end.
 
     Raises:
-        KafkaUnavailable, NotFoundError, NotAuthorizedError
+        KafkaUnavailableError, NotFoundError, NotAuthorizedError
         CorruptDataError: While iterating: a batch does not decompress, or does not parse.
     """
     with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
@@ -210,7 +210,7 @@ class SnapshotReader:
         """Read the indexes, once.
 
         Raises:
-            KafkaUnavailable, NotAuthorizedError
+            KafkaUnavailableError, NotAuthorizedError
         """
         self._servers = bootstrap_servers, security
         self._admin = TopicAdmin(bootstrap_servers, security=security)

@@ -2,8 +2,8 @@
 
 Requests go over our own connections, within the caller's deadline. A request whose answer was lost is sent again: a
 topic that the first one created exists, and is compared; one that it deleted is gone. A definite refusal is an error of
-its own (InvalidRequestError, NotAuthorizedError, NotFoundError, ConflictError), never KafkaUnavailable, which means
-that no broker has answered yes or no.
+its own (InvalidRequestError, NotAuthorizedError, NotFoundError, ConflictError), never KafkaUnavailableError, which
+means that no broker has answered yes or no.
 
 The ``ask_to_*`` functions each send one administration request to any broker, which forwards it to the controller if
 need be; :class:`TopicAdmin` retries them and may be shared by threads.
@@ -37,7 +37,7 @@ from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import Payload
 
 from rollbridge.calls import patience_s
-from rollbridge.errors import KafkaUnavailable, RollbridgeError
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, Place, ask_leaders
@@ -75,7 +75,7 @@ class ItemResult(NamedTuple):
 def ask_to_create(
     cluster: Cluster, specs: Iterable[TopicSpec], deadline: Deadline, only_validate: bool = False
 ) -> dict[str, ItemResult]:
-    """Ask to create topics, or only to validate that; raise KafkaUnavailable if no answer comes."""
+    """Ask to create topics, or only to validate that; raise KafkaUnavailableError if no answer comes."""
     request = CreateTopicsRequest(
         topics=tuple(
             CreatableTopic(
@@ -97,7 +97,7 @@ def ask_to_create(
 def ask_to_delete(
     cluster: Cluster, topics: Iterable[str | uuid.UUID], deadline: Deadline
 ) -> dict[str | uuid.UUID, ItemResult]:
-    """Ask to delete topics by name or by id; raise KafkaUnavailable if no answer comes."""
+    """Ask to delete topics by name or by id; raise KafkaUnavailableError if no answer comes."""
     wanted = list(topics)
     request = DeleteTopicsRequest(
         topics=tuple(
@@ -120,7 +120,7 @@ def ask_to_delete(
 
 
 def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[str, str]) -> dict[str, ItemResult]:
-    """Ask to change settings of topics; raise KafkaUnavailable if no answer comes."""
+    """Ask to change settings of topics; raise KafkaUnavailableError if no answer comes."""
     configs = tuple(AlterableConfig(name=key, config_operation=i8(_SET), value=value) for key, value in config.items())
     request = IncrementalAlterConfigsRequest(
         resources=tuple(
@@ -139,7 +139,7 @@ def ask_to_describe_configs(
     """Ask for all settings of topics, or of the broker at the other end of a connection.
 
     Raises:
-        KafkaUnavailable: No answer came.
+        KafkaUnavailableError: No answer came.
     """
     request = DescribeConfigsRequest(
         resources=tuple(
@@ -208,7 +208,7 @@ class TopicAdmin:
         timeout_s: Time-out of every method, in seconds.
 
     Raises, from every method:
-        KafkaUnavailable: No answer in time. The request may have been carried out; every method may be repeated.
+        KafkaUnavailableError: No answer in time. The request may have been carried out; every method may be repeated.
         NotAuthorizedError: A permission is missing.
     """
 
@@ -427,7 +427,7 @@ class TopicAdmin:
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
                 new records already. Call again.
-            TopicNotFound: A topic does not exist.
+            TopicNotFoundError: A topic does not exist.
             InvalidRequestError: A topic has more than one partition; nothing was sealed.
         """
         names = list(dict.fromkeys(topics))
@@ -468,7 +468,7 @@ class TopicAdmin:
             if not missing:
                 return described
             if deadline.passed():
-                raise KafkaUnavailable(
+                raise KafkaUnavailableError(
                     f"topics {', '.join(missing)} were created, but no broker knows them after {deadline.timeout_s:g} s"
                 )
             backoff.sleep(deadline)
@@ -485,7 +485,7 @@ class TopicAdmin:
             if not left:
                 return
             if deadline.passed():
-                raise KafkaUnavailable(
+                raise KafkaUnavailableError(
                     f"topics {', '.join(left)} were deleted, but brokers still know them after {deadline.timeout_s:g} s"
                 )
             backoff.sleep(deadline)
@@ -526,7 +526,7 @@ def _until_answered(
     """Ask until each item has a definite answer; raise a definite refusal once the others are answered.
 
     Args:
-        ask: Asks for some items; safe to repeat, raises KafkaUnavailable if no answer comes.
+        ask: Asks for some items; safe to repeat, raises KafkaUnavailableError if no answer comes.
         doing: The attempt, with a place for the name.
         ignoring: Expected error.
         called: Returns the name of an item for messages.
@@ -542,7 +542,7 @@ def _until_answered(
         why: RollbridgeError | None = None
         try:
             answers = ask(pending)
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             answers, why = {}, fault
         again = []
         for item in pending:
@@ -561,7 +561,7 @@ def _until_answered(
         pending = again
         if pending and deadline.passed():
             names = ", ".join(sorted(map(called, pending)))
-            raise KafkaUnavailable(f"cannot {doing.format(names)} within {deadline.timeout_s:g} s: {why}") from why
+            raise KafkaUnavailableError(f"cannot {doing.format(names)} within {deadline.timeout_s:g} s: {why}") from why
         if pending:
             logger.debug("asking again to %s: %s", doing.format(called(pending[0])), why)
             backoff.sleep(deadline)

@@ -19,7 +19,7 @@ from kio.schema.metadata.v12.request import MetadataRequestTopic
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 
-from rollbridge.kafka.errors import KafkaUnavailable, is_definite, refusal
+from rollbridge.kafka.errors import KafkaUnavailableError, is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED
@@ -77,7 +77,7 @@ def view_topics(
     """Describe those of the topics that exist.
 
     Raises:
-        KafkaUnavailable: No broker that knows the cluster has answered in time.
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
         NotAuthorizedError, InvalidRequestError: A topic was refused.
     """
     request = MetadataRequest(
@@ -89,7 +89,7 @@ def view_topics(
     def ask() -> dict[str, TopicDescription]:
         answer = cluster.ask_any(request, MetadataResponse)
         if not answer.brokers:
-            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
         return {str(item.name): _description(item) for item in answer.topics if not _is_missing(item)}
 
     return _patiently(ask, timeout_s, "describe topics")
@@ -99,14 +99,14 @@ def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
     """Return the names of all topics that the caller may see.
 
     Raises:
-        KafkaUnavailable: No broker that knows the cluster has answered in time.
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
     """
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
     def ask() -> frozenset[str]:
         answer = cluster.ask_any(request, MetadataResponse)
         if not answer.brokers:
-            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
         return frozenset(str(item.name) for item in answer.topics)
 
     return _patiently(ask, timeout_s, "list topics")
@@ -116,7 +116,7 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
     """Describe the cluster.
 
     Raises:
-        KafkaUnavailable: No broker that knows it has answered in time.
+        KafkaUnavailableError: No broker that knows it has answered in time.
         NotAuthorizedError
     """
     request = DescribeClusterRequest(include_cluster_authorized_operations=True)
@@ -125,7 +125,7 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
         answer = cluster.ask_any(request, DescribeClusterResponse)
         _check(answer.error_code, "the cluster")
         if not answer.brokers:
-            raise KafkaUnavailable("the broker that was asked knows of no brokers yet")
+            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
         brokers = {int(item.broker_id): Broker(item.host, item.port) for item in answer.brokers}
         return ClusterView(answer.cluster_id, brokers, _operations(answer.cluster_authorized_operations))
 
@@ -139,9 +139,11 @@ def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
     while True:
         try:
             return ask()
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             if deadline.passed():
-                raise KafkaUnavailable(f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done") from fault
+                raise KafkaUnavailableError(
+                    f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done"
+                ) from fault
         except CodeError as fault:
             raise refusal(fault.code, doing, fault.subject) from fault
         backoff.sleep(deadline)
@@ -160,7 +162,7 @@ def _check(code: ErrorCode, subject: str) -> None:
         return
     if is_definite(code):
         raise CodeError(code, subject)
-    raise KafkaUnavailable(f"{subject}: {code.name.upper()}")
+    raise KafkaUnavailableError(f"{subject}: {code.name.upper()}")
 
 
 def _description(topic: MetadataResponseTopic) -> TopicDescription:

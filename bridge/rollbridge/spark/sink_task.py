@@ -197,7 +197,7 @@ def connection(settings: ConnectionSettings, options: ClientOptions) -> Bridge:
     """Return the connection of this process to a cluster, for the tasks that write.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailableError: no server answered in time.
+        KafkaUnavailableError, ZooKeeperUnavailableError: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     return _kept.get((settings.identity(), options), lambda: Bridge(settings, options))

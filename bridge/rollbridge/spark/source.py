@@ -78,7 +78,7 @@ class DriverConnection:
     """Connections of a source's driver to ZooKeeper and Kafka, through which nothing is ever written.
 
     Raises:
-        KafkaUnavailable, ZooKeeperUnavailableError: no server answered in time.
+        KafkaUnavailableError, ZooKeeperUnavailableError: no server answered in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
 
@@ -152,7 +152,7 @@ class StreamDriver:
 
         Raises:
             InvalidRequestError, TruncatedError: the read cannot begin there.
-            KafkaUnavailable, NotFoundError.
+            KafkaUnavailableError, NotFoundError.
         """
         history, offsets = self.view().history, self._connection.offsets
         match parse_start(self.stream, text):
@@ -170,7 +170,7 @@ class StreamDriver:
         """Return the epochs, and for their unsealed segments the offsets up to which they can be read.
 
         Raises:
-            KafkaUnavailable, NotFoundError.
+            KafkaUnavailableError, NotFoundError.
         """
         history = self.view().history
         try:
@@ -224,7 +224,7 @@ class StreamDriver:
 
         Raises:
             TruncatedError: records are missing, and ``fail`` is set.
-            KafkaUnavailable.
+            KafkaUnavailableError.
         """
         try:
             first = self._first(ranges)
@@ -386,7 +386,7 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
         """Plan to read from one front to the other.
 
         Raises:
-            StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, WrongClusterError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
             InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         settings = self._settings
@@ -414,7 +414,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     """Reader of a streaming query, in micro-batches that keep the order of every key's records across epochs.
 
     Raises, from methods that the driver calls:
-        StreamNotFoundError, KafkaUnavailable, ZooKeeperUnavailableError, WrongClusterError.
+        StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
         InvalidRequestError: the checkpoint belongs to another stream or cluster.
         TruncatedError: records that were to be read have been deleted.
     """
@@ -518,7 +518,7 @@ class CommitRuns:
             start: Offset at which to begin if nothing has been read yet; None for the beginning of the log.
 
         Raises:
-            TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError.
+            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError.
             UnavailableError: the log did not become readable for a minute.
             TruncatedError: the log ends before what was read of it.
         """

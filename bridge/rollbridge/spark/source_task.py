@@ -55,7 +55,7 @@ def read_portion(
         TruncatedError: records have been deleted, and ``fail`` is set.
         UnavailableError: nothing became readable for a minute.
         CorruptDataError: a batch or record does not parse.
-        NotAuthorizedError, KafkaUnavailable.
+        NotAuthorizedError, KafkaUnavailableError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
     reader = log_reader(connection)
@@ -140,7 +140,7 @@ def read_previews(
     """Yield the records of the transactions that are open when this begins.
 
     Raises:
-        KafkaUnavailable, NotFoundError, NotAuthorizedError.
+        KafkaUnavailableError, NotFoundError, NotAuthorizedError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
     tail = PreviewTail(connection, portion.config)

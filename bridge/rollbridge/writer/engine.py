@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from rollbridge.errors import BackpressureError, KafkaUnavailable, NotFoundError, RollbridgeError, UnavailableError
+from rollbridge.errors import BackpressureError, KafkaUnavailableError, NotFoundError, RollbridgeError, UnavailableError
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.pipeline import OwnBatches, new_producer_id
@@ -88,7 +88,7 @@ class Search:
             return False
         try:
             self._errand.take()
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             logger.info("segment %s must be read to go on, which is tried again: %s", self.lane.topic, fault)
             self.not_before = time.monotonic() + self._backoff.grow()
             return False
@@ -168,7 +168,7 @@ class PlainSender:
         """Get a producer id and start the thread.
 
         Raises:
-            KafkaUnavailable: No broker answered.
+            KafkaUnavailableError: No broker answered.
             NotAuthorizedError: The principal may write to no topic.
         """
         self.options = options

@@ -96,7 +96,7 @@ class Daemon:
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
-            KafkaUnavailable, ZooKeeperUnavailableError: no server answered at the start.
+            KafkaUnavailableError, ZooKeeperUnavailableError: no server answered at the start.
             LocalEnvironmentError: the configured address cannot be used for metrics.
         """
         with self._endpoint(), self._shown():

@@ -228,7 +228,7 @@ class Pulse:
         """Ask if the interval has passed.
 
         Raises:
-            KafkaUnavailable: no broker answers.
+            KafkaUnavailableError: no broker answers.
         """
         if time.monotonic() - self._asked >= self._every_s:
             self.ask()
@@ -237,7 +237,7 @@ class Pulse:
         """Ask now.
 
         Raises:
-            KafkaUnavailable: no broker answers.
+            KafkaUnavailableError: no broker answers.
         """
         request = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
         self._cluster.ask_any(request, MetadataResponse)

@@ -103,7 +103,7 @@ class FrameReader:
 
         Raises:
             CorruptDataError: the buffer no longer holds the frame.
-            KafkaUnavailable: no broker answered in time.
+            KafkaUnavailableError: no broker answered in time.
         """
         value = self._value(frame)
         batch = value[frame.start : frame.start + frame.size]
@@ -178,7 +178,7 @@ def read_commit_log(
 
     Raises:
         CorruptDataError: a message is no control record.
-        KafkaUnavailable: no broker answered in time.
+        KafkaUnavailableError: no broker answered in time.
     """
     return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
 
@@ -190,7 +190,7 @@ def read_orders(
 
     Raises:
         CorruptDataError: a message is no control record.
-        KafkaUnavailable: no broker answered in time.
+        KafkaUnavailableError: no broker answered in time.
     """
     numbers: dict[LineKey, int] = {}
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:

@@ -21,7 +21,7 @@ from rollbridge.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
-    KafkaUnavailable,
+    KafkaUnavailableError,
     NotFoundError,
     RollbridgeError,
 )
@@ -135,7 +135,11 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
     if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
         # Nor does a round with a segment that has no partition leader now.
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
-    if isinstance(fault, KafkaUnavailable) and isinstance(effect, _LOOKS) and is_segment_topic(_topic_of(fault) or ""):
+    if (
+        isinstance(fault, KafkaUnavailableError)
+        and isinstance(effect, _LOOKS)
+        and is_segment_topic(_topic_of(fault) or "")
+    ):
         return fx.EffectRefusedError(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
     if isinstance(effect, fx.Look | fx.ReadLate | fx.FindLate) and isinstance(fault, CorruptDataError):
         # A writer of a segment can write there what cannot be decoded. That harms only transactions with a condition on
@@ -378,7 +382,7 @@ class Interpreter:
         admin = self._keeper if effect.optional else self._admin
         try:
             return admin.mend([_spec(spec) for spec in effect.topics])
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             if not effect.optional:
                 raise
             logger.info("%s: topics could not be looked at, trying again later: %s", self._group, fault)
@@ -395,7 +399,7 @@ class Interpreter:
             self._look_at_fence(effect)
             self._keeper.delete_topics(ids)
             self._keeper.delete_topics([name for name in effect.topics if name not in ids])
-        except KafkaUnavailable as fault:
+        except KafkaUnavailableError as fault:
             logger.warning("%s: topics could not be deleted, trying again later: %s", self._group, fault)
             return False
         self._outlook.forget()
@@ -423,7 +427,7 @@ class Interpreter:
     def _end_foreign(self, effect: fx.EndForeign) -> str | None:
         try:
             end_transactions(self._foreign, effect.transactions)
-        except (KafkaUnavailable, NotAuthorizedError) as fault:
+        except (KafkaUnavailableError, NotAuthorizedError) as fault:
             logger.warning("%s: %s", self._group, fault)
             return str(fault)
         return None
@@ -542,7 +546,7 @@ class Interpreter:
         self._look_at_fence(effect)
         try:
             self._keeper.delete_records(dict(effect.before))
-        except (InvalidRequestError, KafkaUnavailable, NotFoundError) as fault:
+        except (InvalidRequestError, KafkaUnavailableError, NotFoundError) as fault:
             logger.warning("%s: records could not be deleted: %s", self._group, fault)
             return frozenset(effect.before)
         return frozenset()

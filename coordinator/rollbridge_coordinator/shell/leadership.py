@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Protocol
 
-from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailable, RollbridgeError, UnknownWriteError
+from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.batches import validate_frame
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
@@ -335,7 +335,7 @@ class Leadership(threading.Thread):
             self.is_leading = True
             with Pulse(self._settings) as pulse:
                 self._loop(interpreter, tail, group, pulse, took_s, clock)
-        except (AppendUnknownError, KafkaUnavailable):
+        except (AppendUnknownError, KafkaUnavailableError):
             self._doubts.note_unknown()
             raise
         finally:

@@ -60,7 +60,7 @@ class Outlook:
         """Carry out :class:`rollbridge_coordinator.state.effects.Look`.
 
         Raises:
-            TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError
+            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError
         """
         deadline = time.monotonic() + CONDITIONS_S
         confirmed: set[str] = set()
@@ -108,7 +108,7 @@ class LateRecords:
     """Reader of late records and of their copies; used by one thread.
 
     Raises:
-        TopicNotFound, NotAuthorizedError, KafkaUnavailable, CorruptDataError: from any method.
+        TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError: from any method.
     """
 
     def __init__(self, settings: CoordinatorSettings) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import KafkaUnavailable, RollbridgeError, ZooKeeperUnavailableError
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.tail import Tail
 from rollbridge.kafka.topics import TopicAdmin
@@ -113,7 +113,7 @@ class Standby(threading.Thread):
             try:
                 if self._tail is not None or self._begin(admin):
                     pause_s = self._follow(admin)
-            except (KafkaUnavailable, ZooKeeperUnavailableError) as fault:
+            except (KafkaUnavailableError, ZooKeeperUnavailableError) as fault:
                 logger.info("%s: a standby waits: %s", self._group, fault)
             except RollbridgeError as fault:
                 logger.info("%s: a standby begins anew: %s", self._group, fault)
