@@ -49,6 +49,7 @@ STEPS = 3_000
 DRAIN_STEPS = 8_000
 """Several times what the longest run took to come to rest; a run with a defect may never do so, and takes them all."""
 UNSEEN_FRAGILITY = 0.3
+LATE_CRASHES = 5
 FOREIGN_MS = 4_000
 """How long native transactions of others stay open."""
 LASTING_MS = 2_500
@@ -71,7 +72,7 @@ class Run:
         fragility: float = 0.0,
         unseen: AbstractSet[str] = frozenset(),
     ) -> None:
-        """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they often do."""
+        """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they soon do."""
         self.fragility = fragility
         self.unseen = unseen
         self.rng = random.Random(seed)
@@ -81,6 +82,7 @@ class Run:
         self.clock_ms = 10_000_000_000
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
+        self.late_crashes = 0
         self.appends = 0
         self.foreign: dict[int, int] = {}
         self.under_way = (b"", 0)
@@ -359,8 +361,11 @@ class Run:
         leader = self.rng.choice(self.leaders) if self.rng.random() < 0.3 else self.leaders[-1]
         try:
             place = leader.place()
-            fragility = UNSEEN_FRAGILITY if place in self.unseen and self.fragility else self.fragility
+            # Some of it is rare before everything comes to its end; that must not take for ever.
+            is_wanted = place in self.unseen and (self.fragility or self.late_crashes < LATE_CRASHES)
+            fragility = UNSEEN_FRAGILITY if is_wanted else self.fragility
             if place in MUST_CRASH_AT and self.rng.random() < fragility:
+                self.late_crashes += not self.fragility
                 self._crash(leader)
                 return
             self._surprise(leader)
