@@ -30,7 +30,7 @@ from rollbridge_coordinator.procedures import counters, takeover
 from rollbridge_coordinator.state.effects import Steps
 
 UNCOMPARED = (
-    paths.group(GROUP) + "/counter",
+    paths.counter(GROUP),
     paths.requests(GROUP),
     paths.answers(GROUP),
     paths.transactions(GROUP),
@@ -163,8 +163,9 @@ class RestoredRun(Run):
 
     def _has_only_counted(self, nodes: Mapping[str, bytes]) -> bool:
         """Whether a set-back to these nodes would show in nothing but a counter, at which its leader has looked."""
-        paths_ = nodes.keys() | self.world.nodes
-        differing = {path for path in paths_ if nodes.get(path) != self.world.nodes.get(path)} - {paths.group(GROUP)}
+        present = self.world.nodes
+        differing = {path for path in nodes.keys() | present if nodes.get(path) != present.get(path)}
+        differing.discard(paths.group(GROUP))
         counter, leader = paths.counter(GROUP), self.leaders[-1]
         return (
             counter in differing

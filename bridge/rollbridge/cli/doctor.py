@@ -75,7 +75,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
         # All groups: they share the transaction counter, and a group without a leader has noticed nothing yet.
         topics = read_topics(settings)
         names, nodes = Metadata(session).groups(), read_nodes(session)
-        names += lost_groups(settings, nodes, names)
+        names += lost_groups(settings, nodes, names, topics)
         steps = plan(nodes, gather_evidence(settings, names, topics), int(time.time() * 1000))
         if not dry_run:
             carry_out(settings, session, steps, context.tell)

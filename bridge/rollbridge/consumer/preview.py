@@ -117,7 +117,10 @@ class PreviewTail:
                 if isinstance(item, Fetched):
                     self._arrived.append(item)
                 else:
-                    self._reach(item.partition, self._go_on(item))
+                    offset = self._go_on(item)
+                    if offset != item.offset:
+                        self._follower.follow(item.partition, offset)
+                    self._reach(item.partition, offset)
         if self._arrived:
             self._open = self._arrived.popleft()
             self._records = self._open.records()
@@ -184,7 +187,6 @@ class PreviewTail:
         if trouble.resume is not None and not isinstance(fault, LogDivergedError):
             # The buffer was truncated, which only takes transactions that have ended.
             logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
-            self._follower.follow(trouble.partition, trouble.resume)
             return trouble.resume
         if not isinstance(fault, KafkaUnavailableError):
             raise fault

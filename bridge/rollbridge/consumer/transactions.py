@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -152,13 +153,13 @@ class TransactionReader:
         self._follow = follow
         self._stalled_s = stalled_s
         topic = group.commit_log_topic
-        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        begin = log_offset(offsets, group, start)
+        servers, security, client_id = settings.bootstrap_servers, settings.kafka, settings.client_name
+        with closing(LogOffsets(servers, security=security, client_id=client_id)) as offsets:
+            begin = log_offset(offsets, group, start)
+            self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
         self._next = begin
         self._arrived: deque[Fetched] = deque()
         self._records: deque[LogRecord | int] = deque()  # and behind those of a stretch, where it ends
-        self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
-        servers, security, client_id = settings.bootstrap_servers, settings.kafka, settings.client_name
         self._segments = Segments(Cluster(servers, security=security, client_id=client_id), origin, stalled_s)
         self._follower = Follower(
             servers,

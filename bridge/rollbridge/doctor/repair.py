@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rollbridge.config import ConnectionSettings
@@ -45,17 +45,16 @@ def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
 
 
 def lost_groups(
-    settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName]
+    settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName], topics: Iterable[str]
 ) -> list[GroupName]:
     """Return groups unknown to ZooKeeper that, by their journals, were led under this ZooKeeper path.
 
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     cluster = nodes.get(paths.CLUSTER)
     found = []
-    for topic in sorted(admin.list_topics()):
+    for topic in sorted(topics):
         name = group_of_terminated(topic)
         if cluster and name is not None and name not in known:
             latest = read_latest(settings.bootstrap_servers, settings.kafka, topic)
@@ -74,7 +73,7 @@ def read_topics(settings: ConnectionSettings) -> dict[str, str]:
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    admin = _admin(settings)
     return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
 
 
@@ -99,12 +98,16 @@ def carry_out(
     settings: ConnectionSettings, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
 ) -> None:
     """Carry out the planned steps, one after the other."""
-    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    admin = _admin(settings)
     for step in steps:
         tell(step.what)
         admin.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
         for batch in step.batches:
             session.multi(batch)
+
+
+def _admin(settings: ConnectionSettings) -> TopicAdmin:
+    return TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
 
 
 def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str, str]) -> GroupEvidence:
@@ -142,7 +145,7 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
 
 def _unwritten(settings: ConnectionSettings, topics: Sequence[str]) -> list[str]:
     """Return the topics that hold no record and no open native transaction; aborted records are none."""
-    admin = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+    admin = _admin(settings)
     ends = admin.end_offsets(topics)
     stable = admin.end_offsets(topics, Isolation.READ_COMMITTED)
     return [

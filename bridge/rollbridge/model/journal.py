@@ -457,10 +457,11 @@ def _clear_epochs(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
             begun[work.stream] = work.epoch
         else:
             begun.update({StreamName.parse(item.stream): item.new_active_epoch for item in work.rolls})
-    for stream in {name for _, name, _ in group.undescribed()}:
-        numbers = [int(path.rpartition("/")[2]) for path in _children(nodes, paths.epochs(stream))]
-        begun[stream] = max([begun.get(stream, -1), *numbers])  # a leader may have published it a moment ago
-    doomed = [(topic, stream) for topic, stream, epoch in group.undescribed() if epoch > begun.get(stream, -1)]
+    doomed = [
+        (topic, stream)
+        for topic, stream, epoch in group.undescribed()
+        if epoch > max(begun.get(stream, -1), _newest(nodes, stream))  # a leader may have published it a moment ago
+    ]
     for topic, stream in doomed:
         if topic not in group.unwritten:
             raise CorruptDataError(
