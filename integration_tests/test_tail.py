@@ -89,8 +89,8 @@ def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, t
     for number in range(5):
         produce(servers, topic, [b"%d" % number])
         eventually(polled(tail, found, number + 1), "it goes on")
-        for asked in list(tail._fetcher._asked.values()):
-            asked.connection._socket.shutdown(2)
+        for line in list(tail._follower._connections.values()):
+            line.connection._socket.shutdown(2)
     assert [message.value for message in found] == [b"%d" % number for number in range(5)]
 
 
@@ -193,7 +193,6 @@ def test_closing_does_not_wait_for_brokers(servers: str, topic: str) -> None:
     tail.assign({(topic, 0): 0})
     list(tail.poll(0.1))
     tail.close()
-    eventually(lambda: not tail._fetcher.is_alive(), "its thread ends")
     began = time.monotonic()
     assert list(tail.poll(5)) == []
     assert time.monotonic() - began < 4

@@ -26,13 +26,13 @@ from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchRequest, FetchResponse
+from kio.schema.fetch.v12 import FetchResponse
 
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Wanted, encode_fetch
+from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Wanted, send_fetch
 from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
@@ -268,9 +268,8 @@ class Follower:
             self._dialling.add(node)
             self._begin(partial(self._dial, node, self._brokers[node]))
             return
-        body = encode_fetch(wanted, self._wait_ms, self._isolation, self._max_bytes)
         try:
-            line.connection.send_body(FetchRequest.__api_key__, FetchRequest.__version__, (body,))
+            send_fetch(line.connection, wanted, self._wait_ms, self._isolation, self._max_bytes)
         except KafkaUnavailableError as fault:
             self._drop(node)
             self._plan.lost(node, fault, now)
