@@ -14,6 +14,7 @@ from integration_tests.clients import Site
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from rollbridge.errors import CorruptDataError
+from rollbridge.kafka import follower
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.tail import AT_ONCE, Tail, TailMessage
@@ -92,6 +93,29 @@ def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, t
         for line in list(tail._follower._connections.values()):
             line.connection._socket.shutdown(2)
     assert [message.value for message in found] == [b"%d" % number for number in range(5)]
+
+
+def test_an_answer_that_has_waited_for_its_reader_for_long_is_read(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a leader's long merge: more than a socket's buffer holds has arrived, and its deadline has passed."""
+    monkeypatch.setattr(follower, "_REQUEST_S", 1.0)
+    values = [b"%d" % (number % 10) * 100_000 for number in range(30)]
+    append(servers, topic, topic, *(small(value) for value in values))
+    found: list[TailMessage] = []
+    with closing(Tail(servers, {})) as tail:
+        tail.assign({(topic, 0): 0})
+
+        def is_asked() -> bool:
+            found.extend(tail.poll(0.0))
+            return bool(tail._follower._asked)
+
+        eventually(is_asked, "a request is in flight")
+        (line,) = tail._follower._asked.values()
+        eventually(line.connection.overdue, "its deadline has passed")
+        eventually(polled(tail, found, 31), "all is read, and the marker")
+        assert list(tail._follower._connections.values()) == [line], "by the same connection"
+    assert [message.value for message in found if message.value] == values
 
 
 def test_many_messages_come_in_portions_and_in_order(servers: str, topic: str, tail: Tail) -> None:

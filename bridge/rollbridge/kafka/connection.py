@@ -40,6 +40,8 @@ Buffer = bytes | bytearray | memoryview
 RESPONSE_BYTES_MAX: Final = 64 << 20
 # Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One idle for almost as long is
 # replaced, so that no request races with the broker's close.
+_REST_S: Final = 3.0
+"""Longest pause within an answer that has begun to arrive."""
 _IDLE_MAX_S: Final = 540.0
 _READ_BUFFER_BYTES: Final = 64 << 10
 _LENGTH: Final = struct.Struct(">i")
@@ -345,7 +347,9 @@ class Connection:
             whole = self._buffered_frame()
             if whole is not None:
                 return whole
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            # Where has_answer() has said yes, perhaps long after the answer came, the rest of it is on its way.
+            rest_s = _REST_S if self._socket.gettimeout() == 0.0 else 0.001
+            self._socket.settimeout(max(rest_s, deadline - time.monotonic()))
             head: bytes = self._reader.read(_LENGTH.size)
             if len(head) < _LENGTH.size:
                 raise self._lost("closed by the broker")
