@@ -15,6 +15,8 @@ from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, Trans
 from rollbridge.model.names import (
     TOPIC_NAME_MAX,
     GroupName,
+    Partition,
+    SegmentPlaces,
     StreamName,
     check_client_name,
     check_name,
@@ -208,3 +210,37 @@ def test_topics_that_are_no_segment_are_refused(topic: str) -> None:
 def test_names_that_do_not_follow_the_scheme_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         parse_qualified(name)
+
+
+def test_a_segment_of_a_stream_of_our_own_is_the_partition_of_its_own_topic() -> None:
+    places = SegmentPlaces(StreamName.parse("sales/orders"))
+    assert places.of(SegmentId.of(3, 2)) == ("sales.orders.segment-3.epoch-2", 0)
+
+
+def test_a_segment_of_the_first_epoch_is_a_partition_of_the_adopted_topic_and_later_ones_have_their_own() -> None:
+    places = SegmentPlaces(StreamName.parse("sales/orders"), "orders", 7)
+    assert places.of(SegmentId.of(3, 7)) == ("orders", 3)
+    assert places.of(SegmentId.of(3, 8)) == ("sales.orders.segment-3.epoch-8", 0)
+    assert places.segment_at(("orders", 3)) == SegmentId.of(3, 7)
+    assert places.segment_at(("sales.orders.segment-3.epoch-7", 0)) is None, "it lies in the adopted topic"
+
+
+@given(stream_names, segment_ids, st.sampled_from(["", "orders"]))
+def test_the_segment_at_its_place_is_the_segment(stream: StreamName, segment: SegmentId, topic: str) -> None:
+    for first_epoch in (0, segment.epoch):
+        places = SegmentPlaces(stream, topic, first_epoch)
+        assert places.segment_at(places.of(segment)) == segment
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        ("orders", 0),
+        ("sales.orders.segment-3.epoch-2", 1),
+        ("sales.returns.segment-3.epoch-2", 0),
+        ("sales.orders.segment-9999999999.epoch-0", 0),
+        ("sales.orders.transaction-buffer", 0),
+    ],
+)
+def test_what_is_no_place_of_a_stream_has_none_of_its_segments(partition: Partition) -> None:
+    assert SegmentPlaces(StreamName.parse("sales/orders")).segment_at(partition) is None

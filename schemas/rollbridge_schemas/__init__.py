@@ -63,6 +63,7 @@ class SchemaCodec:
         self.schema: Final = fastavro.parse_schema(raw)
         self._earlier: Final = _earlier_versions(raw)
         self._fill: Final = _record_filler(cast("Any", self.schema)["fields"], name)
+        self._sparse: Final = {field["name"]: field["default"] for field in raw["fields"] if field.get("sparse")}
 
     def encode(self, datum: Datum) -> bytes:
         """Avro binary of a record; missing fields take their defaults.
@@ -108,10 +109,15 @@ class SchemaCodec:
     def to_json(self, datum: Datum) -> bytes:
         """Plain JSON of a record, with its defaults filled in, in the order of the schema.
 
+        Left out are fields that the schema calls ``sparse``, while they have their defaults.
+
         Raises:
             SchemaError: the record does not fit the schema.
         """
         whole = self._complete(datum, drop_unknown=False)
+        for name, default in self._sparse.items():
+            if whole[name] == default:
+                del whole[name]
         return json.dumps(whole, ensure_ascii=False).encode()
 
     def from_json(self, raw: bytes) -> Datum:

@@ -6,6 +6,7 @@ what                            name
 segment                         topic ``scope.stream.segment-N.epoch-E``
                                 qualified ``scope/stream/N/#epoch.E``
 segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction.ID``
+segment of an adopted topic     partition N of that topic, which keeps its name: see :class:`SegmentPlaces`
 transaction buffer of a stream  topic ``scope.stream.transaction-buffer``; of one that was deleted and created again
                                 ``scope.stream.transaction-buffer.epoch-E``, where E is its first epoch
 commit log of a group           topic ``scope.group.commit-log``
@@ -24,6 +25,7 @@ Source: PDP-24, "Fully qualified segment name".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -34,9 +36,14 @@ DEFAULT_GROUP: Final = "default"
 TOPIC_NAME_MAX: Final = 249
 """Kafka's limit for a topic name, which must hold after our affixes."""
 
+Partition = tuple[str, int]
+"""A place in Kafka: topic and partition. A plain tuple, because millions are made and compared, and so that it is not
+taken for confluent-kafka's ``TopicPartition``, which has an offset as well."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 _TERMINATED: Final = "__terminated_txn_state_"
+_COMMIT_LOG: Final = ".commit-log"
 _BUFFER: Final = ".transaction-buffer"
 _SNAPSHOT: Final = ".__transaction_buffer_snapshot"
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
@@ -122,6 +129,55 @@ class StreamName:
         return f"{self.scope}/{self.stream}"
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentPlaces:
+    """Where the segments of a stream lie in Kafka: each is one partition of a topic.
+
+    A segment has a topic of its own, with that one partition, unless it began with the first epoch of a stream that
+    has adopted a topic: then it is the partition of its number there.
+
+    Attributes:
+        stream: The stream.
+        topic: The adopted topic; empty if there is none.
+        first_epoch: The epoch with which this life of the stream began.
+    """
+
+    stream: StreamName
+    topic: str = ""
+    first_epoch: int = 0
+
+    def is_adopted(self, segment: SegmentId) -> bool:
+        """Return whether a segment is a partition of the adopted topic."""
+        return bool(self.topic) and segment.epoch == self.first_epoch
+
+    def of(self, segment: SegmentId) -> Partition:
+        """Return where a segment lies."""
+        if self.is_adopted(segment):
+            return self.topic, int(segment.number)
+        return self.stream.segment_topic(segment), 0
+
+    def own_topics(self, segments: Iterable[SegmentId]) -> list[str]:
+        """Return the topics that are the stream's own to create and delete, among those of segments, in order."""
+        return sorted(self.of(segment)[0] for segment in segments if not self.is_adopted(segment))
+
+    def segment_at(self, partition: Partition) -> SegmentId | None:
+        """Return the segment that lies, or would lie, in a partition; None if none of the stream's can."""
+        topic, number = partition
+        if self.topic and topic == self.topic:
+            return SegmentId.of(number, self.first_epoch)
+        try:
+            stream, segment = parse_segment_topic(topic)
+        except InvalidNameError:
+            return None
+        return segment if stream == self.stream and self.of(segment) == partition else None
+
+
+def show_partition(partition: Partition) -> str:
+    """Return a partition for messages: the first one of a topic by the topic's name alone."""
+    topic, number = partition
+    return f"{topic}, partition {number}" if number else topic
+
+
 def snapshot_topic(scope: str) -> str:
     """Return the Kafka topic of a scope's single snapshots; no stream begins with ``__``, so no client writes to it."""
     return f"{scope}{_SNAPSHOT}"
@@ -152,6 +208,14 @@ def is_compacted_topic(topic: str) -> bool:
     return topic.startswith(_TERMINATED) or _SNAPSHOT in topic
 
 
+def is_group_topic(topic: str) -> bool:
+    """Return whether a Kafka topic is shared by a whole group: without it nothing can be decided.
+
+    No stream's segments lie in a topic with such a name, whoever has made it.
+    """
+    return topic.endswith(_COMMIT_LOG) or is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class GroupName:
     """A transaction group inside a scope: the unit of coordination."""
@@ -177,7 +241,7 @@ class GroupName:
     @property
     def commit_log_topic(self) -> str:
         """The Kafka topic of the commit log."""
-        return f"{self.scope}.{self.group}.commit-log"
+        return f"{self.scope}.{self.group}{_COMMIT_LOG}"
 
     @property
     def terminated_topic(self) -> str:

@@ -17,7 +17,7 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import NodeRecord, StoredAs
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName
 
 # Operations on nodes; a multi carries out all of its operations or none.
 
@@ -169,11 +169,22 @@ class StreamConfig(NodeRecord):
     """While it is being deleted, the admin requests that are answered when it is gone."""
     revision: int = 0
     """How often its settings have been changed."""
+    topic: str = ""
+    """The adopted topic, whose partitions are the segments of the first epoch; empty if the stream has adopted none."""
 
     @property
     def buffer_topic(self) -> str:
         """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
         return self.name.buffer_topic(self.first_epoch)
+
+    @property
+    def places(self) -> SegmentPlaces:
+        """Where its segments lie in Kafka."""
+        return SegmentPlaces(self.name, self.topic, self.first_epoch)
+
+    def place(self, segment: SegmentId) -> Partition:
+        """Return where a segment lies in Kafka."""
+        return self.places.of(segment)
 
 
 EPOCH_BYTES: Final = 700
