@@ -253,7 +253,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(
         self: SegmentLog, reader: LogReader, start: int, to: int, deadline: float, epoch: int = -1
     ) -> Iterator[Stretch]:
-        part = reader.fetch(self.topic, start) if start < to else Stretch(start, to, [], to)
+        part = self.fetch(reader, start) if start < to else Stretch(start, to, [], to)
         yield part._replace(end=to, records=[record for record in part.records if record.offset < to])
 
     monkeypatch.setattr(SegmentLog, "_read", read)

@@ -27,7 +27,7 @@ from rollbridge.model.conditions import CONDITIONS_MAX
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
 from rollbridge.model.sn import DLSN
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.outlook import Outlook
@@ -299,7 +299,9 @@ def test_records_of_others_between_own_ones_are_noticed_if_they_are_in_scope(
     produce(site.cluster.bootstrap_servers, topic, [b"mine", b"other", b"mine", b"mine"])
 
     def look(kind: Scope, key: bytes, own: tuple[Span, ...]) -> Found:
-        query = Query(stream, KeyLineage(history, 0.0), Condition(EMPTY, kind, key), None, own[0].start, own)
+        query = Query(
+            SegmentPlaces(stream), KeyLineage(history, 0.0), Condition(EMPTY, kind, key), None, own[0].start, own
+        )
         (answer,) = outlook.look([query])
         assert not isinstance(answer, Undecided)
         return answer

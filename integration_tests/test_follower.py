@@ -23,11 +23,11 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import TopicNotFoundError
-from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.names import DEFAULT_GROUP, GroupName
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, Partition
 
 Found = list[tuple[Partition, int, bytes | None]]
 

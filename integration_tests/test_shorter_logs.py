@@ -30,7 +30,7 @@ from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
 from rollbridge.spark import source, transactions
 from rollbridge.spark.columns import schema_of
 from rollbridge.spark.planning import LogOffset, StreamOffset
@@ -221,7 +221,7 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
     grow(site, [(b"other", b"lost")] * 10)
     outlook = Outlook(CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper))
     condition = Condition(first, Scope.KEY, b"k")
-    query = Query(StreamName.parse(STREAM), course, condition, since=None, end=None, own=())
+    query = Query(SegmentPlaces(StreamName.parse(STREAM)), course, condition, since=None, end=None, own=())
     assert outlook.look([query]) == [Found(first, 12)]
     cluster.cut_log(TOPIC, 4)
     grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * 7])
@@ -241,7 +241,7 @@ def test_what_is_read_for_something_else_confirms_nothing_that_is_known(site: Si
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"lost")] * 12)
     with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentLog(TOPIC, SEGMENT, 0)
+        reader, log = LogReader(brokers), SegmentLog((TOPIC, 0), SEGMENT, 0)
         lost = log.last_of(reader, b"k", 0, 12, later())
         assert lost is not None
         assert lost.sequence_id == 11
@@ -260,7 +260,7 @@ def test_what_others_append_under_later_leaders_is_read_on_from_what_is_known(si
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"known")] * 3)
     with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentLog(TOPIC, SEGMENT, 0)
+        reader, log = LogReader(brokers), SegmentLog((TOPIC, 0), SEGMENT, 0)
         log.last_of(reader, b"k", 0, 3, later())
         epoch = log.epoch
         cluster.cut_log(TOPIC, 3)  # it loses nothing, and has another leader epoch from here on

@@ -31,7 +31,7 @@ from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import SegmentPlaces, StreamName
 from rollbridge.model.pieces import FrameRef
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
@@ -225,12 +225,12 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
     assert not old.removed, "that is not known yet"
-    logs, course = StreamLogs(StreamName.parse(ledger)), KeyLineage(old, 0.5)
+    logs, course = StreamLogs(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
     deadline = time.monotonic() + PATIENCE_S
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
         assert logs.last(course, reader, 0, deadline) == ANY
-        for known in (logs, StreamLogs(StreamName.parse(ledger))):
+        for known in (logs, StreamLogs(SegmentPlaces(StreamName.parse(ledger)).of)):
             assert known.last_of(course, reader, b"k", None, 0, deadline) == ANY
             assert known.last_of(course, reader, b"k", end - 1, 0, deadline) == EMPTY, "nothing stood behind that"
 

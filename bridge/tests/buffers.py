@@ -19,7 +19,7 @@ from rollbridge.model.frames import (
     encode_abort,
 )
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import Partition
 
 STREAMS = ("s/a", "s/b", "s/c")
 

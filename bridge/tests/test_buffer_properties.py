@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bridge.tests.buffers import Message, Truth, World, fold_all, new_fold, snapshot, worlds
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.frames import PieceKey, pack_bundle, unpack_header
-from rollbridge.model.pieces import CACHED_PRICE, BufferedTransaction, Partition
+from rollbridge.model.names import Partition
+from rollbridge.model.pieces import CACHED_PRICE, BufferedTransaction
 from rollbridge.model.transaction import State
 
 SMALL = BufferLimits(

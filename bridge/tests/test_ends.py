@@ -11,8 +11,9 @@ from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, BatchHeader, parse_header
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import LogDivergedError
-from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
+from rollbridge.model.names import Partition
 
 T: Partition = ("t", 0)
 U: Partition = ("t", 1)

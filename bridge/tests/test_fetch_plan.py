@@ -16,7 +16,8 @@ from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, framed
 from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
-from rollbridge.kafka.fetch_plan import LOOK_UP_S, UNHEARD_OF_S, Fetched, FetchPlan, Partition, Range, Trouble
+from rollbridge.kafka.fetch_plan import LOOK_UP_S, UNHEARD_OF_S, Fetched, FetchPlan, Range, Trouble
+from rollbridge.model.names import Partition
 
 A, B, C = ("a", 0), ("a", 1), ("c", 0)
 ONE, TWO = 1, 2

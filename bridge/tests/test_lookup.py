@@ -13,7 +13,7 @@ from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import SegmentPlaces, StreamName
 from rollbridge.model.sn import ANY, EMPTY, SN
 from rollbridge.model.truncation import without_epochs
 
@@ -49,7 +49,7 @@ def dropped(end: int) -> EpochHistory:
 
 def asked(history: EpochHistory, reader: LogReader, place: int | None = None) -> tuple[SN, SN]:
     """The last record, and the last one of a key since a place, where the active segment is empty."""
-    logs, course = StreamLogs(STREAM), KeyLineage(history, 0.5)
+    logs, course = StreamLogs(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
     return logs.last(course, reader, 0, math.inf), logs.last_of(course, reader, KEY, place, 0, math.inf)
 
 

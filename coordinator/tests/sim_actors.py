@@ -34,8 +34,8 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import position_of_key
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.names import GroupName, Partition, StreamName
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.procedures.loop import work

@@ -16,8 +16,7 @@ from rollbridge.model import paths
 from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import StreamName, is_segment_topic, parse_segment_topic
-from rollbridge.model.pieces import FrameRef
+from rollbridge.model.names import Partition, StreamName, is_segment_topic, parse_segment_topic
 from rollbridge.model.records import CreateNode, NodeOperation, SetNode
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import LEADERLESS
@@ -141,7 +140,7 @@ class Refusals:
                 return self._deny(effect)
             case fx.AppendLate(_, copies):
                 return self._copy(effect, copies)
-            case fx.Seal(topics) if self.topic in topics:
+            case fx.Seal(places) if self.topic in (topics := [topic for topic, _ in places]):
                 if self.rng.random() < 0.5:
                     self.world.close(topics)  # it was taken to close them, but not to find out where they end
                     self.counts["closed in vain"] += 1
@@ -149,9 +148,9 @@ class Refusals:
             case fx.CreateTopics(topics) if any(self._is_full(spec.name) for spec in topics):
                 topic = next(spec.name for spec in topics if self._is_full(spec.name))
                 return fx.EffectRefusedError(effect, f"{self.full} has too many topics", code=FULL, topic=topic)
-            case fx.Look(queries) if any(self._is_away(item.stream) for item in queries):
+            case fx.Look(queries) if any(self._is_away(item.places.stream) for item in queries):
                 return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
-            case fx.Seal(topics) if self.world.away in topics:
+            case fx.Seal(places) if self.world.away in (topics := [topic for topic, _ in places]):
                 self.world.close(topics)
                 return fx.EffectRefusedError(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
             case fx.CommitRound() if self._merges() and self.rng.random() < 0.04:
@@ -164,8 +163,10 @@ class Refusals:
         may_fail = not self.is_over and not self.world.is_early
         return may_fail and self.world.acting.startswith(("merge_direct/", "roll/"))
 
-    def _copy(self, effect: fx.AppendLate, copies: Sequence[tuple[str, LateRecord]]) -> fx.EffectRefusedError | None:
-        topics = {topic for topic, _ in copies}
+    def _copy(
+        self, effect: fx.AppendLate, copies: Sequence[tuple[Partition, LateRecord]]
+    ) -> fx.EffectRefusedError | None:
+        topics = {topic for (topic, _), _ in copies}
         if self.topic in topics:
             return self._deny(effect)
         if topics and not self.is_over and self.copies.random() < COPIES_DENIED:
@@ -174,18 +175,16 @@ class Refusals:
             return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=topic)
         return None
 
-    def _merge(
-        self, effect: fx.AnyEffect, items: Sequence[tuple[str, FrameRef]], leader: int
-    ) -> fx.EffectRefusedError | None:
-        if any(topic == self.topic for topic, _ in items):
+    def _merge(self, effect: fx.AnyEffect, items: fx.Items, leader: int) -> fx.EffectRefusedError | None:
+        if any(topic == self.topic for (topic, _), _ in items):
             return self._deny(effect)
-        if any(topic == self.world.away for topic, _ in items):
+        if any(topic == self.world.away for (topic, _), _ in items):
             return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
-        for place, (topic, frame) in enumerate(items):
+        for place, ((topic, _), frame) in enumerate(items):
             batch = self.world.batch_of(frame)
             if self.world.topics[topic].sealed:  # in vain: what began with it is on nobody's record
                 self.denied.add(str(parse_segment_topic(topic)[0]))
-                places = [other for other, item in enumerate(items) if item[0] == topic]
+                places = [other for other, item in enumerate(items) if item[0][0] == topic]
                 return fx.EffectRefusedError(effect, "it is closed", code=CLOSED, topic=topic, places=places)
             if batch not in self.world.poison:
                 continue
@@ -193,7 +192,7 @@ class Refusals:
             assert len(self.frames[batch]) <= TERMS_MAX, (
                 f"a frame that is refused for good is tried for ever: {batch!r}"
             )
-            joined = [other for other, item in enumerate(items) if item[0] == topic]
+            joined = [other for other, item in enumerate(items) if item[0][0] == topic]
             places = [place] if self.rng.random() < 0.3 else joined
             return fx.EffectRefusedError(effect, "it is not valid", code="INVALID_RECORD", topic=topic, places=places)
         return None

@@ -9,9 +9,9 @@ from coordinator.tests.sim_world import World, shard
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.fences import Fences
-from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import OngoingTransactions, decode_ongoing
-from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import GroupState

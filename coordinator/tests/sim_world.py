@@ -22,7 +22,7 @@ from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName
+from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.pieces import FrameRef
 from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode, Truncation
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
@@ -96,6 +96,12 @@ class Entry:
 def shard(topic: str, partition: int) -> str:
     """The name under which a partition of a topic stands: the first one of each has the topic's own."""
     return f"{topic}#{partition}" if partition else topic
+
+
+def unshard(name: str) -> Partition:
+    """The inverse."""
+    topic, _, number = name.partition("#")
+    return topic, int(number or 0)
 
 
 @dataclass
@@ -341,8 +347,9 @@ class World:
                     self.seal_waits, self.is_early = 30, True
                 self.seal_waits -= 1
                 raise Blocked
-            case fx.Seal(names):
-                return self.seal(names, leader)
+            case fx.Seal(places):
+                ends = self.seal([shard(*item) for item in places], leader)
+                return {item: ends[shard(*item)] for item in places if shard(*item) in ends}
             case fx.MergeFrames(items):
                 return self.merge(items, leader)
             case fx.AppendControl(topic, records, beside):
@@ -363,8 +370,8 @@ class World:
                     self.end(leader, "aborted")
             case fx.MendTopics(topics):
                 return self.mend(topics)
-            case fx.AppendMessages(fx.Messages(topic, rows)):
-                return self.append_rows(topic, rows, leader)
+            case fx.AppendMessages(fx.Messages(topic, rows, number)):
+                return self.append_rows(shard(topic, number), rows, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
             case fx.EndOffsets(partitions):
@@ -377,13 +384,14 @@ class World:
                 for item, offset in before.items():
                     self.delete_records(shard(*item), offset)
                 return frozenset()
-            case fx.StableEnds(names):
-                there = [name for name in names if name in self.topics and name != self.away]
-                return {name: self.topics[name].stable_end() for name in there}
-            case fx.LookForObstacles(names):
+            case fx.StableEnds(places):
+                there = [item for item in places if shard(*item) in self.topics and item[0] != self.away]
+                return {item: self.topics[shard(*item)].stable_end() for item in there}
+            case fx.LookForObstacles(places):
+                names = [shard(*item) for item in places]
                 foreign = [(owner, native) for owner, native in self.open.items() if owner < 0]
                 known = [ForeignTransaction(name, owner, 0, 0) for owner, native in foreign for name in native.topics]
-                away = [Leaderless(name) for name in names if name == self.away]
+                away = [Leaderless(*item) for item in places if item[0] == self.away]
                 return (
                     away
                     if "waiting-seal" in self.faults
@@ -397,27 +405,31 @@ class World:
             case fx.EndForeign(transactions):
                 for one in transactions:
                     self.end_foreign(one.producer_id)
-            case fx.ReadLate(name, start, end, most):
-                late_rows = [item for item in self.topics[name].visible(start) if item[0] < end][:most]
+            case fx.ReadLate(place, start, end, most):
+                late_rows = [item for item in self.topics[shard(*place)].visible(start) if item[0] < end][:most]
                 found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]
                 return found, found[-1].offset + 1 if len(found) == most else end
             case fx.AppendLate(source, copies):
-                for topic, late in copies:
+                for place, late in copies:
                     key, value = (late.key or b"").decode(), (late.value or b"").decode()
-                    self._append(topic, Record(key, value, origin=(source, late.offset)), leader)
+                    self._append(shard(*place), Record(key, value, origin=(shard(*source), late.offset)), leader)
             case fx.FindLate(source, offset, targets):
-                logs = [self.log(name) for name in targets]
-                if any(row.origin == (source, offset) for log in logs for _, row in log.visible()):
+                logs = [self.log(shard(*item)) for item in targets]
+                if any(row.origin == (shard(*source), offset) for log in logs for _, row in log.visible()):
                     return True
                 return None if any(log.stable_end() < len(log.entries) for log in logs) else False
             case fx.Now():
                 return self.clock_ms
-            case fx.DiskBytes(names):
-                return {name: 100 * len(self.topics[name].entries) for name in names}
+            case fx.DiskBytes(places):
+                return {item: 100 * len(self.topics[shard(*item)].entries) for item in places}
             case fx.GroupCommits(groups):
                 if "deaf-retention" in self.faults:
-                    return {name: {topic: len(log.entries) for topic, log in self.topics.items()} for name in groups}
-                return {name: dict(self.commits.get(name, {})) for name in groups}
+                    read = {unshard(name): len(log.entries) for name, log in self.topics.items()}
+                    return dict.fromkeys(groups, read)
+                return {
+                    name: {unshard(topic): offset for topic, offset in self.commits.get(name, {}).items()}
+                    for name in groups
+                }
             case fx.TakeIdentity(_):
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
@@ -456,8 +468,8 @@ class World:
                 self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
             case fx.DeleteTopics(topics):
                 self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
-            case fx.Seal(topics):
-                self.execute(fx.Seal(topics[: int(len(topics) * share)]), leader)
+            case fx.Seal(places):
+                self.execute(fx.Seal(places[: int(len(places) * share)]), leader)
             case fx.MergeFrames(items):
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
             case fx.AppendTogether(items, _, topic, records, beside):
@@ -470,8 +482,8 @@ class World:
                 self.execute(fx.SendOffsets(offsets[: int(len(offsets) * share)]), leader)
             case fx.AppendLate(source, copies):
                 self.execute(fx.AppendLate(source, copies[: int(len(copies) * share)]), leader)
-            case fx.AppendMessages(fx.Messages(topic, rows)):
-                self.execute(fx.AppendMessages(fx.Messages(topic, rows[: int(len(rows) * share)])), leader)
+            case fx.AppendMessages(fx.Messages(topic, rows, number)):
+                self.execute(fx.AppendMessages(fx.Messages(topic, rows[: int(len(rows) * share)], number)), leader)
             case fx.Write(operations) if "lossy-multi" in self.faults:
                 self.execute(fx.Write(operations[: int(len(operations) * share)]), leader)
             case _:
@@ -621,10 +633,11 @@ class World:
                     self.land(append)  # it has the lock before the marker of the barrier, or is refused
             self.topics[name].sealed = True
 
-    def merge(self, items: Sequence[tuple[str, FrameRef]], leader: int) -> list[int]:
+    def merge(self, items: fx.Items, leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""
         offsets: list[int] = []
-        for topic, frame in items:
+        for place, frame in items:
+            topic = shard(*place)
             batch = self.batch_of(frame)
             if offsets:
                 self.in_between(topic)
@@ -685,7 +698,7 @@ class World:
     def look(self, query: fx.Query) -> fx.Found:
         """Look at what stands in the course of a key; blocked while something before is undecided."""
         stages = query.course.stages
-        active = self.topics[query.stream.segment_topic(stages[0].segment)]
+        active = self.topics[shard(*query.places.of(stages[0].segment))]
         end = len(active.entries) if query.end is None else query.end
         if active.stable_end() < end:
             raise Blocked
@@ -694,7 +707,7 @@ class World:
         key = query.condition.key.decode() if query.condition.scope is Scope.KEY and query.condition.key else None
         last = EMPTY
         for stage in stages:
-            name = query.stream.segment_topic(stage.segment)
+            name = shard(*query.places.of(stage.segment))
             start = self.topics[name].start if name in self.topics else stage.end or 0
             rows = self.log(name).visible()
             below = end if stage is stages[0] else stage.end or 0

@@ -195,4 +195,4 @@ def test_a_stream_that_is_not_written_is_looked_at_as_of_now() -> None:
     item = bench.commit(identifier, {(0, 0): 1}, [expects(ANY, stream=1)])
     carried = Carried(bench, item, lambda query: [fx.Found(at(3), 4)])
     (query,) = carried.looks[0]
-    assert (str(query.stream), query.end, query.own) == (PAYMENTS, None, ())
+    assert (str(query.places.stream), query.end, query.own) == (PAYMENTS, None, ())

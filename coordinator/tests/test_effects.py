@@ -27,12 +27,12 @@ def test_each_method_is_entered_for_the_effect_that_it_takes(kind: type[AnyEffec
 
 def test_a_procedure_yields_the_effect_itself_and_goes_on_with_what_it_is_sent() -> None:
     def procedure() -> Steps[int]:
-        ends = yield from fx.Seal(["t"])
-        return ends["t"] + (yield from fx.Now())
+        ends = yield from fx.Seal([("t", 0)])
+        return ends["t", 0] + (yield from fx.Now())
 
     steps = procedure()
-    assert next(steps) == fx.Seal(["t"])
-    assert steps.send({"t": 3}) == fx.Now()
+    assert next(steps) == fx.Seal([("t", 0)])
+    assert steps.send({("t", 0): 3}) == fx.Now()
     with pytest.raises(StopIteration) as end:
         steps.send(4)
     assert end.value.value == 7

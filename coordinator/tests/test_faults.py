@@ -14,7 +14,7 @@ from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import items_of, merge_direct
-from rollbridge_coordinator.procedures.refusals import Items, absorb, give_up_waiting
+from rollbridge_coordinator.procedures.refusals import absorb, give_up_waiting
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import Faults
@@ -44,7 +44,7 @@ def run(steps: Steps[Any], answer: Callable[[fx.AnyEffect], Any]) -> Any:
 class Kafka:
     """Answers what a round asks for; batches with a frame of a guilty transaction are refused."""
 
-    def __init__(self, guilty: Container[bytes] = (), owners: Sequence[bytes] = (), items: Items = ()) -> None:
+    def __init__(self, guilty: Container[bytes] = (), owners: Sequence[bytes] = (), items: fx.Items = ()) -> None:
         self.guilty = guilty
         self.owner = {id(frame): owner for (_, frame), owner in zip(items, owners, strict=True)}
         self.wrong: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Kafka:
             case fx.MergeFrames(items):
                 self.merges.append(len(items))
                 if any(self.owner[id(frame)] in self.guilty for _, frame in items):
-                    raise refusal(effect, items[0][0], range(len(items)))
+                    raise refusal(effect, items[0][0][0], range(len(items)))
                 return list(range(len(items)))
             case fx.MendTopics():
                 return self.wrong
@@ -86,6 +86,10 @@ class Round:
         self.items, self.ends = items_of(self.transactions, targets(self.group))
         self.owners = [item.id for item in self.transactions]
 
+    @property
+    def topic(self) -> str:
+        return self.items[0][0][0]
+
     def kafka(self, *guilty: int) -> Kafka:
         return Kafka({self.owners[place] for place in guilty}, self.owners, self.items)
 
@@ -104,7 +108,7 @@ class Round:
 def test_halving_finds_the_one_frame_at_fault_in_as_many_appends_as_their_number_has_bits(guilty: int) -> None:
     scene = Round(40)
     kafka = scene.kafka(guilty)
-    topic = scene.items[0][0]
+    topic = scene.topic
     assert scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), topic, range(40)))
     assert scene.aborted() == [guilty]
     assert "INVALID_RECORD" in scene.transactions[guilty].reason
@@ -117,7 +121,7 @@ def test_of_two_frames_at_fault_each_is_found_in_its_turn() -> None:
     kafka = scene.kafka(2, 5)
     for _ in range(2):
         left = [place for place in range(8) if place not in scene.aborted()]
-        refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], left)
+        refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.topic, left)
         assert scene.absorb(kafka, refused)
     assert scene.aborted() == [2, 5]
 
@@ -125,14 +129,14 @@ def test_of_two_frames_at_fault_each_is_found_in_its_turn() -> None:
 def test_a_frame_that_kafka_names_is_not_looked_for() -> None:
     scene = Round(8)
     kafka = scene.kafka(3)
-    assert scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], [3]))
+    assert scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), scene.topic, [3]))
     assert scene.aborted() == [3]
     assert not kafka.merges
 
 
 def test_a_broker_that_stumbled_has_to_stumble_again_over_the_frame_alone() -> None:
     scene = Round(4)
-    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0], [1], fx.STUMBLED)
+    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.topic, [1], fx.STUMBLED)
     assert scene.absorb(scene.kafka(1), refused)
     assert scene.aborted() == [1]
     scene = Round(4)
@@ -143,7 +147,7 @@ def test_a_broker_that_stumbled_has_to_stumble_again_over_the_frame_alone() -> N
 
 def test_a_topic_that_was_reconfigured_is_at_fault_and_no_frame() -> None:
     scene = Round(4)
-    kafka, topic = scene.kafka(), scene.items[0][0]
+    kafka, topic = scene.kafka(), scene.topic
     kafka.wrong = {topic: "max.message.bytes is 1000"}
     assert not scene.absorb(kafka, refusal(fx.MergeFrames(tuple(scene.items)), topic, range(4)))
     assert not scene.aborted()
@@ -155,7 +159,7 @@ def test_a_topic_that_was_reconfigured_is_at_fault_and_no_frame() -> None:
 
 def test_where_nothing_can_wait_the_transactions_of_the_topic_are_refused() -> None:
     scene = Round(2)
-    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.items[0][0])
+    refused = refusal(fx.MergeFrames(tuple(scene.items)), scene.topic)
     assert scene.absorb(scene.kafka(), refused, may_wait=False)
     assert scene.aborted() == [0, 1]
 
@@ -165,7 +169,7 @@ def test_what_the_commit_log_refuses_ends_the_term() -> None:
     with pytest.raises(fx.EffectRefusedError):
         scene.absorb(scene.kafka(), refusal(fx.AppendControl("log", ()), "log"))
     with pytest.raises(fx.EffectRefusedError):
-        scene.absorb(scene.kafka(), refusal(fx.Seal(("t",)), "t"))
+        scene.absorb(scene.kafka(), refusal(fx.Seal((("t", 0),)), "t"))
     assert not scene.aborted()
 
 

@@ -38,7 +38,7 @@ def test_what_is_open_at_two_looks_is_waited_for(
         assert isinstance(effect, fx.LookForObstacles)
         return found
 
-    wait = run(look_again(["topic"], before, NOW_MS), answer)
+    wait = run(look_again([("topic", 0)], before, NOW_MS), answer)
     if after is None:
         assert wait is None
     else:

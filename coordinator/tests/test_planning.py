@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.tests.makers import Bench
 from rollbridge.model.changes import Roll
 from rollbridge.model.conditions import Leaderless
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import HeldRoll, LeaderSettings, Wait
 from rollbridge_coordinator.state.planning import (
@@ -187,13 +190,24 @@ def test_a_reference_epoch_that_is_none_is_refused() -> None:
 def test_targets_are_the_active_segments_and_the_duplicates_of_a_roll() -> None:
     bench = Bench({ORDERS: 2, PAYMENTS: 1})
     bench.scale(ORDERS, [0], SPLIT)
-    topics = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3),))
-    assert topics == {
-        (ORDERS, 0, 0): "sales.orders.segment-0.epoch-2",
-        (ORDERS, 0, 1): "sales.orders.segment-1.epoch-2",
-        (PAYMENTS, 0, 0): "sales.payments.segment-0.epoch-0",
+    found = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3),))
+    assert found.places == {
+        (ORDERS, 0, 0): ("sales.orders.segment-0.epoch-2", 0),
+        (ORDERS, 0, 1): ("sales.orders.segment-1.epoch-2", 0),
+        (PAYMENTS, 0, 0): ("sales.payments.segment-0.epoch-0", 0),
     }
-    assert targets(bench.group)[ORDERS, 1, 1] == "sales.orders.segment-1.epoch-0"
+    assert found.segments["sales.orders.segment-1.epoch-2", 0] == (ORDERS, SegmentId.of(1, 2))
+    assert targets(bench.group).places[ORDERS, 1, 1] == ("sales.orders.segment-1.epoch-0", 0)
+
+
+def test_targets_of_a_stream_that_has_adopted_a_topic_are_its_partitions() -> None:
+    bench = Bench({ORDERS: 2})
+    stream = bench.group.streams[ORDERS]
+    stream.config = replace(stream.config, topic="orders")
+    found = targets(bench.group)
+    assert found.places == {(ORDERS, 0, 0): ("orders", 0), (ORDERS, 0, 1): ("orders", 1)}
+    assert found.segments == {("orders", number): (ORDERS, SegmentId.of(number, 0)) for number in (0, 1)}
+    assert bench.group.stream_of("orders") == ORDERS
 
 
 def test_a_rolling_commit_of_more_segments_than_zookeeper_takes_is_refused_before_anything_is_sealed() -> None:

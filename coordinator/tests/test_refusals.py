@@ -22,7 +22,8 @@ from rollbridge_coordinator.shell.frames import FrameFeed
 from rollbridge_coordinator.shell.interpreter import refusal
 from rollbridge_coordinator.state import effects as fx
 
-SEAL = fx.Seal(("t",))
+A, B = ("a", 0), ("b", 0)
+SEAL = fx.Seal((("t", 0),))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_what_leaves_a_doubt_is_none(fault: Exception) -> None:
     assert refusal(SEAL, fault, None) is None
 
 
-@pytest.mark.parametrize("effect", [fx.ReadLate("t", 0, 9, 9), fx.FindLate("t", 0, {"u": 0}), fx.Look(())])
+@pytest.mark.parametrize("effect", [fx.ReadLate(A, 0, 9, 9), fx.FindLate(A, 0, {B: 0}), fx.Look(())])
 def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: fx.AnyEffect) -> None:
     refused = refusal(effect, CorruptDataError("a batch of topic t does not parse"), None)
     assert refused is not None
@@ -74,9 +75,9 @@ def frame(value: bytes, count: int = 1) -> FrameRef:
 
 
 def test_a_refused_batch_names_the_frames_that_were_joined_in_it() -> None:
-    items = [("a", frame(b"1")), ("b", frame(b"2")), ("a", frame(b"3")), ("a", frame(bytes(40_000)))]
+    items = [(A, frame(b"1")), (B, frame(b"2")), (A, frame(b"3")), (A, frame(bytes(40_000)))]
     feed = FrameFeed(items, lambda _: b"")
-    topics = [topic for topic, _ in feed.batches()]
+    topics = [topic for topic, _, _ in feed.batches()]
     assert topics == ["a", "a", "b"]
     named = []
     for batch in range(4):
@@ -88,7 +89,7 @@ def test_a_refused_batch_names_the_frames_that_were_joined_in_it() -> None:
 
 
 def test_a_frame_that_is_no_batch_is_named_as_well() -> None:
-    items = [("a", frame(b"1")), ("b", frame(b"2"))]
+    items = [(A, frame(b"1")), (B, frame(b"2"))]
     broken = items[1][1].batch
     assert broken is not None
     items[1][1].batch = broken[:20]

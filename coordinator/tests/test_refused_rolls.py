@@ -167,7 +167,7 @@ def create(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
 
 def merge(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
-        return next((refused(effect, topic) for topic, _ in effect.items if DUPLICATE in topic), None)
+        return next((refused(effect, topic) for (topic, _), _ in effect.items if DUPLICATE in topic), None)
     return None
 
 
@@ -178,12 +178,17 @@ def content(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
     return fx.EffectRefusedError(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
 
 
+def seals(effect: fx.AnyEffect, name: str) -> bool:
+    """Whether an effect seals a topic with something in its name."""
+    return isinstance(effect, fx.Seal) and any(name in topic for topic, _ in effect.partitions)
+
+
 def seal_active(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
-    return refused(effect) if isinstance(effect, fx.Seal) and any(ACTIVE in item for item in effect.topics) else None
+    return refused(effect) if seals(effect, ACTIVE) else None
 
 
 def seal_duplicate(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
-    return refused(effect) if isinstance(effect, fx.Seal) and any(DUPLICATE in item for item in effect.topics) else None
+    return refused(effect) if seals(effect, DUPLICATE) else None
 
 
 class RollOnly:
@@ -194,7 +199,7 @@ class RollOnly:
 
     def __call__(self, effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.MergeFrames):
-            self.rolls = any(DUPLICATE in topic for topic, _ in effect.items)
+            self.rolls = any(DUPLICATE in topic for (topic, _), _ in effect.items)
         if not self.rolls or not isinstance(effect, self.kind):
             return None
         self.rolls = False
@@ -374,8 +379,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     scene.take_over()
 
     def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
-        wanted = isinstance(effect, fx.Seal) and any(f".{second.stream}." in item for item in effect.topics)
-        return refused(effect) if wanted else None
+        return refused(effect) if seals(effect, f".{second.stream}.") else None
 
     scene.world.refuses = guilty
     scene.until(lambda: scene.outcome(both) is not None)
@@ -403,7 +407,7 @@ def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
             and not scene.world.children(paths.suspended(GROUP))
             and -1 not in scene.world.open
         ):
-            scene.world.begin_foreign(next(item for item in effect.topics if ACTIVE in item), -1)
+            scene.world.begin_foreign(next(item for item, _ in effect.partitions if ACTIVE in item), -1)
         return None
 
     scene.world.refuses = foreign
@@ -497,7 +501,7 @@ def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: t
 
     def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.Seal) and not scene.world.children(paths.suspended(GROUP)):
-            scene.world.begin_foreign(effect.topics[0], -1)
+            scene.world.begin_foreign(effect.partitions[0][0], -1)
         return None
 
     scene.world.refuses = foreign
@@ -531,13 +535,13 @@ def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
         match effect:
             case fx.CreateTopics(topics) if kind is fx.CreateTopics:
                 names = [item.name for item in topics]
-            case fx.Seal(topics) if kind is fx.Seal:
-                names = list(topics)
+            case fx.Seal(places) if kind is fx.Seal:
+                names = [topic for topic, _ in places]
         wrong = [item for item in names if f".{ORDERS.stream}." in item and "epoch-0" not in item]
         if not wrong:
             return None
         if closes and isinstance(effect, fx.Seal):
-            scene.world.close(effect.topics)
+            scene.world.close([topic for topic, _ in effect.partitions])
         return refused(effect, wrong[0])
 
     both = begin_both(scene)
@@ -572,8 +576,8 @@ def closing(
     def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if not isinstance(effect, fx.Seal):
             return None
-        scene.world.close(effect.topics)
-        return refused(effect, effect.topics[0], code)
+        scene.world.close([topic for topic, _ in effect.partitions])
+        return refused(effect, effect.partitions[0][0], code)
 
     return guilty
 

@@ -44,10 +44,10 @@ def test_joined_frames_keep_their_order_and_every_offset_is_right(
 ) -> None:
     made = [(topic, *frame(number, values, cached)) for number, (topic, values, cached) in enumerate(rows)]
     raw = {ref.offset: batch for _, ref, batch in made}
-    feed = FrameFeed([(topic, ref) for topic, ref, _ in made], lambda ref: raw[ref.offset])
+    feed = FrameFeed([((topic, 0), ref) for topic, ref, _ in made], lambda ref: raw[ref.offset])
     logs: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
     bases = []
-    for topic, batch in feed.batches():
+    for topic, _, batch in feed.batches():
         log = logs.setdefault(topic, [])
         bases.append(len(log))
         log.extend((record.headers[0][1], record.value) for record in read_records(batch))
@@ -60,11 +60,11 @@ def test_joined_frames_keep_their_order_and_every_offset_is_right(
 
 
 def test_small_frames_of_one_topic_become_one_batch() -> None:
-    refs = [("t", frame(number, [b"v"] * 10, True)[0]) for number in range(50)]
+    refs = [(("t", 0), frame(number, [b"v"] * 10, True)[0]) for number in range(50)]
     feed = FrameFeed(refs, lambda _: b"")
     batches = list(feed.batches())
     assert len(batches) == 1
-    assert parse_header(batches[0][1]).record_count == 500
+    assert parse_header(batches[0][2]).record_count == 500
 
 
 def control(number: int, reason: str = "") -> ControlRecord:

@@ -216,10 +216,10 @@ class Run:
 
     def _surprise(self, leader: Leader) -> None:
         """One begins right before a seal, after it has been looked for them."""
-        if isinstance(leader.effect, fx.Seal) and leader.effect.topics and self.rng.random() < 0.1:
+        if isinstance(leader.effect, fx.Seal) and leader.effect.partitions and self.rng.random() < 0.1:
             owner = min(self.foreign, default=0) - 1
             self.foreign[owner] = self.clock_ms
-            self.world.begin_foreign(self.rng.choice(leader.effect.topics), owner)
+            self.world.begin_foreign(self.rng.choice(leader.effect.partitions)[0], owner)
 
     def _abort_waiting(self) -> None:
         """An administrator wants transactions to be aborted whose commits take long."""
@@ -258,7 +258,8 @@ class Run:
             return
         since_ms = self.under_way[1] - LASTING_MS
         for owner, native in self.world.open.items():
-            if owner < 0 and self.foreign[owner] < since_ms and set(native.topics) & set(leader.effect.topics):
+            sealed = {topic for topic, _ in leader.effect.partitions}
+            if owner < 0 and self.foreign[owner] < since_ms and set(native.topics) & sealed:
                 self.world.broken.append(
                     f"{leader.place()} waits for native transaction {owner}, which was open before"
                 )

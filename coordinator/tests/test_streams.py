@@ -151,7 +151,7 @@ def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(l
         assert topics.isdisjoint(lives.topics())
         topics |= lives.topics()
         for segment in stream.history.active.segments:
-            lives.world.topics[stream.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
+            lives.world.topics[stream.place_of(segment.id)[0]].entries.extend(Entry("record") for _ in range(5))
             base = stream.history.graph.sequence_bases[segment.id]
             assert base > max(numbers, default=-1)
         partitions += stream.history.graph.partitions.values()
@@ -170,7 +170,7 @@ def test_a_deletion_that_stops_anywhere_and_is_finished_by_another_leader_keeps_
     first = lives.create()
     topics = lives.topics()
     for segment in first.history.active.segments:
-        lives.world.topics[first.topic_of(segment.id)].entries.extend(Entry("record") for _ in range(5))
+        lives.world.topics[first.place_of(segment.id)[0]].entries.extend(Entry("record") for _ in range(5))
     if not lives.delete(stop_before=place):
         marked = StreamConfig.from_json(lives.world.nodes[paths.stream(ORDERS)]).state is StreamState.DELETING
         if not marked:

@@ -278,12 +278,12 @@ def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
         try:
             eventually(lambda: partitions_of(ensemble, topic)[alone].leader == -1, "its partition has no leader")
             with pytest.raises(KafkaUnavailableError, match=r"cannot read the end .*within 1 s"):
-                impatient.end([topic], Isolation.READ_UNCOMMITTED, alone)
-            waiting = pool.submit(patient.end, [topic], Isolation.READ_UNCOMMITTED, alone)
+                impatient.end([(topic, alone)], Isolation.READ_UNCOMMITTED)
+            waiting = pool.submit(lambda: patient.end([(topic, alone)], Isolation.READ_UNCOMMITTED))
         finally:
             ensemble.restart(broker)
-        assert waiting.result(120) == {topic: 0}
+        assert waiting.result(120) == {(topic, alone): 0}
     with pytest.raises(NotFoundError):
-        patient.end([topic], Isolation.READ_UNCOMMITTED, PARTITIONS)
+        patient.end([(topic, PARTITIONS)], Isolation.READ_UNCOMMITTED)
     with pytest.raises(NotFoundError):
         patient.end([f"{topic}-not"], Isolation.READ_UNCOMMITTED)

@@ -33,6 +33,7 @@ from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, Top
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.model.cas import Accepted, ConditionalWrite, Refused, Scope, Verdict, is_refuted, judge, place_of
 from rollbridge.model.lineage import KeyLineage
+from rollbridge.model.names import show_partition
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, Token
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,10 @@ class ConditionalAppend:
             alone = self._alone and not self._waiting()
             if alone and self._log.marker_expected:
                 # The broker answers as soon as the marker is there, usually before it acknowledges the append.
-                self._reader.ask(self._log.topic, self._log.end or 0, wait_ms=WAIT_MS, last_epoch=self._log.epoch)
+                topic, number = self._log.place
+                self._reader.ask(
+                    topic, self._log.end or 0, wait_ms=WAIT_MS, partition=number, last_epoch=self._log.epoch
+                )
             offset = self._append()
             self._appended = True
             behind = () if alone else self._waiting()
@@ -199,7 +203,7 @@ class ConditionalAppend:
         for request in self._requests:
             for record in request.records:
                 builder.append(request.timestamp_ms, record.key, record.value, record.headers)
-        return self._appender.append([(self._log.topic, builder.build())])[0]
+        return self._appender.append([(*self._log.place, builder.build())])[0]
 
     def _decide(self, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
         entries = self._entries
@@ -286,7 +290,7 @@ class ConditionalAppend:
         self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
     ) -> RoundResult:
         """Settle an unclear commit: initialise the transactional id, which ends it, then see what the log says."""
-        logger.info("looking into %s for what became of a commit: %s", self._log.topic, fault)
+        logger.info("looking into %s for what became of a commit: %s", show_partition(self._log.place), fault)
         operation = self._requests[0].operation
         try:
             try:

@@ -171,7 +171,7 @@ class AppendDispatcher:
     ) -> None:
         self._pool = pool
         self._shape = shape
-        self._logs = StreamLogs(shape.stream)
+        self._logs = StreamLogs(shape.place)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._lanes: dict[SegmentId, AppendQueue] = {}
@@ -509,7 +509,7 @@ class StreamAppender:
         self._reader = LogReader(
             Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         )
-        self._logs = StreamLogs(stream)
+        self._logs = StreamLogs(self.shape.place)
         self._reading = threading.Lock()
 
     @contextmanager

@@ -12,7 +12,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.paths import epochs
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
@@ -52,6 +52,10 @@ class SegmentRouter:
     def record_bytes_max(self) -> int:
         """Maximum size of a record of the stream, in bytes."""
         return self._catalog.view(self._name).config.record_bytes_max
+
+    def place(self, segment: SegmentId) -> Partition:
+        """Return the partition that a segment is."""
+        return self._catalog.view(self._name).config.place(segment)
 
     def segments(self) -> int:
         """Return the number of active segments."""

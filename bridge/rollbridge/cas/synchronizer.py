@@ -89,7 +89,7 @@ class TopicKeyLog:
         self._key = key
         self._position = position_of_key(key)
         self._timeout_s = timeout_s
-        self._logs = StreamLogs(shape.stream)
+        self._logs = StreamLogs(shape.place)
         self._read_to: tuple[DLSN, int] | None = None
         """Place where reading forwards has ended, and the leader epoch of the last batch before that."""
 
@@ -121,7 +121,7 @@ class TopicKeyLog:
                 self._note_read(stretch)
             elif epoch != NO_EPOCH and stretch.stage.end is None:
                 with self._looking_at(stretch.stage):
-                    self._reader.fetch(self._logs.of(stretch.stage).topic, stretch.start, last_epoch=epoch)
+                    self._logs.of(stretch.stage).fetch(self._reader, stretch.start, last_epoch=epoch)
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
         """Yield pointers to the entries before ``end``, newest first.
@@ -247,8 +247,7 @@ class TopicKeyLog:
             return stage.end
         return read_end_offset(
             self._cluster,
-            self._logs.of(stage).topic,
-            0,
+            *self._logs.of(stage).place,
             Isolation.READ_UNCOMMITTED,
             retry_timeout_s=self._timeout_s,
             unknown_topic_timeout_s=_UNKNOWN_TOPIC_TIMEOUT_S,

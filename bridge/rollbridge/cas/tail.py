@@ -26,7 +26,7 @@ from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretc
 from rollbridge.model.conditions import Examined, Seen
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import Partition, show_partition
 from rollbridge.model.sn import (
     ANY,
     DLSN,
@@ -57,8 +57,8 @@ def _ignore() -> None:
 class WaitedTooLongError(Exception):
     """Deadline passed while an earlier native transaction of somebody else is still open."""
 
-    def __init__(self, topic: str, offset: int, wanted: int) -> None:
-        super().__init__(f"topic {topic} is decided up to offset {offset} only, {wanted} is waited for")
+    def __init__(self, place: Partition, offset: int, wanted: int) -> None:
+        super().__init__(f"topic {show_partition(place)} is decided up to offset {offset} only, {wanted} is waited for")
         self.offset = offset
 
 
@@ -87,8 +87,8 @@ class SegmentLog:
     Methods take a reader, the offset ``to`` below which they look, and a deadline by ``time.monotonic()``.
     """
 
-    def __init__(self, topic: str, segment: SegmentId, base: int) -> None:
-        self.topic: Final = topic
+    def __init__(self, place: Partition, segment: SegmentId, base: int) -> None:
+        self.place: Final = place
         self.segment: Final = segment
         self.base: Final = base
         self.lock: Final = threading.RLock()
@@ -120,9 +120,14 @@ class SegmentLog:
             return None
         return self._examined.last if key is None else self._examined.last_of(key)
 
+    def fetch(self, reader: LogReader, offset: int, *, wait_ms: int = 0, last_epoch: int = NO_EPOCH) -> Stretch:
+        """Fetch from an offset on; see :meth:`LogReader.fetch`."""
+        topic, number = self.place
+        return reader.fetch(topic, offset, wait_ms=wait_ms, partition=number, last_epoch=last_epoch)
+
     def end_now(self, reader: LogReader) -> int:
         """Return the high watermark of a leader that knows it, unlike the one that comes with a fetch (KIP-207)."""
-        return reader.end(self.topic)
+        return reader.end(self.place[0], partition=self.place[1])
 
     def confirm(self, reader: LogReader, to: int) -> None:
         """Forget what is known up to ``to`` if it is not in the log any more.
@@ -133,7 +138,7 @@ class SegmentLog:
         if known is None or known.end != to or self.epoch == NO_EPOCH:
             return
         try:
-            self.high_watermark = reader.fetch(self.topic, to, last_epoch=self.epoch).high_watermark
+            self.high_watermark = self.fetch(reader, to, last_epoch=self.epoch).high_watermark
         except LogDivergedError as fault:
             self._forget(fault)
 
@@ -279,12 +284,12 @@ class SegmentLog:
         """
         position = start
         while position < to:
-            part = reader.fetch(self.topic, position, wait_ms=WAIT_MS, last_epoch=epoch)
+            part = self.fetch(reader, position, wait_ms=WAIT_MS, last_epoch=epoch)
             self.high_watermark = part.high_watermark
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)
             if part.end == position and time.monotonic() >= deadline:
-                raise WaitedTooLongError(self.topic, position, to)
+                raise WaitedTooLongError(self.place, position, to)
             position = part.end
             if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
                 epoch = part.epoch  # the epoch before ended where this batch stands, or earlier
@@ -302,8 +307,9 @@ class SegmentLog:
 class StreamLogs:
     """Knowledge of one writer about the segments of a stream. Safe to use from several threads."""
 
-    def __init__(self, stream: StreamName) -> None:
-        self._stream = stream
+    def __init__(self, place: Callable[[SegmentId], Partition]) -> None:
+        """Start without knowledge; ``place`` says which partition a segment is."""
+        self._place = place
         self._logs: dict[int, SegmentLog] = {}
         self._removed: set[int] = set()
         self._lock = threading.Lock()
@@ -313,7 +319,7 @@ class StreamLogs:
         with self._lock:
             found = self._logs.get(int(stage.segment))
             if found is None:
-                found = SegmentLog(self._stream.segment_topic(stage.segment), stage.segment, stage.base)
+                found = SegmentLog(self._place(stage.segment), stage.segment, stage.base)
                 self._logs[int(stage.segment)] = found
             return found
 

@@ -283,7 +283,7 @@ class CasWriter:
         if not find_operation(log, reader, token.operation, offset, offset + 1, deadline):
             return []
         # The write is decided, and its records are one batch, which a fetch returns whole.
-        end = reader.fetch(log.topic, offset).end
+        end = log.fetch(reader, offset).end
         return find_operation(log, reader, token.operation, offset, end, deadline)
 
     def _request(

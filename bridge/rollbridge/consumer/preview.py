@@ -20,13 +20,14 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavai
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
 from rollbridge.kafka.fetch import LogDivergedError
-from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import SegmentId, local_sequence
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.reading import PreviewFold, aborted_in
 from rollbridge.model.records import StreamConfig
@@ -68,13 +69,10 @@ class PreviewTail:
         hold(self, "_follower")
         try:
             with closing(LogOffsets(address, security=settings.kafka, client_id=settings.client_name)) as offsets:
-                starts = {(topic, number): offsets.first([topic], number)[topic] for number in range(partitions)}
+                starts = offsets.first([(topic, number) for number in range(partitions)])
                 # Take the log's end before reading the buffer: outcomes from there on are followed.
                 log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
-                self._unread = {
-                    (topic, number): offsets.end([topic], Isolation.READ_COMMITTED, number)[topic]
-                    for number in range(partitions)
-                }
+                self._unread = offsets.end(starts, Isolation.READ_COMMITTED)
                 self._fold = PreviewFold(_check_batch, self._learn(offsets, starts, log_end))
         except BaseException:
             self._follower.close()

@@ -38,10 +38,10 @@ from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Errand, limited
-from rollbridge.kafka.standstill import Lookout, Partition
+from rollbridge.kafka.standstill import Lookout
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start, StartLike, parse_start
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.truncation import consistent, frontier

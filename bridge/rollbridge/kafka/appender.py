@@ -40,9 +40,9 @@ from rollbridge.kafka.pipeline import (
     Pipeline,
     ProducerFields,
     ProduceSession,
-    TopicPartition,
 )
 from rollbridge.model.group_offsets import GroupMember
+from rollbridge.model.names import Partition
 
 # States: two complete tables.
 
@@ -318,7 +318,7 @@ class TransactionalAppender:
     def send_offsets(
         self,
         member: GroupMember | str,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[Partition, int],
         *,
         retry_timeout_s: float | None = None,
     ) -> None:

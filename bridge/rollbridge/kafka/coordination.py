@@ -45,6 +45,7 @@ from rollbridge.kafka.pipeline import (
     request_start,
 )
 from rollbridge.kafka.retry import Backoff
+from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -312,8 +313,8 @@ class Barrier:
         if self._producer is None:
             self._producer = self._take_over(timeout_s)
 
-    def join(self, connection: Connection, topics: Iterable[str]) -> dict[str, ErrorCode]:
-        """Have partition 0 of each topic join; return the code with which its leader refused the joining batch.
+    def join(self, connection: Connection, partitions: Iterable[Partition]) -> dict[Partition, ErrorCode]:
+        """Have partitions join; return for each the code with which its leader refused the joining batch.
 
         MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that the partition has joined.
 
@@ -325,10 +326,14 @@ class Barrier:
         connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
         batch = corrupt_batch(self._producer)
         start = request_start(self._transactional_id, _BROKER_TIMEOUT_MS)
-        items = [((topic, 0), batch[:HEADER_BYTES], batch) for topic in topics]
+        items = [(item, batch[:HEADER_BYTES], batch) for item in partitions]
         connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, produce_body(start, items))
         answer = connection.receive(ProduceResponse)
-        return {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
+        return {
+            (topic.name, item.index): item.error_code
+            for topic in answer.responses
+            for item in topic.partition_responses
+        }
 
     def close(self, timeout_s: float) -> None:
         """Abort the transaction; return when every joined partition has its marker.

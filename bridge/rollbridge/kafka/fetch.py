@@ -133,15 +133,22 @@ class LogReader:
         )
 
     def ask(
-        self, topic: str, offset: int, *, wait_ms: int, max_bytes: int = FETCH_BYTES, last_epoch: int = NO_EPOCH
+        self,
+        topic: str,
+        offset: int,
+        *,
+        wait_ms: int,
+        partition: int = 0,
+        max_bytes: int = FETCH_BYTES,
+        last_epoch: int = NO_EPOCH,
     ) -> None:
         """Send the request of a later :meth:`fetch` now, so that the broker works on it meanwhile.
 
         If no fetch of this offset follows, the answer is lost with its connection. The fetch also reports any fault.
         """
         try:
-            connection = self._cluster.connection(self._cluster.leader(topic, 0))
-            wanted = Wanted(topic, 0, offset, last_epoch)
+            connection = self._cluster.connection(self._cluster.leader(topic, partition))
+            wanted = Wanted(topic, partition, offset, last_epoch)
             send_fetch(connection, [wanted], wait_ms, Isolation.READ_COMMITTED, max_bytes)
         except (CodeError, KafkaUnavailableError) as fault:
             logger.debug("topic %s is not asked in advance: %s", topic, fault)

@@ -26,10 +26,9 @@ from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundEr
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
 from rollbridge.kafka.retry import Backoff, limited
+from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))
-
-Partition = tuple[str, int]
 
 LOOK_UP_S: Final = 30.0
 """Interval between leader look-ups without a complaint: a leader cut off from the others may not know that it was

@@ -33,10 +33,11 @@ from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Wanted, send_fetch
-from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Partition, Range, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Range, Trouble
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
 from rollbridge.kafka.retry import Deadline, limited
+from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 

@@ -1,4 +1,4 @@
-"""Native transactions of other producers: find those that are open on topics, and abort them.
+"""Native transactions of other producers: find those that are open on partitions, and abort them.
 
 A transaction that its coordinator knows is aborted by taking over its transactional id: it ends as a whole, and its
 owner is fenced at its next request. A transaction that no coordinator knows hangs; its marker is written past the
@@ -28,8 +28,10 @@ from rollbridge.kafka import errors as codes
 from rollbridge.kafka.coordination import Coordination, RequestRefusedError
 from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
+from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.views import view_cluster
 from rollbridge.model.conditions import ForeignTransaction, Leaderless, Obstacle
+from rollbridge.model.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
 
@@ -38,51 +40,57 @@ _END_S: Final = 10.0
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
-def obstacles(cluster: Cluster, topics: Iterable[str]) -> list[Obstacle]:
-    """Return the obstacles to sealing partition 0 of topics now.
+def obstacles(cluster: Cluster, partitions: Iterable[Partition]) -> list[Obstacle]:
+    """Return the obstacles to sealing partitions now.
 
-    These are the native transactions open there, with their transactional ids, and unreachable leaders. Topics that do
+    These are the native transactions open there, with their transactional ids, and unreachable leaders. Those that do
     not exist, or whose producers brokers do not tell us, are left out.
     """
     found: list[ForeignTransaction] = []
     away: list[Leaderless] = []
 
-    def note(topic: str, fault: CodeError | KafkaUnavailableError | ErrorCode) -> None:
-        cluster.forget_leader(topic)
+    def note(partition: Partition, fault: CodeError | KafkaUnavailableError | ErrorCode) -> None:
+        cluster.forget_leader(partition[0])
         code = fault if isinstance(fault, ErrorCode) else fault.code if isinstance(fault, CodeError) else None
         is_away = code is None or codes.meaning(codes.READ, code) in (Meaning.REFRESH, Meaning.RETRY)
         if is_away and code is not ErrorCode.unknown_topic_or_partition:
-            away.append(Leaderless(topic))
+            away.append(Leaderless(*partition))
         # The caller that waits for an unavailable leader logs it, once a minute.
         level = logging.DEBUG if is_away else logging.INFO
-        logger.log(level, "the producers of topic %s are not told now: %s", topic, fault if code is None else code.name)
+        name, why = show_partition(partition), fault if code is None else code.name
+        logger.log(level, "the producers of topic %s are not told now: %s", name, why)
 
-    leaders: dict[NodeId, list[str]] = {}
-    for topic in topics:
+    leaders: dict[NodeId, list[Partition]] = {}
+    for place in partitions:
         try:
-            leaders.setdefault(cluster.leader(topic, 0), []).append(topic)
+            leaders.setdefault(cluster.leader(*place), []).append(place)
         except (CodeError, KafkaUnavailableError) as fault:
-            note(topic, fault)
+            note(place, fault)
     for node, led in leaders.items():
-        asked = tuple(TopicRequest(name=TopicName(name), partition_indexes=(i32(0),)) for name in led)
+        asked = tuple(
+            TopicRequest(name=TopicName(topic), partition_indexes=tuple(map(i32, numbers)))
+            for topic, numbers in by_topic(led).items()
+        )
         try:
             answer = cluster.connection(node).call(DescribeProducersRequest(topics=asked), DescribeProducersResponse)
         except (CodeError, KafkaUnavailableError) as fault:
-            for name in led:
-                note(name, fault)
+            for place in led:
+                note(place, fault)
             continue
-        for item in answer.topics:
-            [partition] = item.partitions
+        told = ((str(topic.name), partition) for topic in answer.topics for partition in topic.partitions)
+        for name, partition in told:
+            place = name, int(partition.partition_index)
             if partition.error_code != ErrorCode.none:
-                note(item.name, partition.error_code)
+                note(place, partition.error_code)
                 continue
             found += [
                 ForeignTransaction(
-                    item.name,
+                    name,
                     producer.producer_id,
                     producer.producer_epoch,
                     producer.current_txn_start_offset,
                     producer.coordinator_epoch,
+                    partition=place[1],
                 )
                 for producer in partition.active_producers
                 if producer.current_txn_start_offset >= 0
@@ -121,7 +129,7 @@ def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> N
 
 
 def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
-    topic = WritableTxnMarkerTopic(name=TopicName(item.topic), partition_indexes=(i32(0),))
+    topic = WritableTxnMarkerTopic(name=TopicName(item.topic), partition_indexes=(i32(item.partition),))
     marker = WritableTxnMarker(
         producer_id=ProducerId(item.producer_id),
         producer_epoch=i16(item.producer_epoch),
@@ -130,7 +138,7 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
         coordinator_epoch=i32(max(item.coordinator_epoch, 0)),
     )
     try:
-        connection = cluster.connection(cluster.leader(item.topic, 0))
+        connection = cluster.connection(cluster.leader(item.topic, item.partition))
     except CodeError as fault:
         raise KafkaUnavailableError(f"the native transaction of {item} could not be ended: {fault}") from fault
     answer = connection.call(WriteTxnMarkersRequest(markers=(marker,)), WriteTxnMarkersResponse)

@@ -24,9 +24,10 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import ask_coordinator
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
-from rollbridge.kafka.pipeline import ProducerFields, ProduceSession, TopicPartition
+from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.group_offsets import GroupMember
+from rollbridge.model.names import Partition
 
 T = TypeVar("T")
 
@@ -203,7 +204,7 @@ def send_group_offsets(
     session: ProduceSession,
     producer: ProducerFields,
     member: GroupMember,
-    offsets: Mapping[TopicPartition, int],
+    offsets: Mapping[Partition, int],
     *,
     retry_timeout_s: float,
 ) -> None:

@@ -32,6 +32,7 @@ from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
 from rollbridge.kafka.retry import Backoff, Deadline
+from rollbridge.model.names import Partition
 from rollbridge.security.kafka import Security
 
 logger = logging.getLogger(__name__)
@@ -403,8 +404,6 @@ def _close_all(clusters: list[Cluster]) -> None:
 # safe to repeat. One look-up covers all topics; each leader gets one request, and all work on theirs at the same time.
 
 T = TypeVar("T")
-Place = tuple[str, int]
-"""A topic and the number of a partition."""
 
 _UNHEARD_OF_S: Final = 0.2
 """Time for which brokers may deny that a topic exists: not all learn at once of a new one."""
@@ -415,24 +414,24 @@ _NOT_THERE_YET_S: Final = 5.0
 class LeaderQuestion(NamedTuple):
     """Question to a leader: builds the request for some of its partitions, and reads the answer."""
 
-    request: Callable[[list[Place]], Payload]
+    request: Callable[[list[Partition]], Payload]
     response_type: type[Payload]
-    answers: Callable[[Payload], Iterable[tuple[Place, ErrorCode, int]]]
+    answers: Callable[[Payload], Iterable[tuple[Partition, ErrorCode, int]]]
 
 
 class LeaderAnswers(NamedTuple):
     """Result of asking once: values, refusals, and lost connections."""
 
-    found: dict[Place, int]
-    refused: dict[Place, tuple[ErrorCode, bool]]
+    found: dict[Partition, int]
+    refused: dict[Partition, tuple[ErrorCode, bool]]
     """Error code, and whether the leader itself gave it."""
-    lost: dict[Place, KafkaUnavailableError]
+    lost: dict[Partition, KafkaUnavailableError]
 
 
-def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion) -> LeaderAnswers:
+def ask_once(cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion) -> LeaderAnswers:
     """Ask the leader of each place once; raise KafkaUnavailableError only if no broker answers the look-up."""
     result = LeaderAnswers({}, {}, {})
-    by_leader: dict[NodeId, list[Place]] = {}
+    by_leader: dict[NodeId, list[Partition]] = {}
     wanted = sorted(set(places))
     unknown = cluster.learn({topic for topic, _ in wanted})
     for place in wanted:
@@ -442,7 +441,7 @@ def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion
             by_leader.setdefault(cluster.leader(*place), []).append(place)
         except CodeError as fault:
             result.refused[place] = fault.code, False
-    asked: list[tuple[Connection, list[Place]]] = []
+    asked: list[tuple[Connection, list[Partition]]] = []
     for node, led in by_leader.items():
         try:
             connection = cluster.connection(node)
@@ -463,15 +462,15 @@ def ask_once(cluster: Cluster, places: Iterable[Place], question: LeaderQuestion
     return result
 
 
-def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Place], fault: KafkaUnavailableError) -> None:
+def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Partition], fault: KafkaUnavailableError) -> None:
     for place in places:
         cluster.forget_leader(place[0])
         result.lost[place] = fault
 
 
 def ask_leaders(
-    cluster: Cluster, places: Iterable[Place], question: LeaderQuestion, doing: str, deadline: Deadline
-) -> dict[Place, int]:
+    cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion, doing: str, deadline: Deadline
+) -> dict[Partition, int]:
     """Return the answer of each place's leader.
 
     Waits for partitions that have no leader at the moment, or that not all brokers know yet.
@@ -484,7 +483,7 @@ def ask_leaders(
         KafkaUnavailableError: Not all have answered before the deadline.
     """
     pending = set(places)
-    found: dict[Place, int] = {}
+    found: dict[Partition, int] = {}
     backoff = Backoff()
     started = time.monotonic()
     while pending:

@@ -25,8 +25,9 @@ from rollbridge.calls import patience_s
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
-from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, Place, ask_leaders
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.retry import Backoff, Deadline
+from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +147,17 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
     return fault
 
 
-# Offsets of many topics, of partition 0 by default.
+# Offsets of many partitions; a topic's name stands for its first one.
 
 _NONE: Final = -1
 _TIMEOUT_S: Final = 30.0
 
 
+P = TypeVar("P", str, Partition)
+
+
 class LogOffsets:
-    """Client for offsets of one partition of each topic. Thread-safe.
+    """Client for offsets of partitions; a topic's name stands for its first one. Thread-safe.
 
     Args:
         timeout_s: Default time-out of the methods, in seconds.
@@ -177,54 +181,50 @@ class LogOffsets:
         """Close the connections; the next request opens others."""
         self._clusters.close()
 
-    def first(self, topics: Iterable[str], partition: int = 0, *, timeout_s: float | None = None) -> dict[str, int]:
+    def first(self, places: Iterable[P], *, timeout_s: float | None = None) -> dict[P, int]:
         """Return the offset of the first record that was not deleted."""
-        return self._ask(topics, partition, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
+        return self._ask(places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
 
-    def end(
-        self, topics: Iterable[str], isolation: Isolation, partition: int = 0, *, timeout_s: float | None = None
-    ) -> dict[str, int]:
+    def end(self, places: Iterable[P], isolation: Isolation, *, timeout_s: float | None = None) -> dict[P, int]:
         """Return the high watermark, or the last stable offset for ``READ_COMMITTED``."""
-        return self._ask(topics, partition, LATEST, isolation, "read the end", timeout_s)
+        return self._ask(places, LATEST, isolation, "read the end", timeout_s)
 
-    def since_or_end(self, topics: Iterable[str], ms: int) -> dict[str, int]:
+    def since_or_end(self, places: Iterable[P], ms: int) -> dict[P, int]:
         """Return the offset of the first record with this timestamp or a later one, else the last stable offset.
 
         The ends are read first: a record written in between would otherwise lie below the returned end although its
         timestamp is later than ``ms``.
         """
-        wanted = list(topics)
+        wanted = list(places)
         ends = self.end(wanted, Isolation.READ_COMMITTED)
         found = self.since(wanted, ms)
-        return {topic: ends[topic] if (offset := found[topic]) is None else offset for topic in wanted}
+        return {place: ends[place] if (offset := found[place]) is None else offset for place in wanted}
 
-    def since(self, topics: Iterable[str], ms: int, *, timeout_s: float | None = None) -> dict[str, int | None]:
+    def since(self, places: Iterable[P], ms: int, *, timeout_s: float | None = None) -> dict[P, int | None]:
         """Return the offset of the first record with this timestamp or a later one; None if there is none.
 
         Such a record may be written before a later request for the end.
         """
-        found = self._ask(topics, 0, ms, Isolation.READ_COMMITTED, "read the offset of a time", timeout_s)
-        return {topic: None if offset == _NONE else offset for topic, offset in found.items()}
+        found = self._ask(places, ms, Isolation.READ_COMMITTED, "read the offset of a time", timeout_s)
+        return {place: None if offset == _NONE else offset for place, offset in found.items()}
 
     def _ask(
-        self,
-        topics: Iterable[str],
-        partition: int,
-        timestamp: int,
-        isolation: Isolation,
-        doing: str,
-        timeout_s: float | None,
-    ) -> dict[str, int]:
-        places = [(topic, partition) for topic in topics]
+        self, places: Iterable[P], timestamp: int, isolation: Isolation, doing: str, timeout_s: float | None
+    ) -> dict[P, int]:
+        keys = {_address(place): place for place in places}
         deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
         with self._clusters.borrow(deadline) as cluster:
-            found = list_offsets(cluster, places, timestamp, isolation, doing, deadline)
-        return {topic: offset for (topic, _), offset in found.items()}
+            found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
+        return {keys[partition]: offset for partition, offset in found.items()}
+
+
+def _address(place: str | Partition) -> Partition:
+    return (place, 0) if isinstance(place, str) else place
 
 
 def list_offsets(
-    cluster: Cluster, places: Iterable[Place], timestamp: int, isolation: Isolation, doing: str, deadline: Deadline
-) -> dict[Place, int]:
+    cluster: Cluster, places: Iterable[Partition], timestamp: int, isolation: Isolation, doing: str, deadline: Deadline
+) -> dict[Partition, int]:
     """Return the offset of a time (in ms), of ``LATEST`` or of ``EARLIEST`` in each topic and partition.
 
     Waits for partitions that have no leader at the moment, or that not all brokers know yet.
@@ -241,23 +241,33 @@ def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion:
 
 
 def offsets_request(
-    timestamp: int, isolation: Isolation, places: Iterable[Place], replica: int = CLIENT
+    timestamp: int, isolation: Isolation, places: Iterable[Partition], replica: int = CLIENT
 ) -> ListOffsetsRequest:
     """Return the request for the offset of a time, or of an end, in partitions of one leader."""
-    by_topic: dict[str, list[ListOffsetsPartition]] = {}
-    for topic, partition in places:
-        asked = ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))
-        by_topic.setdefault(topic, []).append(asked)
     return ListOffsetsRequest(
         replica_id=BrokerId(replica),
         isolation_level=i8(isolation.value),
         topics=tuple(
-            ListOffsetsTopic(name=TopicName(topic), partitions=tuple(asked)) for topic, asked in by_topic.items()
+            ListOffsetsTopic(
+                name=TopicName(topic),
+                partitions=tuple(
+                    ListOffsetsPartition(partition_index=i32(number), timestamp=i64(timestamp)) for number in numbers
+                ),
+            )
+            for topic, numbers in by_topic(places).items()
         ),
     )
 
 
-def _answers(answer: Payload) -> Iterable[tuple[Place, ErrorCode, int]]:
+def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    """Return the numbers of partitions by their topics, as requests name them."""
+    found: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        found.setdefault(topic, []).append(number)
+    return found
+
+
+def _answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
     for topic in cast(ListOffsetsResponse, answer).topics:
         for partition in topic.partitions:
             yield (str(topic.name), int(partition.partition_index)), partition.error_code, int(partition.offset)
@@ -266,8 +276,8 @@ def _answers(answer: Payload) -> Iterable[tuple[Place, ErrorCode, int]]:
 # Disk usage: DescribeLogDirs, which librdkafka lacks.
 
 
-def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
-    """Return the bytes on disk of partition 0 of each topic at its leader, leaving out topics that do not exist.
+def leader_bytes(cluster: Cluster, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the bytes on disk of each partition at its leader, leaving out those that do not exist.
 
     Log files count as a whole, truncated records included.
 
@@ -275,24 +285,29 @@ def leader_bytes(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
         KafkaUnavailableError: The sizes cannot be read now.
         NotAuthorizedError: Describe on the cluster is missing.
     """
-    by_leader: dict[int, list[str]] = {}
-    sizes: dict[str, int] = {}
+    by_leader: dict[int, list[Partition]] = {}
+    sizes: dict[Partition, int] = {}
     try:
-        for topic in topics:
+        for partition in partitions:
             try:
-                by_leader.setdefault(cluster.leader(topic, 0), []).append(topic)
+                by_leader.setdefault(cluster.leader(*partition), []).append(partition)
             except CodeError as exc:
                 if exc.code != ErrorCode.unknown_topic_or_partition:
                     raise
-        for node, names in by_leader.items():
-            asked = tuple(DescribableLogDirTopic(topic=TopicName(name), partitions=(i32(0),)) for name in names)
+        for node, led in by_leader.items():
+            asked = tuple(
+                DescribableLogDirTopic(topic=TopicName(topic), partitions=tuple(map(i32, numbers)))
+                for topic, numbers in by_topic(led).items()
+            )
             answer = cluster.connection(node).call(DescribeLogDirsRequest(topics=asked), DescribeLogDirsResponse)
             _check(answer.error_code)
             for directory in answer.results:
                 _check(directory.error_code)
                 for found in directory.topics:
-                    current = [item.partition_size for item in found.partitions if not item.is_future_key]
-                    sizes[found.name] = sizes.get(found.name, 0) + sum(current)
+                    for item in found.partitions:
+                        if not item.is_future_key:
+                            place = str(found.name), int(item.partition_index)
+                            sizes[place] = sizes.get(place, 0) + item.partition_size
     except (CodeError, ConnectionLostError) as exc:
         cluster.forget()
         raise KafkaUnavailableError(f"the sizes of topics cannot be read now: {exc}") from exc

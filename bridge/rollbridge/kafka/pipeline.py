@@ -43,6 +43,7 @@ from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedE
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, ask_batches
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import ask_first_offset
+from rollbridge.model.names import Partition
 
 PRODUCE_KEY: Final = 0
 PRODUCE_VERSION: Final = 12
@@ -58,7 +59,6 @@ _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
 
 Addressed = tuple[str, RawBatch] | tuple[str, int, RawBatch]
-TopicPartition = tuple[str, int]
 
 
 class ProducerFields(NamedTuple):
@@ -87,7 +87,7 @@ class _Stamped:
     """Stamped batch; ``index`` is its place in the order given, ``header`` replaces its first 61 bytes."""
 
     index: int
-    target: TopicPartition
+    target: Partition
     header: bytes
     batch: RawBatch
 
@@ -101,9 +101,9 @@ class _Lane:
     """Queue of one leader: the request being filled and those in flight."""
 
     connection: Connection
-    filling: dict[TopicPartition, _Stamped] = field(default_factory=dict)
+    filling: dict[Partition, _Stamped] = field(default_factory=dict)
     filling_bytes: int = 0
-    in_flight: deque[dict[TopicPartition, _Stamped]] = field(default_factory=deque)
+    in_flight: deque[dict[Partition, _Stamped]] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class ProduceSession:
     failure would otherwise get the rest of the transaction, and its commit.
     """
 
-    sequences: dict[TopicPartition, int] = field(default_factory=dict)
+    sequences: dict[Partition, int] = field(default_factory=dict)
     connections: dict[NodeId, Connection] = field(default_factory=dict)
     joined: bool = False
 
@@ -155,7 +155,7 @@ class Pipeline:
         self._offsets: list[int] = []
         self._again: deque[_Stamped] = deque()
         self._failed: dict[int, tuple[_Stamped, ErrorCode]] = {}
-        self._failing_since: dict[TopicPartition, float] = {}
+        self._failing_since: dict[Partition, float] = {}
         self._catching_up = False
         self._backoff_s = 0.0
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
@@ -199,7 +199,7 @@ class Pipeline:
     def _stamped(self, batches: Iterable[Addressed]) -> Iterator[_Stamped]:
         sequences = self._session.sequences
         for index, addressed in enumerate(batches):
-            target: TopicPartition
+            target: Partition
             if len(addressed) == 2:
                 target, batch = (addressed[0], 0), addressed[1]
             else:
@@ -248,7 +248,7 @@ class Pipeline:
         lane.in_flight.append(request)
         lane.connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, self._body(request))
 
-    def _body(self, request: dict[TopicPartition, _Stamped]) -> list[Buffer]:
+    def _body(self, request: dict[Partition, _Stamped]) -> list[Buffer]:
         """Encode Produce v12 around the batches, which are not copied."""
         return produce_body(self._request_start, [(item.target, item.header, item.batch) for item in request.values()])
 
@@ -357,7 +357,7 @@ def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes
     return _uvarint(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
 
 
-def produce_body(start: bytes, items: Iterable[tuple[TopicPartition, bytes, RawBatch]]) -> list[Buffer]:
+def produce_body(start: bytes, items: Iterable[tuple[Partition, bytes, RawBatch]]) -> list[Buffer]:
     """Return the body of Produce v12: ``start``, then the batches, given as partition, new header and whole batch."""
     topics: dict[str, list[tuple[int, bytes, RawBatch]]] = {}
     for (topic, partition), header, batch in items:

@@ -24,6 +24,8 @@ gzip, which is not checked again: if it passed the first check and got the lock 
 the end. Nothing can rule that out, so leaders check behind ends for a while
 (``coordinator/rollbridge_coordinator/procedures/late.py``).
 
+The settings are a topic's, so all of its partitions are closed together; each has an end, and a leader, of its own.
+
 All of this must happen under one leader of the partition, since another one may learn of the settings later: sealing
 restarts if the leader epoch at the end differs from that at the beginning.
 """
@@ -50,8 +52,9 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import Barrier, corrupt_batch
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
-from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
+from rollbridge.kafka.offsets import CLIENT, LATEST, by_topic, offsets_request
 from rollbridge.kafka.retry import Backoff
+from rollbridge.model.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +83,13 @@ class EndOfLog(NamedTuple):
 
 
 _NOWHERE: Final = EndOfLog(-1, -1)
-Answers = Mapping[str, tuple[ErrorCode, EndOfLog]]
+Answers = Mapping[Partition, tuple[ErrorCode, EndOfLog]]
 
 _PROBE: Final = Records(corrupt_batch())
 
 
 class Sealer:
-    """Sealer of topics of one partition each. Used once, not thread-safe."""
+    """Sealer of whole topics, by their partitions. Used once, not thread-safe."""
 
     def __init__(
         self,
@@ -111,64 +114,70 @@ class Sealer:
         self._timeout_s = timeout_s
         self._barrier = Barrier(cluster, transactional_id)
         self._started = time.monotonic()
-        self._waiting_for: dict[str, str] = {}
-        self._away_since: dict[str, float] = {}
+        self._waiting_for: dict[Partition, str] = {}
+        self._away_since: dict[Partition, float] = {}
         self._away_s = inf
 
-    def seal(self, topics: Iterable[str], foreign_s: float | None = None) -> dict[str, int]:
-        """Seal ``topics`` and return their end offsets: no record will be at or after them, only markers.
+    def seal(self, partitions: Iterable[Partition], foreign_s: float | None = None) -> dict[Partition, int]:
+        """Seal ``partitions`` and return their end offsets: no record will be at or after them, only markers.
 
-        The module docstring names the exception for batches compressed with gzip. Each topic must have exactly one
-        partition. Topics on which native transactions stay open for longer than ``foreign_s`` are closed, but left out
-        of the result. With that bound, unavailable leaders are waited for only a few seconds.
+        The module docstring names the exception for batches compressed with gzip. All partitions of a topic must be
+        given. Those on which native transactions stay open for longer than ``foreign_s`` are closed, but left out of
+        the result. With that bound, unavailable leaders are waited for only a few seconds.
 
         Raises:
-            SealTimeoutError: Some topics could not be sealed in time; call again.
+            SealTimeoutError: Some partitions could not be sealed in time; call again.
             TopicNotFoundError, NotAuthorizedError, InvalidRequestError, KafkaUnavailableError
         """
-        names = list(dict.fromkeys(topics))
+        wanted = list(dict.fromkeys(partitions))
         self._away_s = inf if foreign_s is None else _AWAY_S
-        self._require_single_partitions(names)
-        self._configure(names, SEALED)
-        ends: dict[str, int] = {}
-        held: set[str] = set()
-        while len(ends) + len(held) < len(names):
-            places = self._await_in_force([name for name in names if name not in ends and name not in held])
+        self._require_whole_topics(wanted)
+        self._configure(dict.fromkeys(topic for topic, _ in wanted), SEALED)
+        ends: dict[Partition, int] = {}
+        held: set[Partition] = set()
+        while len(ends) + len(held) < len(wanted):
+            places = self._await_in_force([item for item in wanted if item not in ends and item not in held])
             self._pass_barrier(places)
             settled, open_ones = self._await_ends(places, foreign_s)
             ends.update(settled)
             held |= open_ones
-        for topic, end in ends.items():
-            logger.info("topic %s is sealed at offset %d", topic, end)
-        for topic in sorted(held):
-            logger.info("topic %s is closed, but not sealed yet: it waits for %s", topic, self._waiting_for[topic])
+        for item, end in ends.items():
+            logger.info("topic %s is sealed at offset %d", show_partition(item), end)
+        for item in sorted(held):
+            why = self._waiting_for[item]
+            logger.info("topic %s is closed, but not sealed yet: it waits for %s", show_partition(item), why)
         return ends
 
-    def _require_single_partitions(self, topics: Iterable[str]) -> None:
-        """Refuse topics of several partitions, which would be sealed at different times, before any change."""
-        pending = set(topics)
+    def _require_whole_topics(self, partitions: Iterable[Partition]) -> None:
+        """Refuse topics with other partitions, which would be closed without an end, before any change."""
+        pending = set(partitions)
+        given: dict[str, int] = {}
+        for topic, _ in pending:
+            given[topic] = given.get(topic, 0) + 1
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
-            for topic in sorted(pending):
+            for item in sorted(pending):
+                topic, number = item
                 try:
-                    self._cluster.leader(topic, 0)
+                    self._cluster.leader(topic, number)
                 except CodeError as exc:
-                    self._note(topic, exc.code)
+                    self._note(item, exc.code)
                     continue
-                if self._cluster.partition_count(topic) != 1:
-                    fault = InvalidRequestError(f"cannot seal topic {topic}: it has more than one partition")
+                if self._cluster.partition_count(topic) != given[topic]:
+                    wanted = "one partition" if given[topic] == 1 else f"the {given[topic]} partitions to be sealed"
+                    fault = InvalidRequestError(f"cannot seal topic {topic}: it has more than {wanted}")
                     fault.resource = f"topic {topic}"
                     raise fault
-                pending.discard(topic)
+                pending.discard(item)
             self._pause(pending, backoff)
 
-    def _await_in_force(self, topics: Iterable[str]) -> dict[str, EndOfLog]:
+    def _await_in_force(self, partitions: Iterable[Partition]) -> dict[Partition, EndOfLog]:
         """Wait until every leader refuses batches larger than a marker; return the ends of the logs shortly before.
 
         The leader epoch is read before the probe is sent, so if it is unchanged later, the probe was answered under it.
         """
 
-        def ask(connection: Connection, names: list[str]) -> Answers:
+        def ask(connection: Connection, asked: list[Partition]) -> Answers:
             answer = connection.call(
                 ProduceRequest(
                     transactional_id=None,
@@ -176,57 +185,63 @@ class Sealer:
                     timeout=i32Timedelta.parse(timedelta(seconds=5)),
                     topic_data=tuple(
                         TopicProduceData(
-                            name=TopicName(name),
-                            partition_data=(PartitionProduceData(index=i32(0), records=_PROBE),),
+                            name=TopicName(topic),
+                            partition_data=tuple(
+                                PartitionProduceData(index=i32(number), records=_PROBE) for number in numbers
+                            ),
                         )
-                        for name in names
+                        for topic, numbers in by_topic(asked).items()
                     ),
                 ),
                 ProduceResponse,
             )
-            return {topic.name: (topic.partition_responses[0].error_code, _NOWHERE) for topic in answer.responses}
+            return {
+                (topic.name, item.index): (item.error_code, _NOWHERE)
+                for topic in answer.responses
+                for item in topic.partition_responses
+            }
 
-        pending = set(topics)
-        confirmed: dict[str, EndOfLog] = {}
+        pending = set(partitions)
+        confirmed: dict[Partition, EndOfLog] = {}
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             places = self._list_offsets(pending, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
-            for topic, (code, _) in self._ask_leaders(places, ask).items():
+            for item, (code, _) in self._ask_leaders(places, ask).items():
                 match code:
                     case ErrorCode.message_too_large:
-                        pending.discard(topic)
-                        confirmed[topic] = places[topic]
+                        pending.discard(item)
+                        confirmed[item] = places[item]
                     case ErrorCode.corrupt_message:
-                        self._waiting_for[topic] = "its new settings to reach its leader"
+                        self._waiting_for[item] = "its new settings to reach its leader"
                     case ErrorCode.none:
                         raise KafkaUnavailableError(
-                            f"the leader of topic {topic} accepted a batch with a wrong checksum"
+                            f"the leader of topic {show_partition(item)} accepted a batch with a wrong checksum"
                         )
                     case _:
-                        self._note(topic, code)
+                        self._note(item, code)
             self._pause(pending, backoff)
         return confirmed
 
-    def _pass_barrier(self, topics: Iterable[str]) -> None:
-        """Have a marker written to each topic, behind every append that held its log's lock."""
-        pending = set(topics)
-        joined: set[str] = set()
+    def _pass_barrier(self, partitions: Iterable[Partition]) -> None:
+        """Have a marker written to each partition, behind every append that held its log's lock."""
+        pending = set(partitions)
+        joined: set[Partition] = set()
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
                 self._barrier.open(self._left_s())
-                for topic, (code, _) in self._ask_leaders(pending, self._join).items():
+                for item, (code, _) in self._ask_leaders(pending, self._join).items():
                     match code:
                         case ErrorCode.message_too_large | ErrorCode.corrupt_message:
                             # CORRUPT_MESSAGE comes from a new leader without the settings: the epoch will differ.
-                            pending.discard(topic)
-                            joined.add(topic)
+                            pending.discard(item)
+                            joined.add(item)
                         case ErrorCode.concurrent_transactions:
-                            self._waiting_for[topic] = "markers of an earlier seal to be written"
+                            self._waiting_for[item] = "markers of an earlier seal to be written"
                         case _ if codes.meaning(codes.PRODUCE, code) in (Meaning.FENCED, Meaning.EXPIRED):
                             self._barrier.forget()
                         case _:
-                            self._note(topic, code)
+                            self._note(item, code)
                 if not self._barrier.is_open:
                     pending, joined = pending | joined, set()
                 elif not pending:
@@ -237,111 +252,116 @@ class Sealer:
                 self._cluster.forget()
                 self._barrier.forget()
                 pending, joined = pending | joined, set()
-                for topic in pending:
-                    self._waiting_for[topic] = f"a marker to be written ({exc})"
+                for item in pending:
+                    self._waiting_for[item] = f"a marker to be written ({exc})"
             self._pause(pending, backoff)
 
-    def _join(self, connection: Connection, names: list[str]) -> Answers:
-        return {name: (code, _NOWHERE) for name, code in self._barrier.join(connection, names).items()}
+    def _join(self, connection: Connection, asked: list[Partition]) -> Answers:
+        return {item: (code, _NOWHERE) for item, code in self._barrier.join(connection, asked).items()}
 
     def _await_ends(
-        self, before: Mapping[str, EndOfLog], foreign_s: float | None
-    ) -> tuple[dict[str, int], frozenset[str]]:
-        """Return the end offsets of topics without open native transactions, and the topics that keep one too long.
+        self, before: Mapping[Partition, EndOfLog], foreign_s: float | None
+    ) -> tuple[dict[Partition, int], frozenset[Partition]]:
+        """Return the ends of partitions without open native transactions, and the partitions that keep one too long.
 
-        Topics whose leader has changed are in neither. The end is behind the marker, so it is beyond that in
+        Those whose leader has changed are in neither. The end is behind the marker, so it is beyond that in
         ``before``. A broker that does not know yet that it was replaced as the leader cannot report such an end: its
         last stable offset does not move.
         """
         pending = set(before)
-        settled: dict[str, int] = {}
+        settled: dict[Partition, int] = {}
         give_up_at = float("inf") if foreign_s is None else time.monotonic() + foreign_s
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             is_over = time.monotonic() >= give_up_at
-            held: set[str] = set()
-            for topic, (stable, end) in self._ends(pending).items():
-                if end.leader_epoch != before[topic].leader_epoch:
-                    logger.info("topic %s has another leader than when sealing it began: again", topic)
-                    self._waiting_for[topic] = "its new leader"
-                    pending.discard(topic)
+            held: set[Partition] = set()
+            for item, (stable, end) in self._ends(pending).items():
+                if end.leader_epoch != before[item].leader_epoch:
+                    logger.info("topic %s has another leader than when sealing it began: again", show_partition(item))
+                    self._waiting_for[item] = "its new leader"
+                    pending.discard(item)
                 elif stable.offset != end.offset:
-                    held.add(topic)
-                    self._waiting_for[topic] = (
+                    held.add(item)
+                    self._waiting_for[item] = (
                         f"a native transaction to end (last stable offset {stable.offset}, end offset {end.offset})"
                     )
-                elif end.offset <= before[topic].offset:
-                    self._waiting_for[topic] = "its leader to tell of a marker"
-                    self._cluster.forget_leader(topic)
+                elif end.offset <= before[item].offset:
+                    self._waiting_for[item] = "its leader to tell of a marker"
+                    self._cluster.forget_leader(item[0])
                 else:
-                    settled[topic] = end.offset
+                    settled[item] = end.offset
             pending.difference_update(settled)
             if is_over and pending == held:
                 return settled, frozenset(held)
             self._pause(pending, backoff)
         return settled, frozenset()
 
-    def _ends(self, topics: Iterable[str]) -> dict[str, tuple[EndOfLog, EndOfLog]]:
-        """Return (last stable offset, log end offset) of each topic whose leader answered; the end is read last."""
-        stable = self._list_offsets(topics, CLIENT, Isolation.READ_COMMITTED)
+    def _ends(self, partitions: Iterable[Partition]) -> dict[Partition, tuple[EndOfLog, EndOfLog]]:
+        """Return (last stable offset, log end offset) of each one whose leader answered; the end is read last."""
+        stable = self._list_offsets(partitions, CLIENT, Isolation.READ_COMMITTED)
         ends = self._list_offsets(stable, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
-        return {topic: (stable[topic], end) for topic, end in ends.items()}
+        return {item: (stable[item], end) for item, end in ends.items()}
 
-    def _list_offsets(self, topics: Iterable[str], replica: int, isolation: Isolation) -> dict[str, EndOfLog]:
-        def ask(connection: Connection, names: list[str]) -> Answers:
-            answer = connection.call(
-                offsets_request(LATEST, isolation, [(name, 0) for name in names], replica),
-                ListOffsetsResponse,
-            )
-            found = {topic.name: topic.partitions[0] for topic in answer.topics}
-            return {name: (item.error_code, EndOfLog(item.leader_epoch, item.offset)) for name, item in found.items()}
+    def _list_offsets(
+        self, partitions: Iterable[Partition], replica: int, isolation: Isolation
+    ) -> dict[Partition, EndOfLog]:
+        def ask(connection: Connection, asked: list[Partition]) -> Answers:
+            answer = connection.call(offsets_request(LATEST, isolation, asked, replica), ListOffsetsResponse)
+            return {
+                (topic.name, item.partition_index): (item.error_code, EndOfLog(item.leader_epoch, item.offset))
+                for topic in answer.topics
+                for item in topic.partitions
+            }
 
         found = {}
-        for topic, (code, place) in self._ask_leaders(topics, ask).items():
+        for item, (code, place) in self._ask_leaders(partitions, ask).items():
             if code == ErrorCode.none:
-                found[topic] = place
+                found[item] = place
             elif code == ErrorCode.offset_not_available:
-                self._waiting_for[topic] = "its new leader to know how far its log is replicated"
+                self._waiting_for[item] = "its new leader to know how far its log is replicated"
             else:
-                self._note(topic, code)
+                self._note(item, code)
         return found
 
-    def _ask_leaders(self, topics: Iterable[str], ask: Callable[[Connection, list[str]], Answers]) -> Answers:
-        """Send one request to each leader; topics whose leader does not answer now are missing from the result."""
-        by_leader: dict[NodeId, list[str]] = {}
-        for topic in sorted(topics):
+    def _ask_leaders(
+        self, partitions: Iterable[Partition], ask: Callable[[Connection, list[Partition]], Answers]
+    ) -> Answers:
+        """Send one request to each leader; partitions whose leader does not answer now are missing from the result."""
+        by_leader: dict[NodeId, list[Partition]] = {}
+        for item in sorted(partitions):
             try:
-                by_leader.setdefault(self._cluster.leader(topic, 0), []).append(topic)
+                by_leader.setdefault(self._cluster.leader(*item), []).append(item)
             except CodeError as exc:
-                self._note(topic, exc.code)
-        answers: dict[str, tuple[ErrorCode, EndOfLog]] = {}
-        for node, names in by_leader.items():
+                self._note(item, exc.code)
+        answers: dict[Partition, tuple[ErrorCode, EndOfLog]] = {}
+        for node, asked in by_leader.items():
             try:
-                found = ask(self._cluster.connection(node), names)
+                found = ask(self._cluster.connection(node), asked)
                 answers.update(found)
-                for topic in found:
-                    self._away_since.pop(topic, None)
+                for item in found:
+                    self._away_since.pop(item, None)
             except KafkaUnavailableError as exc:
-                for topic in names:
-                    self._note_away(topic)
-                    self._cluster.forget_leader(topic)
-                    if self._left_s() or topic not in self._waiting_for:  # else our own deadline cut it short
-                        self._waiting_for[topic] = f"its leader to answer ({exc})"
+                for item in asked:
+                    self._note_away(item)
+                    self._cluster.forget_leader(item[0])
+                    if self._left_s() or item not in self._waiting_for:  # else our own deadline cut it short
+                        self._waiting_for[item] = f"its leader to answer ({exc})"
         return answers
 
-    def _note_away(self, topic: str) -> None:
-        self._away_since.setdefault(topic, time.monotonic())
+    def _note_away(self, partition: Partition) -> None:
+        self._away_since.setdefault(partition, time.monotonic())
 
-    def _note(self, topic: str, code: ErrorCode) -> None:
-        """Note the reason why this topic waits; raise if waiting cannot help."""
+    def _note(self, partition: Partition, code: ErrorCode) -> None:
+        """Note the reason why this partition waits; raise if waiting cannot help."""
+        topic, _ = partition
         if code == ErrorCode.unknown_topic_or_partition and time.monotonic() - self._started > _UNKNOWN_TOPIC_S:
             raise TopicNotFoundError(f"cannot seal topic {topic}: it does not exist", topic=topic)
         match codes.meaning(codes.PRODUCE, code):
             case Meaning.REFRESH | Meaning.RETRY:
                 if code in codes.AWAY:
-                    self._note_away(topic)
+                    self._note_away(partition)
                 self._cluster.forget_leader(topic)
-                self._waiting_for[topic] = f"its leader to recover from {codes.name(code)}"
+                self._waiting_for[partition] = f"its leader to recover from {codes.name(code)}"
             case Meaning.DENIED:
                 raise NotAuthorizedError(
                     f"cannot seal topic {topic}: {codes.name(code)} (needed: Write and Describe)",
@@ -353,18 +373,18 @@ class Sealer:
     def _left_s(self) -> float:
         return max(0.0, self._started + self._timeout_s - time.monotonic())
 
-    def _pause(self, pending: Iterable[str], backoff: Backoff) -> None:
-        """Sleep before the next attempt if topics are pending."""
-        left = {topic: self._waiting_for.get(topic, "its leader to answer") for topic in sorted(pending)}
+    def _pause(self, pending: Iterable[Partition], backoff: Backoff) -> None:
+        """Sleep before the next attempt if partitions are pending."""
+        left = {item: self._waiting_for.get(item, "its leader to answer") for item in sorted(pending)}
         if not left:
             return
         now = time.monotonic()
         waited_s = now - self._started
-        away_s = max((now - self._away_since[topic] for topic in left if topic in self._away_since), default=0.0)
+        away_s = max((now - self._away_since[item] for item in left if item in self._away_since), default=0.0)
         if waited_s >= self._timeout_s or away_s >= self._away_s:
-            reasons = "; ".join(f"{topic} waits for {reason}" for topic, reason in left.items())
+            reasons = "; ".join(f"{show_partition(item)} waits for {reason}" for item, reason in left.items())
             raise SealTimeoutError(
                 f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",
-                topics=left,
+                topics={topic: reason for (topic, _), reason in left.items()},
             )
         time.sleep(backoff.grow())

@@ -23,9 +23,8 @@ from rollbridge.kafka.retry import Backoff, Deadline, limited
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
-from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
-from rollbridge.model.pieces import Partition
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.snapshots import Choice, Snapshot, choose, index_keys, segment_of
 
@@ -110,7 +109,8 @@ def read_all(
 
 
 def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
-    return offsets.end([topic], Isolation.READ_COMMITTED, partition, timeout_s=_TIMEOUT_S)[topic]
+    place = topic, partition
+    return offsets.end([place], Isolation.READ_COMMITTED, timeout_s=_TIMEOUT_S)[place]
 
 
 def _follower(bootstrap_servers: str, security: Mapping[str, str]) -> Follower:

@@ -16,13 +16,12 @@ from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Clusters, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, offsets_question
 from rollbridge.kafka.retry import Deadline, Errand
+from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """Interval between checks; a stall is noticed at the second one."""
-
-Partition = tuple[str, int]
 
 
 class Standstill:

@@ -22,10 +22,11 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import iterate_any_records
 from rollbridge.kafka.fetch import NO_EPOCH
-from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.retry import limited
+from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 

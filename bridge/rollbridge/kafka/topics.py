@@ -40,11 +40,12 @@ from rollbridge.calls import patience_s
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, Place, ask_leaders
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
+from rollbridge.model.names import Partition
 
 # Administration requests, sent once.
 
@@ -158,10 +159,10 @@ def ask_to_describe_configs(
     return answers, configs
 
 
-def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> LeaderQuestion:
+def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion:
     """Return the question to delete records below given offsets; its answers are the new first offsets."""
 
-    def request(places: list[Place]) -> DeleteRecordsRequest:
+    def request(places: list[Partition]) -> DeleteRecordsRequest:
         by_topic: dict[str, list[DeleteRecordsPartition]] = {}
         for topic, partition in places:
             asked = DeleteRecordsPartition(partition_index=i32(partition), offset=i64(before[topic, partition]))
@@ -171,7 +172,7 @@ def delete_records_question(before: Mapping[Place, int], deadline: Deadline) -> 
         )
         return DeleteRecordsRequest(topics=tuple(topics), timeout=_left(deadline))
 
-    def answers(answer: Payload) -> Iterable[tuple[Place, ErrorCode, int]]:
+    def answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
         for topic in cast(DeleteRecordsResponse, answer).topics:
             for partition in topic.partitions:
                 place = str(topic.name), int(partition.partition_index)
@@ -192,7 +193,8 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K")
 
 # A topic or, where it has several partitions, one of them; a bare name means partition 0.
-PartitionLike = str | tuple[str, int]
+PartitionLike = str | Partition
+P = TypeVar("P", str, Partition, PartitionLike)
 
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
@@ -406,36 +408,36 @@ class TopicAdmin:
 
     def seal(
         self,
-        topics: Iterable[str],
+        topics: Iterable[P],
         *,
         timeout_s: float = 60.0,
         transactional_id: str = SEALING_ID,
         foreign_s: float | None = None,
-    ) -> dict[str, int]:
-        """Close topics to every writer and return their end offsets; see :mod:`rollbridge.kafka.seal`.
+    ) -> dict[P, int]:
+        """Close topics to every writer and return the ends of their partitions; see :mod:`rollbridge.kafka.seal`.
 
-        No record will be at or after its topic's end offset; markers of native transactions may, so that sealing again
-        returns a later one. May be called again at any point.
+        No record will be at or after its partition's end offset; markers of native transactions may, so that sealing
+        again returns a later one. May be called again at any point.
 
         Args:
-            topics: Topics of one partition each.
+            topics: Topics of one partition each, or all partitions of topics of several.
             timeout_s: Time-out in seconds.
             transactional_id: Transactional id for the markers that define the ends.
             foreign_s: Time for which to wait for other producers' open native transactions, once topics are closed;
-                topics on which some stay open are left out. None waits until the time-out.
+                partitions on which some stay open are left out. None waits until the time-out.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
                 new records already. Call again.
             TopicNotFoundError: A topic does not exist.
-            InvalidRequestError: A topic has more than one partition; nothing was sealed.
+            InvalidRequestError: A topic has more partitions than were given; nothing was sealed.
         """
-        names = list(dict.fromkeys(topics))
-        if not names:
+        keys = {_address(partition): partition for partition in topics}
+        if not keys:
             return {}
         with self._cluster(Deadline(timeout_s)) as cluster:
             sealer = Sealer(cluster, self.set_topic_config, transactional_id=transactional_id, timeout_s=timeout_s)
-            return sealer.seal(names, foreign_s)
+            return {keys[place]: end for place, end in sealer.seal(keys, foreign_s).items()}
 
     def closed(self, topics: Iterable[str]) -> frozenset[str]:
         """Return the existing topics that are closed to writers, which is the first step of sealing."""

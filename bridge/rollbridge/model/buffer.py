@@ -47,6 +47,7 @@ from rollbridge.model.frames import (
     unpack_header,
 )
 from rollbridge.model.ids import BEGUN_TWICE, OWNER_PART
+from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransaction
 from rollbridge.model.options import GIB, MIB
 from rollbridge.model.pieces import (
@@ -60,7 +61,6 @@ from rollbridge.model.pieces import (
     BufferedTransaction,
     FrameRef,
     LateBegin,
-    Partition,
     begin_price,
     late_price,
     manifest_price,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from rollbridge.model.cas import Condition
 from rollbridge.model.keyspace import position_of
+from rollbridge.model.names import show_partition
 from rollbridge.model.sn import SN
 
 CONDITIONS_MAX: Final = 1_000
@@ -149,7 +150,7 @@ NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ForeignTransaction:
-    """A native transaction that is open on a topic; no topic can be sealed before it has ended.
+    """A native transaction that is open on a partition, which cannot be sealed before it has ended.
 
     Attributes:
         topic: The topic.
@@ -157,6 +158,7 @@ class ForeignTransaction:
         start_offset: Where its first record stands.
         coordinator_epoch: Of the transaction coordinator that wrote its last marker there; -1 if none did.
         transactional_id: Its id; empty if no transaction coordinator knows it, or tells us.
+        partition: Which partition of the topic.
     """
 
     topic: str
@@ -165,23 +167,25 @@ class ForeignTransaction:
     start_offset: int
     coordinator_epoch: int = -1
     transactional_id: str = ""
+    partition: int = 0
 
     def __str__(self) -> str:
         name = f"transactional id {self.transactional_id}" if self.transactional_id else "no known transactional id"
         return (
-            f"producer {self.producer_id}, epoch {self.producer_epoch}, {name}, open on {self.topic} since offset "
-            f"{self.start_offset}"
+            f"producer {self.producer_id}, epoch {self.producer_epoch}, {name}, open on "
+            f"{show_partition((self.topic, self.partition))} since offset {self.start_offset}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Leaderless:
-    """A topic whose leader cannot be reached now; where its log ends is told by nobody else."""
+    """A partition whose leader cannot be reached now; where its log ends is told by nobody else."""
 
     topic: str
+    partition: int = 0
 
     def __str__(self) -> str:
-        return f"the leader of topic {self.topic}, which cannot be reached"
+        return f"the leader of topic {show_partition((self.topic, self.partition))}, which cannot be reached"
 
 
 Obstacle = ForeignTransaction | Leaderless

@@ -8,6 +8,7 @@ from typing import Annotated, Final, NamedTuple
 
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.mapper import StoredAs
+from rollbridge.model.names import Partition
 from rollbridge_schemas import Datum
 
 GROUP_CHARACTERS_MAX: Final = 1_000
@@ -17,8 +18,6 @@ PARTITIONS_MAX: Final = 10_000
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
 
-TopicPartition = tuple[str, int]
-
 
 def _by_topic(group: GroupOffsets) -> Datum:
     topics: dict[str, list[Datum]] = {}
@@ -27,7 +26,7 @@ def _by_topic(group: GroupOffsets) -> Datum:
     return {"topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()]}
 
 
-def _offsets_of(datum: Datum) -> dict[TopicPartition, int]:
+def _offsets_of(datum: Datum) -> dict[Partition, int]:
     return {
         (topic["topic"], entry["partition"]): entry["offset"]
         for topic in datum["topics"]
@@ -60,7 +59,7 @@ class GroupOffsets:
     """
 
     group_id: Annotated[str, StoredAs(fields=("group",))]
-    offsets: Annotated[Mapping[TopicPartition, int], StoredAs(write=_by_topic, read=_offsets_of)] = field(hash=False)
+    offsets: Annotated[Mapping[Partition, int], StoredAs(write=_by_topic, read=_offsets_of)] = field(hash=False)
     generation: int = -1
     member_id: Annotated[str, StoredAs(fields=("member",))] = ""
     instance_id: Annotated[str | None, StoredAs(fields=("instance",))] = None

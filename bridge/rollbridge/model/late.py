@@ -14,9 +14,10 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.mapper import NodeRecord, StoredAs
+from rollbridge.model.names import Partition
 
 LATE_HEADER: Final = "rollbridge-late"
-"""Header of a copy: topic and offset of the late record, as ``TOPIC@OFFSET``."""
+"""Header of a copy, which names the late record; see :func:`origin`."""
 
 NOTED_MAX: Final = 2_000
 """Limit on segments whose late records are noted, newest first: a ZooKeeper node holds 1 MiB."""
@@ -32,6 +33,12 @@ class LateRecord:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def origin(partition: Partition, offset: int) -> bytes:
+    """Return the header value of a copy: ``TOPIC@OFFSET``, or ``TOPIC:PARTITION@OFFSET`` beyond the first partition."""
+    topic, number = partition
+    return f"{topic}:{number}@{offset}".encode() if number else f"{topic}@{offset}".encode()
 
 
 @dataclass(frozen=True, slots=True)

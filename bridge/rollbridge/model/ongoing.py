@@ -18,8 +18,8 @@ from typing import Annotated, Final
 from rollbridge.model.frames import BeginFrame, PieceKey
 from rollbridge.model.ids import COUNT_MAX
 from rollbridge.model.mapper import Mapper, StoredAs
-from rollbridge.model.names import parse_buffer_topic
-from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
+from rollbridge.model.names import Partition, parse_buffer_topic
+from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames
 from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 from rollbridge_schemas import Datum
 

@@ -29,12 +29,10 @@ from rollbridge.model.control import is_too_scattered, scattered_reason
 from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
+from rollbridge.model.names import Partition
 from rollbridge.model.transaction import State
 
 # Held frames.
-
-Partition = tuple[str, int]
-"""Topic and partition of a buffer."""
 
 _WORDS: Final = 4
 _HALF_BITS: Final = 32
@@ -231,7 +229,7 @@ class ChosenFrames(Sequence[FrameRef]):
         return self._frames[self._places[index]]
 
 
-__all__ = ["NO_FRAMES", "BufferedTransaction", "FrameRef", "HeldFrames", "LateBegin", "Partition"]
+__all__ = ["NO_FRAMES", "BufferedTransaction", "FrameRef", "HeldFrames", "LateBegin"]
 
 # Prices: bytes of memory, objects included, that each thing a client can write makes a fold hold. Measured with
 # tracemalloc on CPython 3.11, 64 bits, and rounded up; ``bridge/tests/test_prices.py`` measures them again. They do not

@@ -23,7 +23,8 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError, StreamRecreatedError, TruncatedError
 from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames, Partition
+from rollbridge.model.names import Partition
+from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames
 from rollbridge.model.sn import LONG_MAX
 from rollbridge.model.transaction import State
 

@@ -28,7 +28,7 @@ import rollbridge_schemas
 from rollbridge.model.avro import encode_long
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.mapper import Mapper, StoredAs
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import Partition
 from rollbridge_schemas import Datum
 
 VERSION: Final = 1

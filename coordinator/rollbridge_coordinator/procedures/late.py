@@ -20,6 +20,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
+from rollbridge.model.names import Partition, show_partition
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.procedures.retention import save
 from rollbridge_coordinator.state.effects import (
@@ -53,7 +54,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     due = group.watch.due(now_ms)
     if not due:
         return
-    places: dict[str, tuple[Watched, LedStream, int]] = {}
+    places: dict[Partition, tuple[Watched, LedStream, int]] = {}
     for item in due:
         watched = group.streams.get(item[0])
         end = None if watched is None else _end(watched, item[1])
@@ -62,17 +63,18 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
         elif group.is_suspended(item[0]):
             group.watch.postpone([item], now_ms)  # the segments that continue this one are closed
         else:
-            places[watched.topic_of(item[1])] = item, watched, end
+            places[watched.place_of(item[1])] = item, watched, end
     ends = yield from StableEnds(sorted(places))
-    for topic, (item, stream, end) in places.items():
-        stable = ends.get(topic)
+    for place, (item, stream, end) in places.items():
+        stable = ends.get(place)
         try:
             is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable))
         except EffectRefusedError as refused:
             if refused.code != CorruptDataError.code:
                 raise
             # A writer of that segment can put undecodable bytes there; that must not stop other streams.
-            logger.error("what is behind the end of %s, or was copied from there, cannot be read: %s", topic, refused)
+            name = show_partition(place)
+            logger.error("what is behind the end of %s, or was copied from there, cannot be read: %s", name, refused)
             is_settled = False
         if is_settled:
             group.watch.looked([item], now_ms)
@@ -93,11 +95,11 @@ def _settle(group: GroupState, stream: LedStream, segment: SegmentId, end: int, 
     """Forward what stands between a sealed end and the last stable offset; return False if that must wait."""
     if stream.late.forwarding is not None and not (yield from _finish(group, stream, stream.late.forwarding)):
         return False
-    topic = stream.topic_of(segment)
+    source = stream.place_of(segment)
     place = stream.late.looked_to(segment, end)
     most = RECORDS_MAX
     while place < stable:
-        records, reached = yield from ReadLate(topic, place, stable, most)
+        records, reached = yield from ReadLate(source, place, stable, most)
         if not records:
             if reached <= place:
                 return False
@@ -122,7 +124,8 @@ def _settle(group: GroupState, stream: LedStream, segment: SegmentId, end: int, 
             most = 1  # find the records that are refused one by one
             continue
         else:
-            logger.error("the record at offset %d of %s is refused by what continues it: %s", place, topic, reason)
+            name = show_partition(source)
+            logger.error("the record at offset %d of %s is refused by what continues it: %s", place, name, reason)
             yield from _note(stream, stream.late.settled(segment, reached, refused=1, reason=reason))
             group.counts["late_records_refused"] += 1
         place = reached
@@ -134,27 +137,27 @@ def _forward(
 ) -> Steps[str | None]:
     """Append and commit copies; return the reason if one is refused, and then none was committed."""
     heirs = [heir_of(stream.history, segment, record.key) for record in records]
-    topics = {heir: stream.topic_of(heir) for heir in heirs}
-    ends = yield from EndOffsets([(topic, 0) for topic in sorted(topics.values())])
-    targets = {heir: ends[topic, 0] for heir, topic in topics.items()}
+    places = {heir: stream.place_of(heir) for heir in heirs}
+    ends = yield from EndOffsets(sorted(places.values()))
+    targets = {heir: ends[place] for heir, place in places.items()}
     forwarding = Forwarding(segment, records[0].offset, reached, targets)
     yield from _note(stream, replace(stream.late, forwarding=forwarding))
-    items = [(topics[heir], record) for heir, record in zip(heirs, records, strict=True)]
-    reason = yield from AppendLate(stream.topic_of(segment), items)
+    items = [(places[heir], record) for heir, record in zip(heirs, records, strict=True)]
+    reason = yield from AppendLate(stream.place_of(segment), items)
     if reason is None:
         yield from CommitRound()
-    group.forecast.forget(topics.values())
+    group.forecast.forget(places.values())
     return reason
 
 
 def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bool]:
     """Find out if the copies that were begun earlier were committed; return False if that is unknown now."""
-    topic = stream.topic_of(begun.segment)
+    source = stream.place_of(begun.segment)
     targets = {
-        stream.topic_of(item): offset for item, offset in begun.targets.items() if not stream.history.is_removed(item)
+        stream.place_of(item): offset for item, offset in begun.targets.items() if not stream.history.is_removed(item)
     }
     gone = len(targets) < len(begun.targets) or stream.history.is_removed(begun.segment)
-    found = True if gone else (yield from FindLate(topic, begun.start, targets))
+    found = True if gone else (yield from FindLate(source, begun.start, targets))
     if found is None:
         return False
     if not found:
@@ -162,7 +165,7 @@ def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bo
         return True
     records: Sequence[LateRecord] = ()
     if not stream.history.is_removed(begun.segment):
-        records, _ = yield from ReadLate(topic, begun.start, begun.end, RECORDS_MAX)
+        records, _ = yield from ReadLate(source, begun.start, begun.end, RECORDS_MAX)
     yield from _note(stream, stream.late.settled(begun.segment, begun.end, forwarded=len(records)))
     group.counts["late_records"] += len(records)
     return True

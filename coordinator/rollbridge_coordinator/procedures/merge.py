@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from typing import Final, overload
 
 from rollbridge.errors import InvalidRequestError
@@ -30,7 +29,7 @@ from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import parse_segment_topic
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.sn import ANY
 from rollbridge.model.transaction import State
@@ -43,6 +42,7 @@ from rollbridge_coordinator.state.effects import (
     CommitRound,
     EffectRefusedError,
     Found,
+    Items,
     Look,
     MergeFrames,
     Query,
@@ -52,7 +52,7 @@ from rollbridge_coordinator.state.effects import (
     Undecided,
 )
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.planning import TargetTopics, conditions_of, targets
+from rollbridge_coordinator.state.planning import Targets, conditions_of, targets
 
 # Conditions
 
@@ -96,7 +96,7 @@ NOTHING_ROLLED: Mapping[str, Before] = {}
 def check_conditions(
     group: GroupState,
     transaction: BufferedTransaction,
-    items: Sequence[tuple[str, FrameRef]],
+    items: Items,
     offsets: Sequence[int],
     rolled: Mapping[str, Before],
 ) -> Steps[ConditionsVerdict | NotMet]:
@@ -105,16 +105,16 @@ def check_conditions(
     Args:
         group: State of the group.
         transaction: Transaction with conditions, alone in its round.
-        items: Frames of the transaction with the topics to which they were appended.
+        items: Frames of the transaction with the partitions to which they were appended.
         offsets: Offset of the first record of each frame.
         rolled: Streams that are being rolled, by name.
 
     Returns:
         A verdict; or the reason to abort, if a condition does not hold, can never hold, or is undecided.
     """
-    spans: dict[str, list[Span]] = {}
-    for (topic, frame), offset in zip(items, offsets, strict=True):
-        spans.setdefault(topic, []).append(Span(offset, offset + frame.records))
+    spans: dict[Partition, list[Span]] = {}
+    for (place, frame), offset in zip(items, offsets, strict=True):
+        spans.setdefault(place, []).append(Span(offset, offset + frame.records))
     queries: list[Query] = []
     for item in conditions_of(transaction):
         try:
@@ -138,7 +138,7 @@ def _not_met(query: Query, answer: Found) -> Steps[NotMet]:
         # Only records behind the expected position were read; read again without a bound, for the message.
         (again,) = yield from Look([replace(query, since=None)])
         actual = again.last if isinstance(again, Found) else ANY
-    found = RefusedCondition(str(query.stream), query.condition.key, query.condition.expected, actual)
+    found = RefusedCondition(str(query.places.stream), query.condition.key, query.condition.expected, actual)
     return NotMet(str(found), found)
 
 
@@ -146,7 +146,7 @@ def _query(
     group: GroupState,
     transaction: BufferedTransaction,
     item: StreamCondition,
-    spans: Mapping[str, Sequence[Span]],
+    spans: Mapping[Partition, Sequence[Span]],
     rolled: Mapping[str, Before],
 ) -> Query:
     """Translate a condition into a query.
@@ -169,23 +169,21 @@ def _query(
     # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
     if before is None:
-        own = tuple(spans.get(name.segment_topic(course.active), ()))
-        return Query(name, course, condition, since, own[0].start if own else None, own)
-    return Query(name, course, condition, since, before.whole.sealed_end(course.active), ())
+        own = tuple(spans.get(stream.place_of(course.active), ()))
+        return Query(stream.config.places, course, condition, since, own[0].start if own else None, own)
+    return Query(stream.config.places, course, condition, since, before.whole.sealed_end(course.active), ())
 
 
 ITEMS_AT_ONCE: Final = 20_000
 """Frames of a round up to which its items are a list; the items of a larger round are made on access."""
 
 
-class RoundItems(Sequence[tuple[str, FrameRef]]):
-    """Items of a large round, frames with their topics, made on access instead of kept in a list."""
+class RoundItems(Sequence[tuple[Partition, FrameRef]]):
+    """Items of a large round, frames with their partitions, made on access instead of kept in a list."""
 
-    def __init__(
-        self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], topics: TargetTopics
-    ) -> None:
+    def __init__(self, transactions: Sequence[tuple[BufferedTransaction, Sequence[FrameRef]]], aims: Targets) -> None:
         self._transactions = transactions
-        self._topics = topics
+        self._places = aims.places
         self._ends: list[int] = []
         for _, frames in transactions:
             self._ends.append(len(frames) + (self._ends[-1] if self._ends else 0))
@@ -193,45 +191,45 @@ class RoundItems(Sequence[tuple[str, FrameRef]]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __iter__(self) -> Iterator[tuple[str, FrameRef]]:
+    def __iter__(self) -> Iterator[tuple[Partition, FrameRef]]:
         for transaction, frames in self._transactions:
             for frame in frames:
-                yield self._topic(transaction, frame), frame
+                yield self._place(transaction, frame), frame
 
     @overload
-    def __getitem__(self, index: int) -> tuple[str, FrameRef]: ...
+    def __getitem__(self, index: int) -> tuple[Partition, FrameRef]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[str, FrameRef]]: ...
+    def __getitem__(self, index: slice) -> Items: ...
 
-    def __getitem__(self, index: int | slice) -> tuple[str, FrameRef] | Sequence[tuple[str, FrameRef]]:
+    def __getitem__(self, index: int | slice) -> tuple[Partition, FrameRef] | Items:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         number = bisect_right(self._ends, place)
         transaction, frames = self._transactions[number]
         frame = frames[place - self._ends[number] + len(frames)]
-        return self._topic(transaction, frame), frame
+        return self._place(transaction, frame), frame
 
-    def _topic(self, transaction: BufferedTransaction, frame: FrameRef) -> str:
+    def _place(self, transaction: BufferedTransaction, frame: FrameRef) -> Partition:
         name, epoch = transaction.begin.epochs[frame.piece.stream]
-        return self._topics[name, epoch, frame.piece.segment]
+        return self._places[name, epoch, frame.piece.segment]
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
     """Commit a round of transactions into the active epochs, and log the outcomes of the aborted ones among them."""
-    topics = targets(group)
+    aims = targets(group)
     while True:
         if any(group.doubts.is_suspect(item.id) for item in transactions):
-            items, _ = items_of(transactions, topics)
-            yield from probe(group, sorted({topic for topic, _ in items}))
+            items, _ = items_of(transactions, aims)
+            yield from probe(group, sorted({place for place, _ in items}))
         group.doubts.begin(transactions)
         try:
-            yield from append_round(group, transactions, topics, now_ms)
+            yield from append_round(group, transactions, aims, now_ms)
             yield from CommitRound()
         except EffectRefusedError as refused:
             # Computed anew: transactions whose offsets were refused in the round have no items any more.
-            items, ends = items_of(transactions, topics)
+            items, ends = items_of(transactions, aims)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
                 return
         else:
@@ -242,7 +240,7 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
 def append_round(
     group: GroupState,
     transactions: Sequence[BufferedTransaction],
-    topics: TargetTopics,
+    aims: Targets,
     now_ms: int,
     rolled: Mapping[str, Before] = NOTHING_ROLLED,
 ) -> Steps[None]:
@@ -254,15 +252,15 @@ def append_round(
     group.fold.chronicle.round += 1
     if any(map(conditions_of, transactions)):
         (transaction,) = transactions
-        yield from _append_if(group, transaction, topics, now_ms, rolled)
+        yield from _append_if(group, transaction, aims, now_ms, rolled)
         return
     with_offsets = yield from _append_offsets(group, transactions, now_ms)
-    items, spans = items_of(transactions, topics)
+    items, spans = items_of(transactions, aims)
 
     def records(offsets: Sequence[int]) -> list[ControlRecord]:
         starts = [0, *spans[:-1]]
         return [
-            _control_record(group, transaction, items, offsets, start, end, now_ms)
+            _control_record(group, transaction, items, offsets, range(start, end), aims, now_ms)
             for transaction, start, end in zip(transactions, starts, spans, strict=True)
         ]
 
@@ -288,7 +286,7 @@ def append_round(
 def _append_if(
     group: GroupState,
     transaction: BufferedTransaction,
-    topics: TargetTopics,
+    aims: Targets,
     now_ms: int,
     rolled: Mapping[str, Before],
 ) -> Steps[None]:
@@ -296,7 +294,7 @@ def _append_if(
     outcomes = Outcomes(group, [transaction])
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
-        items, _ = items_of([transaction], topics)
+        items, _ = items_of([transaction], aims)
         offsets = (yield from MergeFrames(items)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
@@ -306,7 +304,7 @@ def _append_if(
         else:
             verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
         if verdict is ConditionsVerdict.HOLD:
-            record = _control_record(group, transaction, items, offsets, 0, len(items), now_ms)
+            record = _control_record(group, transaction, items, offsets, range(len(items)), aims, now_ms)
             yield from outcomes.append([record])
             return
         if with_offsets or items:
@@ -319,13 +317,11 @@ def _append_if(
     transaction.refused = verdict.condition
     group.fold.refuse(transaction.id, verdict.reason, now_ms)
     group.counts["conditions_refused"] += 1
-    yield from outcomes.append([_control_record(group, transaction, (), (), 0, 0, now_ms)])
+    yield from outcomes.append([_control_record(group, transaction, (), (), range(0), aims, now_ms)])
 
 
-def items_of(
-    transactions: Sequence[BufferedTransaction], topics: TargetTopics
-) -> tuple[Sequence[tuple[str, FrameRef]], list[int]]:
-    """Return the frames of a round with their topics, and for each transaction the index at which its frames end."""
+def items_of(transactions: Sequence[BufferedTransaction], aims: Targets) -> tuple[Items, list[int]]:
+    """Return the frames of a round, each with its partition, and at which index those of each transaction end."""
     ends: list[int] = []
     merged: list[tuple[BufferedTransaction, Sequence[FrameRef]]] = []
     end = 0
@@ -335,13 +331,14 @@ def items_of(
             end += len(merged[-1][1])
         ends.append(end)
     if end > ITEMS_AT_ONCE:
-        return RoundItems(merged, topics), ends
-    items: list[tuple[str, FrameRef]] = []
+        return RoundItems(merged, aims), ends
+    items: list[tuple[Partition, FrameRef]] = []
+    places = aims.places
     for transaction, frames in merged:
         epochs = transaction.begin.epochs
         for frame in frames:
             name, epoch = epochs[frame.piece.stream]
-            items.append((topics[name, epoch, frame.piece.segment], frame))
+            items.append((places[name, epoch, frame.piece.segment], frame))
     return items, ends
 
 
@@ -402,20 +399,20 @@ def begin_record(group: GroupState, transaction: BufferedTransaction, now_ms: in
 def _control_record(
     group: GroupState,
     transaction: BufferedTransaction,
-    items: Sequence[tuple[str, FrameRef]],
+    items: Items,
     offsets: Sequence[int],
-    start: int,
-    end: int,
+    own: range,
+    aims: Targets,
     now_ms: int,
 ) -> ControlRecord:
-    """Return the outcome record of a transaction whose frames are ``items[start:end]``."""
+    """Return the outcome record of a transaction whose frames are the ``own`` ones of ``items``."""
     placement: dict[str, dict[SegmentId, list[Run]]] = {}
     records = size = 0
-    for place in range(start, end):
-        topic, frame = items[place]
-        stream, segment = _segment_of(topic)
+    for index in own:
+        place, frame = items[index]
+        stream, segment = aims.segments[place]
         runs = placement.setdefault(stream, {}).setdefault(segment, [])
-        add_run(runs, frame.piece.part, offsets[place], frame.records)
+        add_run(runs, frame.piece.part, offsets[index], frame.records)
         records += frame.records
         size += frame.size
     return ControlRecord(
@@ -439,10 +436,3 @@ def _order_of(transaction: BufferedTransaction) -> tuple[LineKey, int] | None:
     """Return the commit number of a transaction and its connection, for its COMMIT record."""
     order = transaction.order if transaction.state is State.COMMITTING else None
     return None if order is None else (order.line, order.number)
-
-
-@lru_cache(maxsize=100_000)
-def _segment_of(topic: str) -> tuple[str, SegmentId]:
-    """Return the stream and segment of a topic; cached, because a round asks for every frame."""
-    stream, segment = parse_segment_topic(topic)
-    return str(stream), segment

@@ -25,8 +25,8 @@ from typing import Final
 from rollbridge.model import paths
 from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
-from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.pieces import BufferedTransaction, FrameRef
+from rollbridge.model.names import Partition, StreamName
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import (
@@ -35,6 +35,7 @@ from rollbridge_coordinator.state.effects import (
     AbortRound,
     AppendMessages,
     EffectRefusedError,
+    Items,
     Look,
     MendTopics,
     MergeFrames,
@@ -62,21 +63,19 @@ def seal_left(group: GroupState, stream: LedStream) -> Steps[None]:
         Refused: Kafka still refuses, or native transactions of others are open on them.
     """
     for record in stream.history.unsealed():
-        closed = {item.id: stream.topic_of(item.id) for item in stream.history.ended_with(record.epoch)}
+        closed = stream.places_of(stream.history.ended_with(record.epoch))
         ends = yield from Seal(list(closed.values()))
         held = sorted(set(closed.values()) - ends.keys())
         if held:
             why = "native transactions of others are open on what is to be sealed"
-            raise EffectRefusedError(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0])
+            raise EffectRefusedError(Seal(tuple(held)), why, code=SUSPENDED, topic=held[0][0])
         group.forecast.forget(closed.values())
-        history = stream.history.with_sealed_ends(record.epoch, {item: ends[topic] for item, topic in closed.items()})
+        history = stream.history.with_sealed_ends(record.epoch, {item: ends[place] for item, place in closed.items()})
         complete = history.record(record.epoch)
         if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), complete.to_json())])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
         stream.history = history
 
-
-Items = Sequence[tuple[str, FrameRef]]
 
 FAULT_CHARACTERS_MAX: Final = 10_000
 """Longest reason of a stream's error state, in characters."""
@@ -99,7 +98,7 @@ def absorb(
     Args:
         group: State of the group.
         transactions: Transactions of the round.
-        items: Frames of the transactions, with their topics.
+        items: Frames of the transactions, with their partitions.
         ends: For each transaction the index at which its items end.
         refused: Refusal of an effect of the round.
         now_ms: Clock of the leader.
@@ -115,15 +114,13 @@ def absorb(
     group.counts["rounds_refused"] += 1
     group.doubts.end()
     group.log_end = group.draft = None
-    group.forecast.forget({topic for topic, _ in items})
+    group.forecast.forget({place for place, _ in items})
     if isinstance(refused.effect, Look):
         yield from AbortRound()  # a refused look leaves the round open
         (transaction,) = transactions
-        if refused.code == LEADERLESS and refused.topic is not None and may_wait:
-            stream, _ = parse_segment_topic(refused.topic)
-            yield from note_fault(
-                group, str(stream), f"its segments cannot be looked at: {refused.reason}", refused, now_ms
-            )
+        name = group.stream_of(refused.topic) if refused.topic is not None else None
+        if refused.code == LEADERLESS and name is not None and may_wait:
+            yield from note_fault(group, name, f"its segments cannot be looked at: {refused.reason}", refused, now_ms)
             return False
         refuse(group, transaction, f"its conditions cannot be looked at: {refused.reason}", now_ms)
         return True
@@ -131,10 +128,9 @@ def absorb(
         raise refused
     if refused.topic is None:
         return _whole(group, transactions, refused, now_ms, may_wait=may_wait)
-    if refused.topic not in {topic for topic, _ in items}:
+    name = group.stream_of(refused.topic)
+    if name is None or refused.topic not in {topic for (topic, _), _ in items}:
         raise refused
-    stream, _ = parse_segment_topic(refused.topic)
-    name = str(stream)
     reason = f"refused by Kafka: {refused.code}: {refused.reason}"
     if refused.places:
         place, wrong = yield from _single_out(group, items, refused)
@@ -147,7 +143,7 @@ def absorb(
         return False
     start = 0
     for transaction, end in zip(transactions, ends, strict=True):
-        if any(items[place][0] == refused.topic for place in range(start, end)):
+        if any(items[place][0][0] == refused.topic for place in range(start, end)):
             refuse(group, transaction, reason, now_ms)
         start = end
     return True
@@ -221,16 +217,16 @@ def _try(items: Items) -> Steps[EffectRefusedError | None]:
     return None
 
 
-def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
-    """Check that the topics and the commit log take records; the records of the probe are aborted.
+def probe(group: GroupState, places: Sequence[Partition]) -> Steps[None]:
+    """Check that the partitions and the commit log take records; the records of the probe are aborted.
 
     If an append leaves a doubt, the term ends before any transaction is suspected; a refusal is left to the round.
     """
     group.log_end = None
-    group.forecast.forget(topics)
+    group.forecast.forget(places)
     try:
-        for topic in (*topics, group.commit_log):
-            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
+        for topic, number in (*places, (group.commit_log, 0)):
+            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")], number))
     except EffectRefusedError:
         return
     yield from AbortRound()
@@ -238,8 +234,11 @@ def probe(group: GroupState, topics: Sequence[str]) -> Steps[None]:
 
 def _wrong_with(group: GroupState, topic: str) -> Steps[str]:
     """Return what differs between a segment's topic and how this version creates it; empty if nothing, or if gone."""
-    name, segment = parse_segment_topic(topic)
-    stream = group.streams[str(name)]
+    stream = group.streams[group.stream_of(topic) or ""]
+    places = stream.config.places
+    segment = places.segment_at((topic, 0))
+    if segment is None or places.is_adopted(segment):
+        return ""  # an adopted topic is as its owner wants it
     try:
         wrong = yield from MendTopics([segment_topic_spec(stream.config, segment)])
     except EffectRefusedError:
@@ -288,8 +287,9 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
                     group.faults.restore(name, fault)
                     yield from show_fault(group, name, fault)
                 continue
-        active = {stream.topic_of(item.id) for item in stream.history.active.segments}
-        if fault.topic in active and not (yield from _takes_records(group, fault.topic)):
+        active = stream.places_of(stream.history.active.segments).values()
+        at_fault = [place for place in active if place[0] == fault.topic]
+        if at_fault and not (yield from _takes_records(group, at_fault)):
             group.faults.note(name, fault, now_ms)
             stuck.append(name)
             continue
@@ -306,12 +306,15 @@ def hide_fault(stream: StreamName) -> Steps[None]:
             yield from Write([DeleteNode(path)])
 
 
-def _takes_records(group: GroupState, topic: str) -> Steps[bool]:
-    group.forecast.forget([topic])
+def _takes_records(group: GroupState, places: Sequence[Partition]) -> Steps[bool]:
+    """Return whether partitions of one topic take records again."""
+    group.forecast.forget(places)
+    topic = places[0][0]
     try:
         if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
             return False
-        yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")]))
+        for _, number in places:
+            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")], number))
     except EffectRefusedError:
         return False
     yield from AbortRound()

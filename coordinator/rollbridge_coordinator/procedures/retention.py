@@ -20,13 +20,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from rollbridge.errors import ConflictError, CorruptDataError, InvalidNameError, InvalidRequestError, UnavailableError
+from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, UnavailableError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateNotes
-from rollbridge.model.names import parse_segment_topic
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import Partition
 from rollbridge.model.records import (
     FOREVER,
     CheckNode,
@@ -81,9 +80,9 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
     history = stream.history
     floors = floors_of(history, request.cut)
     active = [item for item in floors if item in history.active.segment_ids]
-    ends = yield from StableEnds([stream.topic_of(item) for item in active])
+    ends = yield from StableEnds([stream.place_of(item) for item in active])
     for segment in active:
-        end = ends.get(stream.topic_of(segment))
+        end = ends.get(stream.place_of(segment))
         if end is None:
             raise UnavailableError(f"where segment {segment} ends cannot be told now; nothing was deleted; try again")
         if floors[segment] > end:
@@ -169,13 +168,13 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
     if not limited:
         return
     ends = yield from StableEnds(
-        [stream.topic_of(item) for stream in limited for item in stream.history.active.segment_ids]
+        [stream.place_of(item) for stream in limited for item in stream.history.active.segment_ids]
     )
     noted_ms = group.times.stamp(max(now_ms, (yield from Now())))
     by_size = [stream for stream in limited if stream.config.retention.bytes != FOREVER]
-    sizes: Mapping[str, int] = {}
+    sizes: Mapping[Partition, int] = {}
     if by_size:
-        wanted = [stream.topic_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
+        wanted = [stream.place_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
         sizes = yield from DiskBytes(wanted)
     for stream in limited:
         yield from _retain(group, stream, ends, sizes, now_ms, noted_ms)
@@ -184,17 +183,17 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
 def _retain(
     group: GroupState,
     stream: LedStream,
-    ends: Mapping[str, int],
-    sizes: Mapping[str, int],
+    ends: Mapping[Partition, int],
+    sizes: Mapping[Partition, int],
     now_ms: int,
     noted_ms: int,
 ) -> Steps[None]:
     """Delete what a stream's retention does not keep at ``now_ms``; ``ends`` were reached by ``noted_ms``."""
     policy, history = stream.config.retention, stream.history
-    wanted = {item: stream.topic_of(item) for item in stream.counter.wanted(history)}
-    found = {item: sizes[topic] for item, topic in wanted.items() if topic in sizes}
+    wanted = {item: stream.place_of(item) for item in stream.counter.wanted(history)}
+    found = {item: sizes[place] for item, place in wanted.items() if place in sizes}
     written = stream.counter.count(history, found, stream.marks)
-    cut = {item: ends.get(stream.topic_of(item), -1) for item in history.active.segment_ids}
+    cut = {item: ends.get(stream.place_of(item), -1) for item in history.active.segment_ids}
     if min(cut.values()) < 0:
         return
     changed = is_mark_due(stream.marks, noted_ms, written, cut, policy)
@@ -226,13 +225,10 @@ def _read_by_groups(group: GroupState, stream: LedStream) -> Steps[dict[str, Flo
     }
 
 
-def _of_stream(stream: LedStream, commits: Mapping[str, int]) -> Iterable[tuple[SegmentId, int]]:
-    for topic, offset in commits.items():
-        try:
-            name, segment = parse_segment_topic(topic)
-        except InvalidNameError:
-            continue
-        if name == stream.config.name:
+def _of_stream(stream: LedStream, commits: Mapping[Partition, int]) -> Iterable[tuple[SegmentId, int]]:
+    for place, offset in commits.items():
+        segment = stream.config.places.segment_at(place)
+        if segment is not None:
             yield segment, offset
 
 
@@ -262,9 +258,9 @@ def _delete_below(group: GroupState, stream: LedStream, floors: Floors) -> Steps
         group.counts["segments_removed"] += len(doomed)
     starts = group.housekeeping.starts
     before = {
-        (stream.topic_of(segment), 0): floor
+        stream.place_of(segment): floor
         for segment, floor in floors.items()
-        if segment not in stream.history.removed and floor > starts.get((stream.topic_of(segment), 0), 0)
+        if segment not in stream.history.removed and floor > starts.get(stream.place_of(segment), 0)
     }
     if not before:
         return True
@@ -281,16 +277,13 @@ def _delete_topics(group: GroupState, stream: LedStream, now_ms: int) -> Steps[N
     if not group.housekeeping.is_due(work, now_ms, group.settings.retention_check_ms):
         return
     doomed = frozenset(islice(sorted(stream.removing), TOPICS_AT_ONCE))
-    topics = sorted(map(stream.topic_of, doomed))
     try:
-        if not (yield from DeleteTopics(topics)):
+        if not (yield from DeleteTopics(stream.config.places.own_topics(doomed))):
             return
     except EffectRefusedError as refused:
         logger.warning("%s: topics of removed segments stay for now: %s", stream.config.name, refused.reason)
         return
-    group.forecast.forget(topics)
-    for topic in topics:
-        group.housekeeping.starts.pop((topic, 0), None)
+    group.forget_places(map(stream.place_of, doomed))
     yield from _save_truncation(stream, stream.history, stream.removing - doomed)
     stream.removing -= doomed
     del group.housekeeping.done_ms[work]

@@ -36,7 +36,7 @@ from dataclasses import replace
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.names import is_segment_topic, parse_segment_topic
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
 from rollbridge.model.transaction import State
@@ -115,7 +115,7 @@ def finish_roll(
                 if not (yield from _append(group, committing, transactions, plans, node)):
                     group.doubts.end()
                     left = committing.with_only(kept_of(transactions))
-                    yield from suspend(group, node, left, _active_topics(plans))
+                    yield from suspend(group, node, left, _active_places(plans))
                     return
                 if transactions:
                     yield from CommitRound()
@@ -137,17 +137,17 @@ def finish_roll(
                     return
         settle(group, transactions, rolled=True)
     plans = [item for item in plans if _is_published(item[0], item[1])]  # all of them, unless it was given up
-    duplicates = _duplicate_topics(plans)
+    duplicates = _duplicate_places(plans)
     sealed, held = yield from _seal_duplicates(group, plans, committing.created_ms)
     if held:
         yield from suspend(group, node, committing, sorted(held))
         return
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
-        topics = {item.id: stream.topic_of(item.id) for item in duplicate.segments}
-        if not sealed.keys() >= set(topics.values()):
+        places = stream.places_of(duplicate.segments)
+        if not sealed.keys() >= set(places.values()):
             continue
-        closed = {item: sealed[topic] for item, topic in topics.items()}
+        closed = {item: sealed[place] for item, place in places.items()}
         stream.history = stream.history.with_sealed_ends(roll.new_active_epoch, closed)
         record = stream.history.record(roll.new_active_epoch)
         if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), record.to_json())])):
@@ -177,12 +177,12 @@ def go_on_with_roll(group: GroupState, node: str, committing: CommittingTransact
         yield from change(group, node, committing)
     transactions = open_of(group, committing)
     if unpublished or not transactions:
-        topics = _active_topics(plans) if unpublished else _duplicate_topics(plans)
-        if (yield from still_held(group, node, topics, now_ms)):
+        places = _active_places(plans) if unpublished else _duplicate_places(plans)
+        if (yield from still_held(group, node, places, now_ms)):
             return
-        if unpublished and not (yield from _can_seal(topics)):
+        if unpublished and not (yield from _can_seal(places)):
             # Find that out before frames are appended, which would have to be aborted again.
-            yield from suspend(group, node, committing, topics)
+            yield from suspend(group, node, committing, places)
             return
     if transactions and unpublished:
         fitting = still_fitting(group, transactions, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
@@ -221,31 +221,31 @@ def _still_named(group: GroupState, committing: CommittingTransactions) -> Commi
     return committing.with_only(kept if _unpublished(_plans(group, committing)) else ())
 
 
-def _can_seal(topics: Sequence[str]) -> Steps[bool]:
-    """Seal topics; return False if native transactions of others are open on some. A refusal is left to the roll."""
+def _can_seal(places: Sequence[Partition]) -> Steps[bool]:
+    """Seal partitions; return False if native transactions of others are open on some. The roll meets a refusal."""
     try:
-        return len((yield from Seal(topics))) == len(topics)
+        return len((yield from Seal(places))) == len(places)
     except EffectRefusedError:
         return True
 
 
 def _seal_duplicates(
     group: GroupState, plans: Sequence[_Plan], now_ms: int
-) -> Steps[tuple[Mapping[str, int], frozenset[str]]]:
-    """Seal the duplicates; return their ends, and the topics on which native transactions of others are open.
+) -> Steps[tuple[Mapping[Partition, int], frozenset[Partition]]]:
+    """Seal the duplicates; return their ends, and the partitions on which native transactions of others are open.
 
     A stream whose seal is refused is in neither: it gets an error state, in which the seal is tried again; see
     :mod:`rollbridge_coordinator.procedures.refusals`.
     """
-    topics = [[stream.topic_of(item.id) for item in duplicate.segments] for _, stream, duplicate, _ in plans]
-    everything = [topic for own in topics for topic in own]
+    places = [list(stream.places_of(duplicate.segments).values()) for _, stream, duplicate, _ in plans]
+    everything = [place for own in places for place in own]
     try:
         sealed = yield from Seal(everything)
         return sealed, frozenset(everything) - sealed.keys()
     except EffectRefusedError:
-        ends: dict[str, int] = {}
-        held: set[str] = set()
-    for (roll, *_), own in zip(plans, topics, strict=True):
+        ends: dict[Partition, int] = {}
+        held: set[Partition] = set()
+    for (roll, *_), own in zip(plans, places, strict=True):
         try:
             sealed = yield from Seal(own)
         except EffectRefusedError as refused:
@@ -274,10 +274,10 @@ def _append(
                 for item in (*duplicate.segments, *fresh.segments)
             ]
         )
-    topics = targets(group, committing.rolls)
+    aims = targets(group, committing.rolls)
     is_refused = not any(transaction.state is State.COMMITTING for transaction in transactions)
     if is_refused and node not in group.suspended:  # a suspended roll has closed segments, which need successors
-        yield from append_round(group, transactions, topics, committing.created_ms)
+        yield from append_round(group, transactions, aims, committing.created_ms)
         return True
     # Conditions are about the final content of the active segments, so these are sealed before the look.
     first_seal = any(map(conditions_of, transactions))
@@ -288,7 +288,7 @@ def _append(
     rolled = {
         roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history) for roll, stream, _, _ in plans
     }
-    yield from append_round(group, transactions, topics, committing.created_ms, rolled)
+    yield from append_round(group, transactions, aims, committing.created_ms, rolled)
     if first_seal or (yield from _publish_once(group, plans)):
         return True
     yield from AbortRound()
@@ -325,7 +325,7 @@ def _leave(
     yield from AbortRound()
     group.log_end = group.draft = None
     reason = f"its transactions need a rolling commit, and that is refused: {refused.reason}"
-    guilty = str(parse_segment_topic(refused.topic)[0]) if refused.topic and is_segment_topic(refused.topic) else ""
+    guilty = (group.stream_of(refused.topic) if refused.topic else None) or ""
     for name in [guilty] if guilty in committing.streams else committing.streams:
         yield from note_fault(group, name, reason, refused, committing.created_ms)
     yield from _undo(group, committing, node, refused.reason)
@@ -364,15 +364,15 @@ def _plans(group: GroupState, committing: CommittingTransactions) -> list[_Plan]
     ]
 
 
-def _active_topics(plans: Sequence[_Plan]) -> list[str]:
-    """Return the topics that are sealed before the commit."""
+def _active_places(plans: Sequence[_Plan]) -> list[Partition]:
+    """Return what is sealed before the commit."""
     left = _unpublished(plans)
-    return [stream.topic_of(item.id) for _, stream, _, _ in left for item in stream.history.active.segments]
+    return [place for _, stream, _, _ in left for place in stream.places_of(stream.history.active.segments).values()]
 
 
-def _duplicate_topics(plans: Sequence[_Plan]) -> list[str]:
-    """Return the topics that are sealed after the commit."""
-    return [stream.topic_of(item.id) for _, stream, duplicate, _ in plans for item in duplicate.segments]
+def _duplicate_places(plans: Sequence[_Plan]) -> list[Partition]:
+    """Return what is sealed after the commit."""
+    return [place for _, stream, duplicate, _ in plans for place in stream.places_of(duplicate.segments).values()]
 
 
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
@@ -384,15 +384,15 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     left = _unpublished(plans)
     if not left:
         return True
-    topics = _active_topics(plans)
-    ends = yield from Seal(topics)
-    if len(ends) < len(topics):
+    places = _active_places(plans)
+    ends = yield from Seal(places)
+    if len(ends) < len(places):
         return False
     operations: list[CreateNode] = []
     histories: list[tuple[LedStream, EpochHistory]] = []
     for _, stream, duplicate, fresh in left:
         name = stream.config.name
-        closed = {item.id: ends[name.segment_topic(item.id)] for item in stream.history.active.segments}
+        closed = {item: ends[place] for item, place in stream.places_of(stream.history.active.segments).items()}
         complete = replace(duplicate, sealed_ends=closed)
         own = [CreateNode(paths.epoch(name, item.epoch), item.to_json()) for item in (complete, fresh)]
         if operations and sum(map(bytes_of, (*operations, *own))) > ROLL_BYTES_MAX:
@@ -401,7 +401,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
         operations += own
         histories.append((stream, stream.history.with_records(complete, fresh)))
     yield from _publish(operations, histories)
-    group.forecast.forget(topics)
+    group.forecast.forget(places)
     return True
 
 

@@ -19,6 +19,7 @@ from rollbridge.model.conditions import name_some
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
+from rollbridge.model.names import Partition
 from rollbridge.model.records import CreateNode, DeleteNode, check_segments
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge_coordinator.procedures.suspended import (
@@ -71,7 +72,7 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
         yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 
-def _is_held(group: GroupState, topics: list[str], name: str, request: AdminRequest, now_ms: int) -> Steps[bool]:
+def _is_held(group: GroupState, places: list[Partition], name: str, request: AdminRequest, now_ms: int) -> Steps[bool]:
     """Return True if the scale has to wait for native transactions of others, or for a suspended change of the stream.
 
     Nothing is closed yet, so nobody else waits. With ``abort_foreign`` the native transactions are aborted.
@@ -84,7 +85,7 @@ def _is_held(group: GroupState, topics: list[str], name: str, request: AdminRequ
     if why:
         wait: Wait | None = replace(before or Wait(now_ms, 0, frozenset()), due_ms=now_ms + LOOK_AGAIN_MS)
     else:
-        wait = yield from look_again(topics, before, now_ms)
+        wait = yield from look_again(places, before, now_ms)
     if wait is None:
         return False
     if request.abort_foreign:
@@ -112,20 +113,20 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
-    topics = list(closed.values())
+    places = list(closed.values())
     try:
         yield from CreateTopics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
-        ends = yield from Seal(topics)
+        ends = yield from Seal(places)
     except EffectRefusedError as refused:
         yield from _give_up(group, scaling, refused, node)
         return
-    if len(ends) < len(topics):
-        yield from suspend(group, node, scaling, [topic for topic in topics if topic not in ends])
+    if len(ends) < len(places):
+        yield from suspend(group, node, scaling, [place for place in places if place not in ends])
         return
-    group.forecast.forget(topics)
-    record = replace(record, sealed_ends={item: ends[topic] for item, topic in closed.items()})
+    group.forecast.forget(places)
+    record = replace(record, sealed_ends={item: ends[place] for item, place in closed.items()})
     answer = AdminAnswer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
     published = yield from Write(
         [
@@ -151,11 +152,11 @@ def go_on_with_scale(group: GroupState, node: str, scaling: EpochTransition, now
 
 def _plan(
     stream: LedStream, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
-) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, str]]:
-    """Return the epoch that a scale makes, the history with it, and the topics of the segments that it seals."""
+) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, Partition]]:
+    """Return the epoch that a scale makes, the history with it, and where the segments lie that it seals."""
     record = stream.history.plan_scale(seal_numbers, ranges, created_ms)
     history = stream.history.with_records(record)
-    return record, history, {item.id: stream.topic_of(item.id) for item in history.ended_with(record.epoch)}
+    return record, history, stream.places_of(history.ended_with(record.epoch))
 
 
 def _answering(group: GroupState, scaling: EpochTransition, answer: AdminAnswer) -> list[CreateNode]:
@@ -172,7 +173,7 @@ def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefused
     """
     is_closed = node in group.suspended
     if not is_closed and isinstance(refused.effect, Seal):
-        is_closed = bool((yield from find_closed(refused.effect.topics)))
+        is_closed = bool((yield from find_closed(refused.effect.partitions)))
     state = "nothing was changed"
     if is_closed:
         state = "its segments are closed to writers; the scale is finished once that is possible"

@@ -16,8 +16,9 @@ from typing import Final
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
-from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.snapshots import SegmentIndex, Snapshot, partition_name, segment_key, segment_of
 from rollbridge_coordinator.state.effects import (
     AppendMessages,

@@ -303,13 +303,11 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         more = yield from ReadNodes(kept)
         raw = more[paths.truncation(name)]
         segments |= Truncation.from_json(raw).removing if raw is not None else frozenset()
-    topics = sorted(map(name.segment_topic, segments))
+    topics = doomed.config.places.own_topics(segments)
     for first in range(0, len(topics), TOPICS_AT_ONCE):
         if not (yield from DeleteTopics(topics[first : first + TOPICS_AT_ONCE])):
             return False
-    group.forecast.forget(topics)
-    for topic in topics:
-        group.housekeeping.starts.pop((topic, 0), None)
+    group.forget_places(map(doomed.config.place, segments))
     gone = [DeleteNode(f"{paths.epochs(name)}/{number}") for number in taken]
     if len(taken) < len(numbers):
         applied = yield from Write(gone)
@@ -366,10 +364,10 @@ def _keep_numbers(stream: LedStream) -> Steps[None]:
     kept = yield from read_children(paths.formers(name.scope))
     if former_among(kept, name).epoch >= history.next_epoch:
         return  # an earlier leader did that, and a stream that is being deleted gets no more epochs
-    open_ones = {stream.topic_of(item): item for item in history.segments() if history.sealed_end(item) is None}
-    there = yield from TopicIds(sorted(open_ones))
-    ends = yield from EndOffsets([(topic, 0) for topic in sorted(there)])
-    former = former_of(history, {open_ones[topic]: end for (topic, _), end in ends.items()})
+    open_ones = {stream.place_of(item): item for item in history.segments() if history.sealed_end(item) is None}
+    there = yield from TopicIds(sorted({topic for topic, _ in open_ones}))
+    ends = yield from EndOffsets([place for place in sorted(open_ones) if place[0] in there])
+    former = former_of(history, {open_ones[place]: end for place, end in ends.items()})
     yield from EnsureNodes([paths.formers(name.scope)])
     if not (yield from Write([CreateNode(f"{paths.formers(name.scope)}/{former.node(name.stream)}", b"")])):
         raise StaleStateError(f"the numbers of stream {name} were written down by someone else")

@@ -48,7 +48,7 @@ from rollbridge.model.changes import (
     work_from_json,
 )
 from rollbridge.model.conditions import ForeignTransaction, Obstacle, name_some
-from rollbridge.model.names import parse_segment_topic
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.model.requests import AdminAnswer, refusing
@@ -85,12 +85,12 @@ TELL_MS: Final = 60_000
 """Interval of log lines that say what a change waits for."""
 
 
-def look_again(topics: Sequence[str], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
+def look_again(places: Sequence[Partition], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
     """Look for obstacles to a seal; return the next state of the wait, None if nothing lasts over two looks.
 
     A wait that has seen nothing yet was for something else, so this counts as the first look.
     """
-    found = frozenset((yield from LookForObstacles(topics)))
+    found = frozenset((yield from LookForObstacles(places)))
     if before is None or not before.seen:
         since_ms = now_ms if before is None else before.since_ms
         return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
@@ -129,9 +129,9 @@ def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[
     """Return True if obstacles keep a rolling commit from sealing its segments; nothing is written."""
     key = tuple(sorted(roll.stream for roll in rolls))
     streams = [group.streams[name] for name in key]
-    topics = [stream.topic_of(item.id) for stream in streams for item in stream.history.active.segments]
+    places = [place for stream in streams for place in stream.places_of(stream.history.active.segments).values()]
     before = group.held_rolls.pop(key, None)
-    wait = yield from look_again(topics, None if before is None else before.wait, now_ms)
+    wait = yield from look_again(places, None if before is None else before.wait, now_ms)
     if wait is None:
         return False
     told = tell(group, f"a rolling commit of {', '.join(key)}", wait, now_ms)
@@ -164,16 +164,16 @@ def describe(work: StreamChange) -> str:
     return f"a rolling commit of {streams}"
 
 
-def suspend(group: GroupState, node: str, work: StreamChange, topics: Sequence[str]) -> Steps[None]:
-    """Suspend a change that waits for native transactions on topics, which have been closed.
+def suspend(group: GroupState, node: str, work: StreamChange, places: Sequence[Partition]) -> Steps[None]:
+    """Suspend a change that waits for native transactions on partitions, which have been closed.
 
     Args:
         group: State of the group.
         node: Path of its record: the node of the change in progress, or one of the suspended ones.
         work: Change to be finished later.
-        topics: Topics that are closed and could not be sealed.
+        places: What is closed and could not be sealed.
     """
-    found = frozenset((yield from LookForObstacles(topics)))
+    found = frozenset((yield from LookForObstacles(places)))
     now_ms = group.times.stamp((yield from Now()))
     known = group.suspended.get(node)
     is_untold = known is not None and not known.wait.seen
@@ -229,13 +229,13 @@ def take_up(group: GroupState, node: str, work: StreamChange) -> None:
         group.faults.suspend(name, fault)
 
 
-def still_held(group: GroupState, node: str, topics: Sequence[str], now_ms: int) -> Steps[bool]:
-    """Return True if native transactions are open on closed topics; they are aborted if the request asks for it.
+def still_held(group: GroupState, node: str, places: Sequence[Partition], now_ms: int) -> Steps[bool]:
+    """Return True if native transactions are open on closed partitions; they are aborted if the request asks for it.
 
     The client that has asked for a scale is answered after the bound that scales have; the scale goes on.
     """
     item = group.suspended[node]
-    found = frozenset((yield from LookForObstacles(topics))) if topics else frozenset()
+    found = frozenset((yield from LookForObstacles(places))) if places else frozenset()
     if not found:
         return False
     since_ms = item.wait.since_ms or now_ms
@@ -395,9 +395,9 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
         stream = group.streams.get(name)
         if stream is None or group.is_half_done(name):
             continue
-        topics = {stream.topic_of(item.id): item for item in stream.history.active.segments}
-        closed = yield from find_closed(list(topics))
-        segments = [item for topic, item in topics.items() if topic in closed]
+        places = stream.places_of(stream.history.active.segments)
+        closed = yield from find_closed(list(places.values()))
+        segments = [item for item in stream.history.active.segments if places[item.id] in closed]
         if not segments:
             continue
         scaling = EpochTransition(
@@ -416,12 +416,13 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
         group.counts["segments_reopened"] += len(segments)
 
 
-def find_closed(topics: Sequence[str]) -> Steps[frozenset[str]]:
-    """Return the topics that are closed; none if Kafka refuses to say, as appends to them are refused then anyway."""
+def find_closed(places: Sequence[Partition]) -> Steps[frozenset[Partition]]:
+    """Return those that are closed; none if Kafka refuses to say, as appends to them are refused then anyway."""
     try:
-        return (yield from Closed(topics))
+        closed = yield from Closed(list(dict.fromkeys(topic for topic, _ in places)))
     except EffectRefusedError:
         return frozenset()
+    return frozenset(place for place in places if place[0] in closed)
 
 
 # Settings of active segments
@@ -452,13 +453,15 @@ def mend_active(group: GroupState, now_ms: int) -> Steps[None]:
     specs = [
         segment_topic_spec(group.streams[name].config, segment)
         for name, segment in chosen
-        if name in group.streams and segment in group.streams[name].history.active.segment_ids
+        if name in group.streams
+        and segment in group.streams[name].history.active.segment_ids
+        and not group.streams[name].config.places.is_adopted(segment)
     ]
     wrong = (yield from _mend(group, specs)) if specs else []
     if wrong is None:
         return
     del group.unmended[-TOPICS_AT_ONCE:]
-    yield from reopen(group, sorted({str(parse_segment_topic(topic)[0]) for topic in wrong}), now_ms)
+    yield from reopen(group, sorted({group.stream_of(topic) or "" for topic in wrong}), now_ms)
 
 
 def _mend(group: GroupState, specs: list[TopicCreation]) -> Steps[list[str] | None]:

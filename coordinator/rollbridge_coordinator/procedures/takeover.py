@@ -23,9 +23,9 @@ from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
-from rollbridge.model.pieces import LateBegin, Partition
+from rollbridge.model.pieces import LateBegin
 from rollbridge.model.records import Group, SetNode, StreamConfig
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key

@@ -16,8 +16,8 @@ from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.cooperative import JointState
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import check_client_name
-from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.names import Partition, check_client_name
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, TransactionRecord, leading
 from rollbridge.model.requests import AdminAnswer
 from rollbridge_coordinator.procedures.merge import begin_record

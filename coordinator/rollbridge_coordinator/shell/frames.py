@@ -4,8 +4,8 @@
 :func:`read_commit_log` summarize a commit log. :class:`FrameReader` reads single frames whose batches were not cached.
 
 :class:`FrameFeed` turns the frames of a round into the batches to append: large frames as they are, small ones joined
-with their neighbours of the same topic. Within a topic the order is that of the items; topics are independent. The
-functions at the end encode control records, and messages beside them.
+with their neighbours of the same partition. Within a partition the order is that of the items; partitions are
+independent. The functions at the end encode control records, and messages beside them.
 
 Each object belongs to one thread: the leader's, or the standby's.
 """
@@ -39,8 +39,9 @@ from rollbridge.kafka.retry import limited
 from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
-from rollbridge.model.pieces import FrameRef, Partition
-from rollbridge_coordinator.state.effects import LogSummary, Messages
+from rollbridge.model.names import Partition
+from rollbridge.model.pieces import FrameRef
+from rollbridge_coordinator.state.effects import Items, LogSummary, Messages
 
 logger = limited(logging.getLogger(__name__))
 
@@ -259,13 +260,13 @@ JOINED_BYTES_MAX: Final = 512 * 1024
 
 
 class FrameFeed:
-    """Lazy batches of (topic, frame) items, and the way back from base offsets of batches to those of the items."""
+    """Lazy batches of (partition, frame) items, and the way back from base offsets of batches to those of the items."""
 
-    def __init__(self, items: Sequence[tuple[str, FrameRef]], read: Callable[[FrameRef], bytes]) -> None:
+    def __init__(self, items: Items, read: Callable[[FrameRef], bytes]) -> None:
         """Prepare.
 
         Args:
-            items: Frames with their topics, in order.
+            items: Frames with their partitions, in order.
             read: Returns the batch of a frame whose batch is not cached.
         """
         self._items = items
@@ -278,30 +279,30 @@ class FrameFeed:
         self.at: tuple[int, ...] = ()
         """Places of the items whose batch was made last, or is being made; names the frame at fault if that fails."""
 
-    def batches(self) -> Iterator[tuple[str, bytes]]:
+    def batches(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield the batches to append, in order; a frame that is not cached is read when its batch is due."""
-        waiting: dict[str, list[int]] = {}
-        sizes: dict[str, int] = {}
-        for index, (topic, frame) in enumerate(self._items):
+        waiting: dict[Partition, list[int]] = {}
+        sizes: dict[Partition, int] = {}
+        for index, (target, frame) in enumerate(self._items):
             if frame.size < SMALL_BYTES:
-                queue = waiting.setdefault(topic, [])
+                queue = waiting.setdefault(target, [])
                 queue.append(index)
-                sizes[topic] = sizes.get(topic, 0) + frame.size
-                if sizes[topic] >= JOINED_BYTES_MAX:
-                    yield from self._join(topic, waiting.pop(topic))
-                    del sizes[topic]
+                sizes[target] = sizes.get(target, 0) + frame.size
+                if sizes[target] >= JOINED_BYTES_MAX:
+                    yield from self._join(target, waiting.pop(target))
+                    del sizes[target]
                 continue
-            if topic in waiting:
-                yield from self._join(topic, waiting.pop(topic))
-                del sizes[topic]
+            if target in waiting:
+                yield from self._join(target, waiting.pop(target))
+                del sizes[target]
             self.at = (index,)
             self._batches[index] = self._made
             self._made += 1
             batch = self._batch(frame)
             check_numbering(batch)
-            yield topic, batch
-        for topic, indexes in waiting.items():
-            yield from self._join(topic, indexes)
+            yield *target, batch
+        for target, indexes in waiting.items():
+            yield from self._join(target, indexes)
 
     def offsets(self, bases: Sequence[int]) -> list[int]:
         """Return the offset of each item's first record, given the base offsets of the batches."""
@@ -312,7 +313,7 @@ class FrameFeed:
         made = [place for place, number in enumerate(self._batches) if number == batch]
         return tuple(made) if batch < self._made else ()
 
-    def _join(self, topic: str, indexes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    def _join(self, target: Partition, indexes: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
         self.at = tuple(indexes)
         joined = rebatch([self._batch(self._items[index][1]) for index in indexes], JOINED_BYTES_MAX)
         for index, place in zip(indexes, joined.places, strict=True):
@@ -320,7 +321,7 @@ class FrameFeed:
             self._deltas[index] = place.offset_delta
         self._made += len(joined.batches)
         for batch in joined.batches:
-            yield topic, bytes(batch)
+            yield *target, bytes(batch)
 
     def _batch(self, frame: FrameRef) -> bytes:
         return frame.batch if frame.batch is not None else self._read(frame)

@@ -43,8 +43,7 @@ from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName, is_segment_topic
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import GroupName, Partition, is_group_topic
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import (
@@ -120,7 +119,7 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
     """
     if isinstance(fault, CorruptDataError) and isinstance(effect, fx.MergeFrames | fx.AppendTogether) and feed:
         # The frame is no batch, or is gone from the buffer. Its own batch was being made, so it has not been sent.
-        topic = effect.items[feed.at[0]][0] if feed.at else None
+        topic = effect.items[feed.at[0]][0][0] if feed.at else None
         return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
     if isinstance(fault, ZooKeeperRefusedError) and isinstance(effect, fx.ON_ZOOKEEPER):
         return fx.EffectRefusedError(effect, str(fault), code=fault.code)
@@ -132,15 +131,17 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
             if places
             else None
         )
-    if isinstance(fault, AppendUnknownError) and fault.topic is not None and is_segment_topic(fault.topic):
+    if isinstance(fault, AppendUnknownError) and fault.topic is not None and not is_group_topic(fault.topic):
         # Nor does a round with a segment that has no partition leader now.
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
+    topic = _topic_of(fault) if isinstance(fault, RollbridgeError) else None
     if (
         isinstance(fault, KafkaUnavailableError)
         and isinstance(effect, _LOOKS)
-        and is_segment_topic(_topic_of(fault) or "")
+        and topic is not None
+        and not is_group_topic(topic)
     ):
-        return fx.EffectRefusedError(effect, str(fault), code=LEADERLESS, topic=_topic_of(fault))
+        return fx.EffectRefusedError(effect, str(fault), code=LEADERLESS, topic=topic)
     if isinstance(effect, fx.Look | fx.ReadLate | fx.FindLate) and isinstance(fault, CorruptDataError):
         # A writer of a segment can write there what cannot be decoded. That harms only transactions with a condition on
         # the segment, and late records in it, not the group.
@@ -238,7 +239,7 @@ class Interpreter:
                 group.transactional_id(number),
                 security=settings.security,
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
-                topic_timeout_ms=lambda topic: SEGMENT_MS if is_segment_topic(topic) else GROUP_TOPIC_MS,
+                topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
             )
             for number in range(IDENTITIES)
         ]
@@ -406,10 +407,10 @@ class Interpreter:
         return True
 
     @_carries_out(fx.Seal)
-    def _seal(self, effect: fx.Seal) -> Mapping[str, int]:
+    def _seal(self, effect: fx.Seal) -> Mapping[Partition, int]:
         self._look_at_fence(effect)
         return self._admin.seal(
-            effect.topics,
+            effect.partitions,
             timeout_s=self._settings.seal_timeout_s,
             transactional_id=self._group.sealing_id,
             foreign_s=SEAL_FOREIGN_S,
@@ -417,7 +418,7 @@ class Interpreter:
 
     @_carries_out(fx.LookForObstacles)
     def _look_for_obstacles(self, effect: fx.LookForObstacles) -> Sequence[Obstacle]:
-        return obstacles(self._foreign, effect.topics)
+        return obstacles(self._foreign, effect.partitions)
 
     @_carries_out(fx.Closed)
     def _closed(self, effect: fx.Closed) -> frozenset[str]:
@@ -461,7 +462,8 @@ class Interpreter:
     @_carries_out(fx.AppendMessages)
     def _append_messages(self, effect: fx.AppendMessages) -> Sequence[int]:
         batches, places = message_batches(effect.messages)
-        bases = self._current.append((effect.messages.topic, batch) for batch in batches)
+        messages = effect.messages
+        bases = self._current.append((messages.topic, messages.partition, batch) for batch in batches)
         return [bases[batch] + delta for batch, delta in places]
 
     @_carries_out(fx.AppendLate)
@@ -537,8 +539,8 @@ class Interpreter:
         return {partition: starts[partition] for partition in effect.partitions}
 
     @_carries_out(fx.StableEnds)
-    def _stable_ends(self, effect: fx.StableEnds) -> Mapping[str, int]:
-        return self._measures.stable_ends(effect.topics)
+    def _stable_ends(self, effect: fx.StableEnds) -> Mapping[Partition, int]:
+        return self._measures.stable_ends(effect.partitions)
 
     @_carries_out(fx.DeleteRecords)
     def _delete_records(self, effect: fx.DeleteRecords) -> frozenset[Partition]:
@@ -556,16 +558,16 @@ class Interpreter:
         return self._now_ms()
 
     @_carries_out(fx.DiskBytes)
-    def _disk_bytes(self, effect: fx.DiskBytes) -> Mapping[str, int]:
-        return self._measures.disk_bytes(effect.topics)
+    def _disk_bytes(self, effect: fx.DiskBytes) -> Mapping[Partition, int]:
+        return self._measures.disk_bytes(effect.partitions)
 
     @_carries_out(fx.GroupCommits)
-    def _group_commits(self, effect: fx.GroupCommits) -> Mapping[str, Mapping[str, int]]:
+    def _group_commits(self, effect: fx.GroupCommits) -> Mapping[str, Mapping[Partition, int]]:
         return self._measures.group_commits(effect.groups)
 
     @_carries_out(fx.ReadLate)
     def _read_late(self, effect: fx.ReadLate) -> tuple[Sequence[LateRecord], int]:
-        return self._late.read(effect.topic, effect.start, effect.end, effect.records_max)
+        return self._late.read(effect.partition, effect.start, effect.end, effect.records_max)
 
     @_carries_out(fx.FindLate)
     def _find_late(self, effect: fx.FindLate) -> bool | None:

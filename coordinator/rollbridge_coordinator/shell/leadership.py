@@ -22,8 +22,7 @@ from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.names import GroupName
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.records import ControllerEpoch
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession

@@ -27,8 +27,8 @@ from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.retry import Backoff, Deadline, limited
 from rollbridge.model.cas import Scope
-from rollbridge.model.late import LATE_HEADER, LateRecord
-from rollbridge.model.names import StreamName
+from rollbridge.model.late import LATE_HEADER, LateRecord, origin
+from rollbridge.model.names import Partition, SegmentPlaces, show_partition
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX
 from rollbridge_coordinator.state.effects import Found, Query, Undecided
@@ -46,7 +46,7 @@ class Outlook:
     def __init__(self, settings: CoordinatorSettings) -> None:
         cluster = Cluster(settings.bootstrap_servers, security=settings.security)
         self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
-        self._logs: dict[StreamName, StreamLogs] = {}
+        self._logs: dict[SegmentPlaces, StreamLogs] = {}
 
     def close(self) -> None:
         """Drop the connections."""
@@ -63,18 +63,18 @@ class Outlook:
             TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError
         """
         deadline = time.monotonic() + CONDITIONS_S
-        confirmed: set[str] = set()
+        confirmed: set[Partition] = set()
         return [self._answer(query, deadline, confirmed) for query in queries]
 
-    def _answer(self, query: Query, deadline: float, confirmed: set[str]) -> Found | Undecided:
-        logs = self._logs.setdefault(query.stream, StreamLogs(query.stream))
+    def _answer(self, query: Query, deadline: float, confirmed: set[Partition]) -> Found | Undecided:
+        logs = self._logs.setdefault(query.places, StreamLogs(query.places.of))
         condition = query.condition
         try:
             log = logs.active(query.course)
             end = log.end_now(self._reader) if query.end is None else query.end
-            if log.topic not in confirmed:
+            if log.place not in confirmed:
                 # Once is enough for all conditions of a transaction: its records are appended, or the segment sealed.
-                confirmed.add(log.topic)
+                confirmed.add(log.place)
                 log.confirm(self._reader, end)
             if condition.scope is Scope.KEY and condition.key is not None:
                 last = logs.last_of(query.course, self._reader, condition.key, query.since, end, deadline)
@@ -88,15 +88,17 @@ class Outlook:
     def _is_disturbed(self, query: Query, deadline: float) -> bool:
         """Return True if a record of another writer, committed or not, in scope stands between the query's own."""
         wanted = query.condition.key if query.condition.scope is Scope.KEY else None
-        topic = query.stream.segment_topic(query.course.active)
+        topic, number = active = query.places.of(query.course.active)
         for before, after in zip(query.own, query.own[1:], strict=False):
             place = before.end
             while place < after.start:
-                part = self._reader.fetch(topic, place, wait_ms=200, isolation=Isolation.READ_UNCOMMITTED)
+                part = self._reader.fetch(
+                    topic, place, wait_ms=200, partition=number, isolation=Isolation.READ_UNCOMMITTED
+                )
                 if any(record.offset < after.start and wanted in (None, record.key) for record in part.records):
                     return True
                 if part.end == place and time.monotonic() >= deadline:
-                    raise WaitedTooLongError(topic, place, after.start)  # the log has lost what was appended there
+                    raise WaitedTooLongError(active, place, after.start)  # the log has lost what was appended there
                 place = part.end
         return False
 
@@ -119,12 +121,13 @@ class LateRecords:
         """Drop the connections."""
         self._reader.close()
 
-    def read(self, topic: str, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
+    def read(self, partition: Partition, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.ReadLate`."""
+        topic, number = partition
         found: list[LateRecord] = []
         place = start
         while place < end:
-            part = self._reader.fetch(topic, place)
+            part = self._reader.fetch(topic, place, partition=number)
             for record in part.records:
                 if record.offset >= end:
                     break
@@ -138,16 +141,16 @@ class LateRecords:
             place = part.end
         return found, min(place, end)
 
-    def find(self, source: str, offset: int, targets: Mapping[str, int]) -> bool | None:
+    def find(self, source: Partition, offset: int, targets: Mapping[Partition, int]) -> bool | None:
         """Carry out :class:`rollbridge_coordinator.state.effects.FindLate`.
 
         Records deleted from a target since then count as found: a copy can be deleted only after it was there.
         """
         wanted = LATE_HEADER, origin(source, offset)
-        for topic, start in targets.items():
-            place, end = start, self._reader.end(topic)
+        for (topic, number), start in targets.items():
+            place, end = start, self._reader.end(topic, partition=number)
             while place < end:
-                part = self._reader.fetch(topic, place)
+                part = self._reader.fetch(topic, place, partition=number)
                 if part.start > place or any(wanted in record.headers for record in part.records):
                     return True
                 if part.end <= place:
@@ -156,28 +159,23 @@ class LateRecords:
         return False
 
 
-def origin(topic: str, offset: int) -> bytes:
-    """Return the header value that names the original of a copy."""
-    return f"{topic}@{offset}".encode()
-
-
-def late_batches(source: str, items: Sequence[tuple[str, LateRecord]]) -> Iterator[tuple[str, bytes]]:
-    """Yield batches of the copies, each with its topic; records of one topic keep their order."""
-    builders: dict[str, BatchBuilder] = {}
-    for topic, record in items:
-        builder = builders.setdefault(topic, BatchBuilder(BATCH_BYTES_MAX))
+def late_batches(source: Partition, items: Sequence[tuple[Partition, LateRecord]]) -> Iterator[tuple[str, int, bytes]]:
+    """Yield batches of the copies, each with its topic and partition; records of one partition keep their order."""
+    builders: dict[Partition, BatchBuilder] = {}
+    for place, record in items:
+        builder = builders.setdefault(place, BatchBuilder(BATCH_BYTES_MAX))
         headers = [*record.headers, (LATE_HEADER, origin(source, record.offset))]
         if not is_plain(headers):
             if builder.count:
-                yield topic, builder.build()
-            yield topic, batch_of_one(record.timestamp_ms, record.key, record.value, headers)
+                yield *place, builder.build()
+            yield *place, batch_of_one(record.timestamp_ms, record.key, record.value, headers)
             continue
         if not builder.append(record.timestamp_ms, record.key, record.value, headers):
-            yield topic, builder.build()
+            yield *place, builder.build()
             builder.append(record.timestamp_ms, record.key, record.value, headers)
-    for topic, builder in builders.items():
+    for place, builder in builders.items():
         if builder.count:
-            yield topic, builder.build()
+            yield *place, builder.build()
 
 
 # Inputs of retention
@@ -210,11 +208,11 @@ class Measures:
         """Drop the connections."""
         self._cluster.disconnect()
 
-    def stable_ends(self, topics: Sequence[str]) -> dict[str, int]:
+    def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.StableEnds`."""
         question = offsets_question(LATEST, Isolation.READ_COMMITTED)
-        found: dict[str, int] = {}
-        left = [(topic, 0) for topic in topics]
+        found: dict[Partition, int] = {}
+        left = list(partitions)
         if not left:
             return found
         deadline = Deadline(ELECTION_S)
@@ -223,7 +221,7 @@ class Measures:
         try:
             while left:
                 answers = ask_once(self._cluster, left, question)
-                found |= {topic: end for (topic, _), end in answers.found.items()}
+                found |= answers.found
                 left = [place for place in left if place not in answers.found]
                 if not left:
                     return found
@@ -234,23 +232,25 @@ class Measures:
                 backoff.sleep(deadline)
         except RollbridgeError as fault:
             why = fault
-        logger.warning("the ends of %d segments, %s among them, cannot be told now: %s", len(left), left[0][0], why)
+        name = show_partition(left[0])
+        logger.warning("the ends of %d segments, %s among them, cannot be told now: %s", len(left), name, why)
         return found
 
-    def disk_bytes(self, topics: Sequence[str]) -> dict[str, int]:
+    def disk_bytes(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
         try:
-            return leader_bytes(self._cluster, topics)
+            return leader_bytes(self._cluster, partitions)
         except RollbridgeError as fault:
             logger.warning("the sizes of segments cannot be told now, so none is truncated by size: %s", fault)
             return {}
 
-    def group_commits(self, groups: Sequence[str]) -> dict[str, dict[str, int]]:
+    def group_commits(self, groups: Sequence[str]) -> dict[str, dict[Partition, int]]:
         """Carry out :class:`rollbridge_coordinator.state.effects.GroupCommits`."""
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, dict[Partition, int]] = {}
         for name in groups:
             try:
-                found[name] = {item.topic: item.offset for item in self._commits_of(name).read(timeout_s=ANSWER_S)}
+                commits = self._commits_of(name).read(timeout_s=ANSWER_S)
+                found[name] = {(item.topic, item.partition): item.offset for item in commits}
             except RollbridgeError as fault:
                 logger.warning("what group %s has read cannot be told now, so it is waited for: %s", name, fault)
         return found

@@ -24,8 +24,7 @@ from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.tail import Tail
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.records import StreamState
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession

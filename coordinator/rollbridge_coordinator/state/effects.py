@@ -4,7 +4,7 @@ A procedure is a generator that yields effects and is sent their results; it doe
 says ``yield from``, which is the same and tells mypy what comes back, because an effect is a generator of one step
 (:meth:`Effect.__iter__`)::
 
-    ends = yield from Seal(topics)  # Mapping[str, int]
+    ends = yield from Seal(partitions)  # Mapping[Partition, int]
 
 Who runs a procedure carries out one effect after the other: the interpreter (``shell.interpreter``) on real servers,
 the simulation of the tests in memory. A class here is an effect's only declaration: its fields are what is asked, the
@@ -28,8 +28,8 @@ from rollbridge.model.control import ControlRecord
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.pieces import FrameRef, Partition
+from rollbridge.model.names import GroupName, Partition, SegmentPlaces
+from rollbridge.model.pieces import FrameRef
 from rollbridge.model.records import NodeOperation
 from rollbridge.model.sn import SN
 
@@ -147,24 +147,25 @@ class TopicIds(Effect[Mapping[str, str]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Seal(Effect[Mapping[str, int]]):
-    """Close topics, so that no writer whatsoever can append to them any more; gives the end offset of each.
+class Seal(Effect[Mapping[Partition, int]]):
+    """Close topics, so that no writer whatsoever can append to them any more; gives the end offset of each partition.
 
-    Left out are topics on which native transactions of others have stayed open for some seconds: nothing new comes in
-    there either, and it can be asked again for where they end.
+    A topic can be closed as a whole only, so all of its partitions are given. Left out of the answer are those on which
+    native transactions of others have stayed open for some seconds: nothing new comes in there either, and it can be
+    asked again for where they end.
     """
 
-    topics: Sequence[str]
+    partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
 class LookForObstacles(Effect[Sequence[Obstacle]]):
-    """Find what keeps topics from being sealed while the round is empty.
+    """Find what keeps partitions from being sealed while the round is empty.
 
     That is native transactions of others, and leaders that are away. Left out is what brokers do not tell us.
     """
 
-    topics: Sequence[str]
+    partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +185,24 @@ class EndForeign(Effect[str | None]):
 # The round: one native transaction; nothing of it is visible before CommitRound.
 
 
+Items = Sequence[tuple[Partition, FrameRef]]
+"""Frames of a round, each with the partition that takes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MergeFrames(Effect[Sequence[int]]):
-    """Append frames to their topics in order, inside the round; gives the offset of each one's first record."""
+    """Append frames to their partitions in order, inside the round; gives the offset of each one's first record."""
 
-    items: Sequence[tuple[str, FrameRef]]
+    items: Items
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Keys and values for a topic of one partition; None is a tombstone."""
+    """Keys and values for a partition, the first one of a topic unless said; None is a tombstone."""
 
     topic: str
     items: Sequence[tuple[bytes, bytes | None]]
+    partition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +225,7 @@ class AppendTogether(Effect[tuple[Sequence[int], Sequence[int]]]):
     ``expected`` ones, the round has been aborted: nothing of it will ever be visible, and it can be done again.
     """
 
-    items: Sequence[tuple[str, FrameRef]]
+    items: Items
     expected: Sequence[int]
     topic: str
     records: Sequence[ControlRecord]
@@ -270,7 +276,7 @@ class Query:
     """What a condition is about.
 
     Attributes:
-        stream: The stream.
+        places: The stream, and where its segments lie.
         course: The segments of its key; the active one is where to look first.
         condition: What is expected. With scope ``key`` only records with its key count.
         since: Sequence id at and before which nothing has to be looked for; None: the whole course is of interest.
@@ -278,7 +284,7 @@ class Query:
         own: Where the round's own records stand there, in order.
     """
 
-    stream: StreamName
+    places: SegmentPlaces
     course: KeyLineage
     condition: Condition
     since: int | None
@@ -321,26 +327,26 @@ class Look(Effect[Sequence[Found | Undecided]]):
 
 @dataclass(frozen=True, slots=True)
 class EndOffsets(Effect[Mapping[Partition, int]]):
-    """Look up the end offset of each buffer partition as of now."""
+    """Look up the end offset of each partition as of now."""
 
     partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
 class StartOffsets(Effect[Mapping[Partition, int]]):
-    """Look up the offset of the first message of each buffer partition that has not been truncated."""
+    """Look up the offset of the first message of each partition that has not been truncated."""
 
     partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
-class StableEnds(Effect[Mapping[str, int]]):
-    """Look up the last stable offset of each topic, below which everything is decided.
+class StableEnds(Effect[Mapping[Partition, int]]):
+    """Look up the last stable offset of each partition, below which everything is decided.
 
-    Left out are topics of which brokers do not tell it now.
+    Left out are those of which brokers do not tell it now.
     """
 
-    topics: Sequence[str]
+    partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,15 +366,15 @@ class Now(Effect[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class DiskBytes(Effect[Mapping[str, int]]):
-    """Measure how many bytes each topic has on the disk of its leader; what cannot be told now is left out."""
+class DiskBytes(Effect[Mapping[Partition, int]]):
+    """Measure how many bytes each partition has on the disk of its leader; what cannot be told now is left out."""
 
-    topics: Sequence[str]
+    partitions: Sequence[Partition]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
-    """Look up what each consumer group has committed, by topic; what cannot be told now is left out."""
+class GroupCommits(Effect[Mapping[str, Mapping[Partition, int]]]):
+    """Look up what each consumer group has committed, by partition; what cannot be told now is left out."""
 
     groups: Sequence[str]
 
@@ -378,12 +384,12 @@ class GroupCommits(Effect[Mapping[str, Mapping[str, int]]]):
 
 @dataclass(frozen=True, slots=True)
 class ReadLate(Effect[tuple[Sequence[LateRecord], int]]):
-    """Read the committed records of a topic from ``start`` up to ``end``, which is decided; at most ``records_max``.
+    """Read the committed records of a partition from ``start`` to ``end``, which is decided; at most ``records_max``.
 
     Gives them, and the offset up to which everything has been looked at.
     """
 
-    topic: str
+    partition: Partition
     start: int
     end: int
     records_max: int
@@ -391,25 +397,25 @@ class ReadLate(Effect[tuple[Sequence[LateRecord], int]]):
 
 @dataclass(frozen=True, slots=True)
 class AppendLate(Effect[str | None]):
-    """Append copies of late records to topics inside the round, in order, each with where it comes from.
+    """Append copies of late records to partitions inside the round, in order, each with where it comes from.
 
     Gives None. If one of them is refused, gives the reason, and the round is empty again.
     """
 
-    source: str
-    items: Sequence[tuple[str, LateRecord]]
+    source: Partition
+    items: Sequence[tuple[Partition, LateRecord]]
 
 
 @dataclass(frozen=True, slots=True)
 class FindLate(Effect[bool | None]):
-    """Tell whether a copy of the record at ``offset`` of a topic is committed in one of ``targets``, from offsets on.
+    """Tell whether a copy of the record at ``offset`` of a partition is committed in a target, from its offset on.
 
     Gives None where that cannot be told now, because a native transaction is open there.
     """
 
-    source: str
+    source: Partition
     offset: int
-    targets: Mapping[str, int]
+    targets: Mapping[Partition, int]
 
 
 # Takeover
@@ -511,7 +517,8 @@ class EffectRefusedError(Exception):
         effect: What was refused.
         reason: Why, as a sentence for people.
         code: Kafka's name of the error, such as ``MESSAGE_TOO_LARGE``, or a code of :mod:`rollbridge.errors`.
-        topic: Topic that was refused; None if it was no single one.
+        topic: Topic that was refused; None if it was no single one. What brokers refuse, they refuse for a topic as a
+            whole, whichever of its partitions was met first.
         places: Of a :class:`MergeFrames` or :class:`AppendTogether`, places of the items one or more of which are at
             fault for what is in them; empty if their content is not the reason.
     """

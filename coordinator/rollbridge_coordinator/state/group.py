@@ -20,12 +20,13 @@ from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, StreamChange
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.ids import GroupCounter, SegmentId
-from rollbridge.model.names import GroupName
+from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_segment_topic
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
-from rollbridge.model.pieces import BufferedTransaction, FrameRef, Partition
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.transaction import State
+from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
@@ -36,16 +37,14 @@ from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
 # Offset prediction
 
 
-Items = Sequence[tuple[str, FrameRef]]
-
 BYTES_MAX: Final = 512 * 1024
 """Rounds larger than this gain nothing, and lose more if the forecast is wrong."""
 PATIENCE_MAX: Final = 1024
 
 
 @dataclass(slots=True)
-class _Topic:
-    """What is known of a topic: its next offset, and for how many rounds it is not to be relied on."""
+class _Log:
+    """What is known of a partition: its next offset, and for how many rounds it is not to be relied on."""
 
     next: int
     patience: int
@@ -55,46 +54,46 @@ class _Topic:
 class Forecast:
     """Remembers where rounds have ended. Not thread-safe."""
 
-    __slots__ = ("_patience", "_topics")
+    __slots__ = ("_logs", "_patience")
 
     def __init__(self, patience: int) -> None:
-        """Start without knowledge; after a forecast that was wrong a topic rests for ``patience`` rounds at least."""
+        """Start without knowledge; where a forecast was wrong, a partition rests for ``patience`` rounds at least."""
         self._patience = patience
-        self._topics: dict[str, _Topic] = {}
+        self._logs: dict[Partition, _Log] = {}
 
     def offsets(self, items: Items) -> list[int] | None:
         """Predict the offset of each frame's first record; None if that is unknown or not worth it."""
-        ends: dict[str, int] = {}
+        ends: dict[Partition, int] = {}
         size = 0
         expected = []
-        for topic, frame in items:
-            end = ends.get(topic)
+        for place, frame in items:
+            end = ends.get(place)
             if end is None:
-                known = self._topics.get(topic)
+                known = self._logs.get(place)
                 if known is None or known.resting:
                     return None
                 end = known.next
             expected.append(end)
-            ends[topic] = end + frame.records
+            ends[place] = end + frame.records
             size += frame.size
         return expected if expected and size <= BYTES_MAX else None
 
     def note(self, items: Items, offsets: Sequence[int], expected: Sequence[int] | None = None) -> None:
-        """Take note of where a round's frames stand, which ends now: a marker follows in each topic.
+        """Take note of where a round's frames stand, which ends now: a marker follows in each partition.
 
         ``expected`` is what :meth:`offsets` said of them, if the round relied on it.
         """
-        ends: dict[str, int] = {}
-        missed: set[str] = set()
-        for place, ((topic, frame), offset) in enumerate(zip(items, offsets, strict=True)):
-            ends[topic] = offset + frame.records + 1
-            if expected is not None and expected[place] != offset:
-                missed.add(topic)
-        for topic, end in ends.items():
-            known = self._topics.get(topic)
+        ends: dict[Partition, int] = {}
+        missed: set[Partition] = set()
+        for index, ((place, frame), offset) in enumerate(zip(items, offsets, strict=True)):
+            ends[place] = offset + frame.records + 1
+            if expected is not None and expected[index] != offset:
+                missed.add(place)
+        for place, end in ends.items():
+            known = self._logs.get(place)
             if known is None:
-                self._topics[topic] = _Topic(end, self._patience)
-            elif topic in missed:
+                self._logs[place] = _Log(end, self._patience)
+            elif place in missed:
                 known.next, known.resting = end, known.patience
                 known.patience = min(2 * known.patience, PATIENCE_MAX)
             else:
@@ -102,10 +101,10 @@ class Forecast:
                 if expected is not None:
                     known.patience = max(known.patience - 1, self._patience)
 
-    def forget(self, topics: Iterable[str]) -> None:
+    def forget(self, partitions: Iterable[Partition]) -> None:
         """Forget segments that are sealed, so never written to again."""
-        for topic in topics:
-            self._topics.pop(topic, None)
+        for place in partitions:
+            self._logs.pop(place, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +349,20 @@ class GroupState:
             isinstance(work, CommittingTransactions) and transaction.transaction_id in work.transactions
             for work in works
         )
+
+    def stream_of(self, topic: str) -> str | None:
+        """Return the stream whose segments lie in a topic, by name; None if it is none of this group's."""
+        for name, stream in self.streams.items():
+            if stream.config.topic == topic:
+                return name
+        name = str(parse_segment_topic(topic)[0]) if is_segment_topic(topic) else ""
+        return name if name in self.streams else None
+
+    def forget_places(self, places: Iterable[Partition]) -> None:
+        """Forget partitions of segments that are gone."""
+        for place in places:
+            self.forecast.forget([place])
+            self.housekeeping.starts.pop(place, None)
 
     def holds_roll(self, streams: Iterable[str]) -> bool:
         """Return True if a rolling commit of these streams waits for native transactions of others."""

@@ -16,6 +16,8 @@ from typing import Final
 from rollbridge.model.changes import Roll, ids_beside
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import StreamCondition, name_some
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import bytes_of_epoch
 from rollbridge.model.transaction import State
@@ -24,8 +26,26 @@ from rollbridge_coordinator.state.group import GroupState
 ROLL_BYTES_MAX: Final = 1_000_000
 """Of the two epochs that a rolling commit publishes of a stream at once; ZooKeeper takes 1 MiB."""
 
-TargetTopics = Mapping[tuple[str, int, int], str]
-"""(stream, reference epoch, segment number) → topic."""
+
+class Targets:
+    """Where the pieces of transactions go, and what stands where.
+
+    Attributes:
+        places: (stream, reference epoch, segment number) → partition.
+        segments: Partition → stream and segment.
+    """
+
+    __slots__ = ("places", "segments")
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.places: dict[tuple[str, int, int], Partition] = {}
+        self.segments: dict[Partition, tuple[str, SegmentId]] = {}
+
+    def add(self, stream: str, epoch: int, segment: SegmentId, place: Partition) -> None:
+        """Send what a transaction of an epoch has written to the segment's number to a partition."""
+        self.places[stream, epoch, segment.number] = place
+        self.segments[place] = stream, segment
 
 
 OrderKey = LineKey | str
@@ -310,19 +330,18 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
     return not (transaction.written_streams() - own.keys()) & rolls.keys()
 
 
-def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> TargetTopics:
-    """Return the topics of transactions' pieces: in the active epochs, and the duplicates that ``rolls`` name."""
-    topics: dict[tuple[str, int, int], str] = {}
+def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Targets:
+    """Return the partitions of transactions' pieces: in the active epochs, and the duplicates that ``rolls`` name."""
+    found = Targets()
     rolled = {roll.stream: roll for roll in rolls}
     for name, stream in group.streams.items():
         roll = rolled.get(name)
         if roll is None:
             active = stream.history.active
-            for number, topic in stream.topics_of(active).items():
-                topics[name, active.reference_epoch, number] = topic
+            for segment, place in stream.places_of(active.segments).items():
+                found.add(name, active.reference_epoch, segment, place)
         else:
-            for segment in stream.history.record(roll.transaction_epoch).segments:
-                duplicate = type(segment.id).of(segment.id.number, roll.duplicate_epoch)
-                topic = stream.config.name.segment_topic(duplicate)
-                topics[name, roll.transaction_epoch, segment.id.number] = topic
-    return topics
+            for item in stream.history.record(roll.transaction_epoch).segments:
+                duplicate = SegmentId.of(item.id.number, roll.duplicate_epoch)
+                found.add(name, roll.transaction_epoch, duplicate, stream.place_of(duplicate))
+    return found

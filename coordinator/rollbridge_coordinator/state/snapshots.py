@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from rollbridge.model.names import snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import OngoingTransactions, ongoing_name
 from rollbridge.model.options import KIB, MIB, option
-from rollbridge.model.pieces import Partition
 from rollbridge.model.snapshots import (
     AbortedTransactions,
     Cut,

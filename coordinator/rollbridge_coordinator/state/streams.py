@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,10 +17,11 @@ from rollbridge.model.frames import BUFFER_OVERHEAD_BYTES, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.journal import DELETED, is_deleted, streams_of
 from rollbridge.model.late import LateNotes
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.pieces import BufferedTransaction, Partition
+from rollbridge.model.names import GroupName, Partition, StreamName
+from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation
 from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.segment_graph import Segment
 from rollbridge_coordinator.state.effects import TopicCreation
 from rollbridge_coordinator.state.upkeep import ByteCounter
 
@@ -52,13 +53,14 @@ class LedStream:
         """Return the partition of its buffer for a transaction's id."""
         return self.config.buffer_topic, buffer_partition(identifier, self.config.buffer_partitions)
 
-    def topic_of(self, segment: SegmentId) -> str:
-        """Return the topic of a segment."""
-        return self.config.name.segment_topic(segment)
+    def place_of(self, segment: SegmentId) -> Partition:
+        """Return the partition that a segment is."""
+        return self.config.place(segment)
 
-    def topics_of(self, record: EpochRecord) -> dict[int, str]:
-        """Return the topic of each segment of an epoch, by segment number."""
-        return {item.id.number: self.config.name.segment_topic(item.id) for item in record.segments}
+    def places_of(self, segments: Iterable[Segment]) -> dict[SegmentId, Partition]:
+        """Return the partition that each segment is."""
+        of = self.config.places.of
+        return {item.id: of(item.id) for item in segments}
 
 
 @dataclass(slots=True)
@@ -186,7 +188,7 @@ def segment_bytes_max(config: StreamConfig) -> int:
 def segment_topic_spec(config: StreamConfig, segment: SegmentId) -> TopicCreation:
     """Return the topic of a segment: records keep their writers' timestamps, and the stream does the retention."""
     return TopicCreation(
-        config.name.segment_topic(segment),
+        config.place(segment)[0],
         replication_factor=config.replication_factor,
         config={
             **_KEEP,

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import Partition
 from rollbridge.model.records import FOREVER, Mark, Retention, RetentionMarks
 
 REST_FIRST_MS: Final = 1_000

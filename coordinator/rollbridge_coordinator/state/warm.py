@@ -20,7 +20,7 @@ from itertools import takewhile
 
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.fences import Fences
-from rollbridge.model.pieces import Partition
+from rollbridge.model.names import Partition
 from rollbridge_coordinator.state.effects import LogSummary
 from rollbridge_coordinator.state.snapshots import BufferPlaces
 
