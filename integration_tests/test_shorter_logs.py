@@ -373,7 +373,7 @@ def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
         raw = LogReader(brokers).fetch_raw(TOPIC, 5).batches
         (producer_id,) = {parse_header(batch).producer_id for batch in complete_batches(raw)}
         # It knew the log up to offset 6 under the first leader epoch, which has ended at 5.
-        look = OwnBatches(TOPIC, 7, 8, producer_id, epoch=0)
+        look = OwnBatches((TOPIC, 0), 7, 8, producer_id, epoch=0)
         while not look.read_on(brokers):
             pass
     assert sorted(look.found.values()) == [5, 6, 7], "what is looked for may stand where the log was cut off"

@@ -311,7 +311,7 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
 
 
 def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:
-    course: LaneCourse[Any] = LaneCourse(GROWN.before(4), str, lambda parcel, lanes: [])
+    course: LaneCourse[Any] = LaneCourse(GROWN.before(4), lambda segment: (str(segment), 0), lambda parcel, lanes: [])
     assert [lane.id for lane in course.active] == [SegmentId.of(3, 3)]
     course.adopt(without_epochs(REMOVED, 7))
     assert [lane.id for lane in course.lanes()] == [SegmentId.of(9, 9)]

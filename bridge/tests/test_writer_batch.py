@@ -42,7 +42,7 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
 def lanes(count: int) -> list[PartitionQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
     course: StreamQueues[ProducerBatch] = StreamQueues(
-        history, str, lambda batch, heirs: batch.take_apart(heirs, 1 << 20)
+        history, lambda segment: (str(segment), 0), lambda batch, heirs: batch.take_apart(heirs, 1 << 20)
     )
     return course.active
 

@@ -44,12 +44,12 @@ def split(box: Box, heirs: Sequence[PartitionQueue[Box]]) -> Iterable[tuple[Box,
     return [(Box(mine), heir) for heir, mine in rows.items() if mine]
 
 
-def topic_of(segment: SegmentId) -> str:
-    return str(segment)
+def target_of(segment: SegmentId) -> tuple[str, int]:
+    return str(segment), 0
 
 
 def course_of(history: EpochHistory) -> StreamQueues[Box]:
-    return StreamQueues(history, topic_of, split)
+    return StreamQueues(history, target_of, split)
 
 
 def scaled(history: EpochHistory, seal: Sequence[int], ranges: Sequence[tuple[float, float]], end: int) -> EpochHistory:
@@ -366,7 +366,7 @@ class World:
         self.defect = defect
         self.history = start(2)
         self.pending: EpochHistory | None = None
-        self.logs: dict[str, Log] = {topic_of(item): Log() for item in self.history.segments()}
+        self.logs: dict[str, Log] = {target_of(item)[0]: Log() for item in self.history.segments()}
         self.course = course_of(self.history)
         self.pipe: deque[tuple[PartitionQueue[Box], Box, int]] = deque()
         self.answers: deque[tuple[PartitionQueue[Box], Box, str, int]] = deque()
@@ -475,11 +475,11 @@ class World:
         record = self.history.plan_scale([item.id.number for item in sealed], ranges, 0)
         longer = self.history.with_records(record)
         for item in sealed:
-            self.logs[topic_of(item.id)].sealed = True
-        ends = {item.id: len(self.logs[topic_of(item.id)].rows) for item in sealed}
+            self.logs[target_of(item.id)[0]].sealed = True
+        ends = {item.id: len(self.logs[target_of(item.id)[0]].rows) for item in sealed}
         self.pending = longer.with_sealed_ends(record.epoch, ends)
         for item in longer.began_with(record.epoch):
-            self.logs[topic_of(item.id)] = Log()
+            self.logs[target_of(item.id)[0]] = Log()
 
     def publish(self) -> None:
         if self.pending is not None:
@@ -520,7 +520,7 @@ class World:
         found = []
         by_key: dict[float, list[int]] = {key: [] for key in self.keys}
         for segment in sorted(self.history.segments(), key=lambda item: item.epoch):
-            for key, number in self.logs[topic_of(segment)].rows:
+            for key, number in self.logs[target_of(segment)[0]].rows:
                 by_key[key].append(number)
         for key, numbers in by_key.items():
             wanted = [n for n in range(1, self.counts[key] + 1) if (key, n) not in self.dropped]

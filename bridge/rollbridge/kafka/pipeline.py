@@ -43,7 +43,7 @@ from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedE
 from rollbridge.kafka.fetch import NO_EPOCH, Wanted, ask_batches
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import ask_first_offset
-from rollbridge.model.names import Partition
+from rollbridge.model.names import Partition, show_partition
 
 PRODUCE_KEY: Final = 0
 PRODUCE_VERSION: Final = 12
@@ -487,11 +487,11 @@ class OwnBatches:
             batches that stood there are unknown.
     """
 
-    def __init__(self, topic: str, start: int, end: int, producer_id: int, epoch: int = NO_EPOCH) -> None:
+    def __init__(self, partition: Partition, start: int, end: int, producer_id: int, epoch: int = NO_EPOCH) -> None:
         """Prepare the search, reading nothing yet.
 
         Args:
-            topic: Topic of one partition, to which nothing is appended below ``end`` any more.
+            partition: Where they stand; nothing is appended below ``end`` any more.
             start: First offset to read.
             end: Offset before which to stop.
             producer_id: Producer of the wanted batches.
@@ -499,7 +499,7 @@ class OwnBatches:
         """
         self.found: dict[int, int] = {}
         self.gap: tuple[int, int] | None = None
-        self._topic = topic
+        self._partition = partition
         self._next = start
         self._end = end
         self._producer_id = producer_id
@@ -528,20 +528,20 @@ class OwnBatches:
             if header.producer_id == self._producer_id and header.base_offset < self._end:
                 self.found[header.base_sequence] = header.base_offset
         if after == self._next:
-            raise KafkaUnavailableError(f"offset {self._next} of {self._topic} could not be read")
+            raise KafkaUnavailableError(f"offset {self._next} of {show_partition(self._partition)} could not be read")
         self._next = after
         return after >= self._end
 
     def _fetch(self, cluster: Cluster) -> bytes | None:
         """Fetch from the next offset; return None if that offset has changed instead."""
-        topic, start, epoch = self._topic, self._next, self._epoch
+        (topic, number), start, epoch = self._partition, self._next, self._epoch
         try:
             try:
-                answer = ask_batches(cluster, Wanted(topic, 0, start, epoch), _WAIT_MS, Isolation.READ_UNCOMMITTED)
+                answer = ask_batches(cluster, Wanted(topic, number, start, epoch), _WAIT_MS, Isolation.READ_UNCOMMITTED)
             except CodeError as exc:
                 if exc.code is not ErrorCode.offset_out_of_range:
                     raise
-                self._skip_to(ask_first_offset(cluster, topic, 0))
+                self._skip_to(ask_first_offset(cluster, topic, number))
                 return None
         except CodeError as exc:
             cluster.forget_leader(topic)
@@ -559,9 +559,8 @@ class OwnBatches:
             low, high = self.gap or (self._next, first)
             self.gap = min(low, self._next), max(high, first)
         elif self._epoch == NO_EPOCH:
-            raise CorruptDataError(
-                f"topic {self._topic} ends before offset {self._next}, and was sealed at {self._end}"
-            )
+            name = show_partition(self._partition)
+            raise CorruptDataError(f"topic {name} ends before offset {self._next}, and was sealed at {self._end}")
         self._next, self._epoch = first, NO_EPOCH
 
 

@@ -454,9 +454,7 @@ class StreamAccumulator:
         self._sticky = 0
         self._bases: dict[SegmentId, int] = {}
         self._compression = int(engine.options.codec)
-        self.course: StreamQueues[ProducerBatch] = StreamQueues(
-            view.history, view.config.name.segment_topic, self._split
-        )
+        self.course: StreamQueues[ProducerBatch] = StreamQueues(view.history, view.config.places.of, self._split)
         self._route()
 
     @property

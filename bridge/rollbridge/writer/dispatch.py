@@ -32,6 +32,7 @@ from rollbridge.kafka.fetch import NO_EPOCH
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.offsets import LATEST, offsets_request
 from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, ProduceVerdict, produce_body, request_start, verdict
+from rollbridge.model.names import Partition
 from rollbridge.writer import accumulator as faults
 from rollbridge.writer.accumulator import ProducerBatch, StreamAccumulator, WriterOptions
 from rollbridge.writer.lanes import PartitionQueue, SegmentPhase
@@ -47,16 +48,16 @@ _HOLD_S: Final = 0.05
 
 @dataclass(slots=True, eq=False)
 class BatchRequest:
-    """Produce request in flight: lane and batch by topic."""
+    """Produce request in flight: lane and batch by partition."""
 
-    items: dict[str, tuple[PartitionQueue[ProducerBatch], ProducerBatch]]
+    items: dict[Partition, tuple[PartitionQueue[ProducerBatch], ProducerBatch]]
 
 
 @dataclass(slots=True, eq=False)
 class EndInquiry:
-    """ListOffsets request in flight, for the log ends of lanes that have sent nothing yet, by topic."""
+    """ListOffsets request in flight, for the log ends of lanes that have sent nothing yet, by partition."""
 
-    lanes: dict[str, PartitionQueue[ProducerBatch]]
+    lanes: dict[Partition, PartitionQueue[ProducerBatch]]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +111,9 @@ class RequestDispatcher:
         self._suspect = suspect
         self._notify = settled
         self._start = request_start(None, int(options.request_timeout_s * 500))
-        self._held: dict[str, float] = {}
+        self._held: dict[Partition, float] = {}
         self._backoff_s = 0.0
-        self._unknown: dict[str, PartitionQueue[ProducerBatch]] = {}
+        self._unknown: dict[Partition, PartitionQueue[ProducerBatch]] = {}
         self._unreached: set[NodeId] = set()
         self._asked: set[PartitionQueue[ProducerBatch]] = set()
 
@@ -135,20 +136,24 @@ class RequestDispatcher:
         why: RollbridgeError | None = None
         missing: dict[str, ErrorCode] = {}
         try:
-            missing = self._cluster.learn(lanes)
+            missing = self._cluster.learn(topic for topic, _ in lanes)
             with lock:
-                led = {self._cluster.known_leader(topic, 0) for topic in lanes}
+                led = {self._cluster.known_leader(*target) for target in lanes}
                 nodes = {node for node in nodes | led if node is not None and self._is_unreached(node)}
             for node in sorted(nodes):
                 self._cluster.connection(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
         except RollbridgeError as fault:
             why = fault
         with lock:
-            for topic, code in missing.items():
-                self._missing(lanes[topic], code)
+            for (topic, number), lane in lanes.items():
+                if topic in missing:
+                    self._missing(lane, missing[topic])
+                elif why is None and self._cluster.known_leader(topic, number) is None:
+                    self._cluster.forget_leader(topic)  # other partitions have one: look again for this one
+                    self._missing(lane, ErrorCode.leader_not_available)
             if why is not None:
                 logger.info("a broker cannot be reached now: %s", why)
-                for topic in lanes:
+                for topic, _ in lanes:
                     self._cluster.forget_leader(topic)
                 for node in nodes:
                     self._forget(node)
@@ -162,7 +167,7 @@ class RequestDispatcher:
     def _forget(self, node: NodeId) -> None:
         """Forget a broker as leader of ready lanes: it may stay away, and other brokers know its successor."""
         for lane in self.ready:
-            if self._cluster.known_leader(lane.topic, 0) == node:
+            if self._cluster.known_leader(*lane.target) == node:
                 self._cluster.forget_leader(lane.topic)
 
     def _missing(self, lane: PartitionQueue[ProducerBatch], code: ErrorCode) -> None:
@@ -190,13 +195,13 @@ class RequestDispatcher:
                 if link is not None and link.requests and not self._has_room(link):
                     continue
                 if not lane.placed:
-                    inquiries.setdefault(node, EndInquiry({})).lanes[lane.topic] = lane
+                    inquiries.setdefault(node, EndInquiry({})).lanes[lane.target] = lane
                     continue
                 request = requests.setdefault(node, BatchRequest({}))
                 size = sizes.get(node, 0)
                 if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
                     batch = lane.take()
-                    request.items[lane.topic] = (lane, batch)
+                    request.items[lane.target] = (lane, batch)
                     sizes[node] = size + len(batch.data)
             if not requests and not inquiries:
                 return
@@ -209,11 +214,11 @@ class RequestDispatcher:
         return len(link.requests) < self._options.in_flight_max and not link.connection.expired()
 
     def _leader(self, lane: PartitionQueue[ProducerBatch]) -> NodeId | None:
-        if self._held and time.monotonic() < self._held.get(lane.topic, 0.0):
+        if self._held and time.monotonic() < self._held.get(lane.target, 0.0):
             return None
-        node = self._cluster.known_leader(lane.topic, 0)
+        node = self._cluster.known_leader(*lane.target)
         if node is None:
-            self._unknown[lane.topic] = lane
+            self._unknown[lane.target] = lane
             return None
         if self._is_unreached(node):
             self._unreached.add(node)  # a new connection, as the present one is gone or too old
@@ -241,8 +246,7 @@ class RequestDispatcher:
             self.ready.pop(lane, None)
         link.requests.append(inquiry)
         try:
-            places = [(topic, 0) for topic in inquiry.lanes]
-            link.connection.send(offsets_request(LATEST, Isolation.READ_UNCOMMITTED, places))
+            link.connection.send(offsets_request(LATEST, Isolation.READ_UNCOMMITTED, inquiry.lanes))
         except ConnectionLostError as fault:
             self.lost(node, fault)
 
@@ -253,7 +257,7 @@ class RequestDispatcher:
             return
         items = [
             (
-                (lane.topic, 0),
+                lane.target,
                 stamped_header(
                     batch.data,
                     producer_id=self.producer[0],
@@ -284,7 +288,7 @@ class RequestDispatcher:
                 link.requests.popleft()
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
-                        lane, batch = request.items.pop(topic.name)
+                        lane, batch = request.items.pop((topic.name, partition.index))
                         self._judge(lane, batch, partition)
                 self._return(request, doubtful=True)  # a batch left out of the answer counts as lost
         except ConnectionLostError as fault:
@@ -292,11 +296,10 @@ class RequestDispatcher:
 
     def _place(self, inquiry: EndInquiry, answer: ListOffsetsResponse) -> None:
         """Record the ends of logs. Errors that would persist are left to the batches, whose answers tell the reason."""
-        for topic in answer.topics:
-            lane = inquiry.lanes.get(str(topic.name))
-            if lane is None or not topic.partitions:
+        for name, found in ((topic.name, found) for topic in answer.topics for found in topic.partitions):
+            lane = inquiry.lanes.get((name, found.partition_index))
+            if lane is None:
                 continue
-            found = topic.partitions[0]
             meaning = codes.meaning(codes.READ, found.error_code)
             if meaning is Meaning.DONE:
                 lane.place(int(found.offset), int(found.leader_epoch))
@@ -427,7 +430,7 @@ class RequestDispatcher:
         link.connection.close()
         for request in link.requests:
             asked = request.lanes if isinstance(request, EndInquiry) else request.items
-            for topic in asked:
+            for topic, _ in asked:
                 self._cluster.forget_leader(topic)  # the broker may stay away, and others know the new leader
             if isinstance(request, EndInquiry):
                 self._end(request)
@@ -438,8 +441,8 @@ class RequestDispatcher:
     def _hold(self, lane: PartitionQueue[ProducerBatch]) -> None:
         """Send nothing of a segment for ``_HOLD_S``; others go on."""
         now = time.monotonic()
-        self._held = {topic: until for topic, until in self._held.items() if until > now}
-        self._held[lane.topic] = now + _HOLD_S
+        self._held = {target: until for target, until in self._held.items() if until > now}
+        self._held[lane.target] = now + _HOLD_S
 
     def back_off(self) -> None:
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, self._backoff_s * 2))

@@ -56,7 +56,7 @@ class Search:
     ) -> None:
         self.channel = channel
         self.lane = lane
-        self.log = OwnBatches(lane.topic, lane.last_offset + 1, end, producer_id, lane.epoch)
+        self.log = OwnBatches(lane.target, lane.last_offset + 1, end, producer_id, lane.epoch)
         self.not_before = 0.0
         self._backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         self._errand: Errand[None] = Errand("rollbridge-writer-search")

@@ -30,6 +30,7 @@ from typing import Final, Generic, TypeVar
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import Partition
 from rollbridge.model.segment_graph import Segment
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
@@ -95,7 +96,7 @@ class PartitionQueue(Generic[P]):
 
     Attributes:
         course: The lanes of its stream.
-        segment: Id and key range.
+        target: Where the segment lies; its topic is :attr:`topic`.
         topic: Topic of the segment.
         open: Batch that is being filled; in no queue yet.
         inherited: Batches written to predecessors of this segment; sent first.
@@ -125,13 +126,13 @@ class PartitionQueue(Generic[P]):
         "queue",
         "sealed_end",
         "segment",
-        "topic",
+        "target",
     )
 
-    def __init__(self, course: StreamQueues[P], segment: Segment, topic: str) -> None:
+    def __init__(self, course: StreamQueues[P], segment: Segment, target: Partition) -> None:
         self.course = course
         self.segment = segment
-        self.topic = topic
+        self.target = target
         self.phase = SegmentPhase.OPEN
         self.open: P | None = None
         self.inherited: deque[P] = deque()
@@ -148,6 +149,11 @@ class PartitionQueue(Generic[P]):
 
     def __repr__(self) -> str:
         return f"<Lane {self.segment.id} {self.phase.value}, {len(self.in_flight)} under way>"
+
+    @property
+    def topic(self) -> str:
+        """Topic that is written to."""
+        return self.target[0]
 
     @property
     def id(self) -> SegmentId:
@@ -299,9 +305,9 @@ class StreamQueues(Generic[P]):
         closed: True once nothing will be sent or handed over any more.
     """
 
-    def __init__(self, history: EpochHistory, topic_of: Callable[[SegmentId], str], split: Split[P]) -> None:
+    def __init__(self, history: EpochHistory, target_of: Callable[[SegmentId], Partition], split: Split[P]) -> None:
         """Start in the active epoch of a history."""
-        self._topic_of = topic_of
+        self._target_of = target_of
         self._split = split
         self._ended: list[PartitionQueue[P]] = []
         self.closed = False
@@ -322,7 +328,7 @@ class StreamQueues(Generic[P]):
                 if not history.is_dropped(lane.id):
                     lane.sealed_end = history.sealed_end(lane.id)
         self._ended.sort(key=lambda lane: lane.id.epoch)
-        self.active = [lanes.get(item.id) or PartitionQueue(self, item, self._topic_of(item.id)) for item in current]
+        self.active = [lanes.get(item.id) or PartitionQueue(self, item, self._target_of(item.id)) for item in current]
         self.drain()
 
     def close(self) -> None:
