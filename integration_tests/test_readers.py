@@ -27,7 +27,7 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LATE_HEADER
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import SegmentPlaces, StreamName
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER
@@ -256,7 +256,7 @@ def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_commi
     with client.reader(orders, follow=False) as reader:
         until(lambda: reader._fetch(0.1) and length_hint(reader._rest))
         shown = Preview(
-            StreamName.parse(orders),
+            SegmentPlaces(StreamName.parse(orders)),
             rollbridge.SegmentId.of(0, 0),
             rollbridge.TransactionId.of(0, 9),
             0,

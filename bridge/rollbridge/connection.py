@@ -52,7 +52,7 @@ from rollbridge.kafka.retry import Deadline
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_client_name
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_client_name
 from rollbridge.model.position import StartLike
 from rollbridge.model.records import TransactionRecord
 from rollbridge.model.synchronizer import Codec, Machine, S, U
@@ -367,7 +367,7 @@ class Bridge(Resuming):
         try:
             return Reader(
                 self.settings,
-                name,
+                self._places_of(name),
                 lambda changed: self.admin.history(stream, changed),
                 start=start,
                 isolation=isolation,
@@ -410,7 +410,13 @@ class Bridge(Resuming):
         if name not in self._metadata.groups():
             raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
         return TransactionReader(
-            self.settings, name, Origin(self._history_of), start=start, follow=follow, stalled_s=stalled_s
+            self.settings,
+            name,
+            Origin(self._history_of),
+            self._places_of,
+            start=start,
+            follow=follow,
+            stalled_s=stalled_s,
         )
 
     def cas_writer(
@@ -612,6 +618,11 @@ class Bridge(Resuming):
             return self._catalog.view(str(stream)).history
         except NotFoundError:
             return None
+
+    def _places_of(self, stream: StreamName) -> SegmentPlaces:
+        """Return where the segments of a stream lie; those of one that is gone lay in topics of their own."""
+        config = self._metadata.stream(stream)
+        return SegmentPlaces(stream) if config is None else config.places
 
     def _find(self, identifier: TransactionId, timeout_s: float) -> TransactionRecord:
         """Wait for the record of an open transaction and return it."""

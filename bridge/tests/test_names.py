@@ -16,6 +16,7 @@ from rollbridge.model.names import (
     TOPIC_NAME_MAX,
     GroupName,
     Partition,
+    PlaceIndex,
     SegmentPlaces,
     StreamName,
     check_client_name,
@@ -230,6 +231,16 @@ def test_the_segment_at_its_place_is_the_segment(stream: StreamName, segment: Se
     for first_epoch in (0, segment.epoch):
         places = SegmentPlaces(stream, topic, first_epoch)
         assert places.segment_at(places.of(segment)) == segment
+
+
+def test_an_index_of_streams_finds_adopted_partitions_and_by_their_names_those_of_our_own() -> None:
+    orders, returns = StreamName.parse("sales/orders"), StreamName.parse("sales/returns")
+    index = PlaceIndex([SegmentPlaces(orders, "orders", 7), SegmentPlaces(returns)])
+    assert index.find(("orders", 3)) == (orders, SegmentId.of(3, 7))
+    assert index.find(("sales.orders.segment-3.epoch-8", 0)) == (orders, SegmentId.of(3, 8))
+    assert index.find(("sales.others.segment-0.epoch-0", 0)) == (StreamName.parse("sales/others"), SegmentId.of(0, 0))
+    with pytest.raises(InvalidNameError):
+        index.find(("others", 0))
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ class Admin:
         name = StreamName.parse(stream)
         config = self._config(name)
         wanted = parse_start(name, before)
-        cut = cut_before(self._offsets(), name, self.history(stream), wanted)
+        cut = cut_before(self._offsets(), config.places, self.history(stream), wanted)
         request = AdminRequest(
             kind=RequestKind.TRUNCATE_STREAM,
             stream=str(name),
@@ -311,7 +311,7 @@ class Admin:
 
     def beginning(self, stream: str) -> ReadPosition:
         """Return the beginning of a stream: the offset of the first record left in each of its first segments."""
-        return beginning(self._offsets(), StreamName.parse(stream), self.history(stream))
+        return beginning(self._offsets(), self._config(StreamName.parse(stream)).places, self.history(stream))
 
     @_within_its_time
     def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:

@@ -236,7 +236,7 @@ class Consumer:
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
         owned = self._members.owned
         if not any(map(KafkaMessage.error, messages)):
-            lasts = last_offsets(messages)
+            lasts = {topic: last for (topic, _), last in last_offsets(messages, ()).items()}
             items = [owned.get(topic) for topic in lasts]
             late = any(self._members.is_late(topic, last) for topic, last in lasts.items())
             if not late and all(item is not None and item.phase is Phase.OPEN for item in items):

@@ -52,6 +52,7 @@ class PreviewTail:
             KafkaUnavailableError, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
         """
         self._stream = stream.name
+        self._places = stream.places
         self._topic = topic = stream.buffer_topic
         self._log = stream.group.commit_log_topic
         partitions = stream.buffer_partitions
@@ -143,7 +144,7 @@ class PreviewTail:
                     if name == RECORD_HEADER and value is not None:
                         local = unpack_record_header(value)[1]
                 yield Preview(
-                    self._stream,
+                    self._places,
                     segment,
                     transaction.transaction_id,
                     local,

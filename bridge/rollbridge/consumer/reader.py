@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import length_hint
@@ -41,7 +41,7 @@ from rollbridge.kafka.retry import Errand, limited
 from rollbridge.kafka.standstill import Lookout
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition, StreamName
+from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
 from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start, StartLike, parse_start
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.truncation import consistent, frontier
@@ -57,7 +57,7 @@ class Begin:
     floor: Mapping[SegmentId, int] = field(default_factory=dict)
 
 
-def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Begin:
+def locate(offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory, start: Start) -> Begin:
     """Return the offsets to begin at.
 
     Raises:
@@ -66,19 +66,19 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
         StreamRecreatedError: The start belongs to a deleted stream of this name.
         KafkaUnavailableError, NotFoundError.
     """
-    topics = {stream.segment_topic(segment): segment for segment in history.stored()}
+    stream, stored = places.stream, _placed(places, history.stored())
     removed = {segment: history.sealed_end(segment) or 0 for segment in history.removed}
     match start:
         case Latest():
-            return Begin(readable_ends(offsets, stream, history, Isolation.READ_COMMITTED))
+            return Begin(readable_ends(offsets, places, history, Isolation.READ_COMMITTED))
         case Earliest():
-            return Begin(floor=removed | _by_segment(topics, offsets.first(topics)))
+            return Begin(floor=removed | _by_segment(stored, offsets.first(stored)))
         case Since(ms):
-            return Begin(floor=removed | since(offsets, topics, ms))
+            return Begin(floor=removed | since(offsets, stored, ms))
         case At(wanted):
             history.check_life(stream, wanted)
-            first = removed | _by_segment(topics, offsets.first(topics))
-            end = removed | _by_segment(topics, offsets.end(topics, Isolation.READ_UNCOMMITTED))
+            first = removed | _by_segment(stored, offsets.first(stored))
+            end = removed | _by_segment(stored, offsets.end(stored, Isolation.READ_UNCOMMITTED))
             for segment, offset in wanted.items():
                 if history.is_dropped(segment):
                     raise TruncatedError(
@@ -93,7 +93,9 @@ def locate(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start
             assert_never(start)
 
 
-def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, start: Start) -> Mapping[SegmentId, int]:
+def cut_before(
+    offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory, start: Start
+) -> Mapping[SegmentId, int]:
     """Return the stream cut that deletes what a reader with this start skips; see :mod:`rollbridge.model.truncation`.
 
     Raises:
@@ -103,49 +105,53 @@ def cut_before(offsets: LogOffsets, stream: StreamName, history: EpochHistory, s
     """
     match start:
         case At(wanted):
-            history.check_life(stream, wanted)
+            history.check_life(places.stream, wanted)
             return wanted
         case Since(ms):
-            stored = {stream.segment_topic(segment): segment for segment in history.stored()}
+            stored = _placed(places, history.stored())
             return frontier(history, consistent(history, since(offsets, stored, ms)))
         case Latest():
-            return readable_ends(offsets, stream, history, Isolation.READ_COMMITTED)
+            return readable_ends(offsets, places, history, Isolation.READ_COMMITTED)
         case Earliest():
             raise InvalidRequestError("there is nothing before the earliest record; nothing was deleted")
         case _:
             assert_never(start)
 
 
-def beginning(offsets: LogOffsets, stream: StreamName, history: EpochHistory) -> ReadPosition:
+def beginning(offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory) -> ReadPosition:
     """Return the position of the first records that are left.
 
     Raises:
         KafkaUnavailableError, NotFoundError.
     """
-    begin = locate(offsets, stream, history, Earliest())
-    return ReadPosition(stream, frontier(history, consistent(history, begin.floor)))
+    begin = locate(offsets, places, history, Earliest())
+    return ReadPosition(places.stream, frontier(history, consistent(history, begin.floor)))
 
 
-def since(offsets: LogOffsets, topics: Mapping[str, SegmentId], ms: int) -> dict[SegmentId, int]:
+def since(offsets: LogOffsets, stored: Mapping[Partition, SegmentId], ms: int) -> dict[SegmentId, int]:
     """Return the offset of the first record at or after a time (ms since 1970), by segment; the end if there is none.
 
     Raises:
         KafkaUnavailableError, NotFoundError.
     """
-    found = offsets.since_or_end(topics, ms)
-    return {segment: found[topic] for topic, segment in topics.items()}
+    found = offsets.since_or_end(stored, ms)
+    return {segment: found[place] for place, segment in stored.items()}
 
 
 def readable_ends(
-    offsets: LogOffsets, stream: StreamName, history: EpochHistory, isolation: Isolation
+    offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory, isolation: Isolation
 ) -> dict[SegmentId, int]:
     """Return the ends of the active segments."""
-    topics = {stream.segment_topic(segment): segment for segment in history.active.segment_ids}
-    return _by_segment(topics, offsets.end(topics, isolation))
+    active = _placed(places, history.active.segment_ids)
+    return _by_segment(active, offsets.end(active, isolation))
 
 
-def _by_segment(topics: Mapping[str, SegmentId], found: Mapping[str, int]) -> dict[SegmentId, int]:
-    return {topics[topic]: offset for topic, offset in found.items()}
+def _placed(places: SegmentPlaces, segments: Iterable[SegmentId]) -> dict[Partition, SegmentId]:
+    return {places.of(segment): segment for segment in segments}
+
+
+def _by_segment(placed: Mapping[Partition, SegmentId], found: Mapping[Partition, int]) -> dict[SegmentId, int]:
+    return {placed[place]: offset for place, offset in found.items()}
 
 
 def _check(stream: StreamName, segment: SegmentId, offset: int, first: int | None, end: int) -> None:
@@ -203,7 +209,7 @@ class Reader:
     def __init__(
         self,
         settings: ConnectionSettings,
-        stream: StreamName,
+        places: SegmentPlaces,
         load: LoadHistory,
         *,
         start: StartLike = "earliest",
@@ -216,7 +222,7 @@ class Reader:
 
         Args:
             settings: How to reach Kafka.
-            stream: Stream to read.
+            places: Stream to read, and where its segments lie.
             load: Loader of its epochs.
             start: Start position, see :mod:`rollbridge.model.position`.
             isolation: ``read_uncommitted`` shows records of open transactions, by ``preview``.
@@ -228,32 +234,33 @@ class Reader:
             InvalidRequestError, TruncatedError: Reading cannot begin there.
             StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
+        self._stream = stream = places.stream
+        self._at = places
         wanted = parse_start(stream, start)
-        self._stream = stream
         self._load = load
         self._follow = follow
         self._stalled_s = stalled_s
         self._preview = preview if isolation == "read_uncommitted" else None
         # Set by ZooKeeper's watches, on a thread of the session; everything else is used by the caller's thread only.
         self._changed = threading.Event()
-        self._topics: dict[str, SegmentId] = {}
+        self._placed: dict[Partition, SegmentId] = {}
         self._assigned: set[SegmentId] = set()
         self._loaded_at = self._moved_at = time.monotonic()
         history = load(self._changed.set if follow else None)
         self._history = history
-        self._origin = Origin(lambda _: self._history)
+        self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]))
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         try:
-            begin = locate(offsets, stream, history, wanted)
+            begin = locate(offsets, places, history, wanted)
         except NotFoundError:
             fresh = load(None)
             if (fresh.removed, fresh.first) == (history.removed, history.first):
                 raise
             self._history = history = fresh  # a segment was removed between the two requests
-            begin = locate(offsets, stream, history, wanted)
+            begin = locate(offsets, places, history, wanted)
         # Records written before now may still wait for their marker, so the goal is the end, not the last stable
         # offset.
-        goals = None if follow else readable_ends(offsets, stream, history, Isolation.READ_UNCOMMITTED)
+        goals = None if follow else readable_ends(offsets, places, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
         self._before: dict[SegmentId, int] | None = None
         self._planned = -1
@@ -321,7 +328,7 @@ class Reader:
         return ReadPosition(self._stream, offsets)
 
     def _place(self, message: Message) -> tuple[SegmentId, int]:
-        return self._topics[message.topic() or ""], message.offset() or 0
+        return self._placed[message.topic() or "", message.partition() or 0], message.offset() or 0
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records as they become readable; end at the goal, or never with ``follow``."""
@@ -457,7 +464,7 @@ class Reader:
 
     def _positions(self) -> dict[Partition, int]:
         return {
-            (self._stream.segment_topic(segment), 0): offset
+            self._at.of(segment): offset
             for segment, offset in self._plan.readable().items()
             if segment in self._assigned
         }
@@ -467,8 +474,8 @@ class Reader:
         if any(map(_error, messages)):
             return False
         taken: dict[SegmentId, int] = {}
-        for topic, last in last_offsets(messages).items():
-            segment = self._topics.get(topic)
+        for place, last in last_offsets(messages, self._origin.index.adopted).items():
+            segment = self._placed.get(place)
             if segment is None:
                 return False
             taken[segment] = last
@@ -476,7 +483,7 @@ class Reader:
 
     def _take(self, message: Message) -> bool:
         error = message.error()
-        segment = self._topics.get(message.topic() or "")
+        segment = self._placed.get((message.topic() or "", message.partition() or 0))
         offset = message.offset()
         if error is None:
             return segment is not None and offset is not None and self._plan.accept(segment, offset)
@@ -553,17 +560,12 @@ class Reader:
         readable = self._plan.readable()
         try:
             if done := self._assigned - readable.keys():
-                self._consumer.incremental_unassign(
-                    [TopicPartition(self._stream.segment_topic(segment), 0) for segment in done]
-                )
+                self._consumer.incremental_unassign([TopicPartition(*self._at.of(segment)) for segment in done])
             if fresh := readable.keys() - self._assigned:
-                self._topics |= {self._stream.segment_topic(segment): segment for segment in fresh}
+                self._placed |= {self._at.of(segment): segment for segment in fresh}
                 assign_more(
                     self._consumer,
-                    [
-                        TopicPartition(self._stream.segment_topic(segment), 0, readable[segment])
-                        for segment in sorted(fresh)
-                    ],
+                    [TopicPartition(*self._at.of(segment), readable[segment]) for segment in sorted(fresh)],
                 )
         except KafkaException as exc:
             raise translate(exc, f"read {self._stream}") from exc

@@ -8,8 +8,7 @@ record, so headers are decoded on request only. :class:`Message` is the same rec
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, cast, overload
 
@@ -21,7 +20,7 @@ from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import is_plain
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
 from rollbridge.model.sn import (
     DLSN,
     RECORD_HEADER,
@@ -36,31 +35,43 @@ HeaderList = list[tuple[str, bytes | None]]
 OWN_HEADERS: Final = frozenset({RECORD_HEADER, TRANSACTION_ID_HEADER})
 """Headers that rollbridge adds; readers leave them out."""
 
-place_of = lru_cache(maxsize=4096)(parse_segment_topic)
-
-
 HistoryOf = Callable[[StreamName], EpochHistory | None]
+PlacesOf = Callable[[StreamName], SegmentPlaces]
 
 
 class Origin:
-    """Context shared by the records of one reader: the epochs of its streams, and a place in the commit log.
+    """Context shared by the records of one reader: its streams and their epochs, and a place in the commit log.
 
     Attributes:
+        index: What partitions are.
         commit_position: Offset of the transaction's record in the commit log, where that is known.
     """
 
-    __slots__ = ("_history_of", "_partitions", "commit_position")
+    __slots__ = ("_history_of", "_partitions", "commit_position", "index")
 
-    def __init__(self, history_of: HistoryOf, commit_position: int | None = None) -> None:
+    def __init__(
+        self, history_of: HistoryOf, commit_position: int | None = None, index: PlaceIndex | None = None
+    ) -> None:
         self._history_of = history_of
+        self.index = PlaceIndex() if index is None else index
         self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
 
     def at(self, commit_position: int) -> Origin:
         """Return the context for the records of one transaction."""
-        other = Origin(self._history_of, commit_position)
+        other = Origin(self._history_of, commit_position, self.index)
         other._partitions = self._partitions
         return other
+
+    def place_of(self, raw: KafkaMessage | Preview) -> tuple[StreamName, SegmentId]:
+        """Return the stream and segment of a record.
+
+        Raises:
+            InvalidNameError: the message is of no segment.
+        """
+        if isinstance(raw, Preview):
+            return raw.stream, raw.segment
+        return self.index.find((raw.topic() or "", raw.partition() or 0))
 
     def sequence_id(self, stream: StreamName, segment: SegmentId, offset: int) -> int | None:
         """Return the sequence id of a record; None while the end of a predecessor is unknown."""
@@ -83,11 +94,11 @@ class Origin:
 class Preview:
     """Record of an open transaction, as it stands in the buffer, with the methods of confluent-kafka's message."""
 
-    __slots__ = ("_record", "local_sequence", "segment", "stream", "transaction_id")
+    __slots__ = ("_places", "_record", "local_sequence", "segment", "transaction_id")
 
     def __init__(
         self,
-        stream: StreamName,
+        places: SegmentPlaces,
         segment: SegmentId,
         transaction_id: TransactionId,
         local_sequence: int,
@@ -96,21 +107,30 @@ class Preview:
         """Create a preview.
 
         Args:
-            stream: Stream it is written to.
+            places: Stream it is written to, and where its segments lie.
             segment: Segment of the transaction's reference epoch.
             transaction_id: The open transaction.
             local_sequence: Number of the record in the transaction.
             record: Timestamp in ms since 1970, key, value and headers.
         """
-        self.stream = stream
+        self._places = places
         self.segment = segment
         self.transaction_id = transaction_id
         self.local_sequence = local_sequence
         self._record = record
 
+    @property
+    def stream(self) -> StreamName:
+        """Stream it is written to."""
+        return self._places.stream
+
     def topic(self) -> str:
         """Return the topic of its segment in the transaction's reference epoch; a commit may choose another one."""
-        return self.stream.segment_topic(self.segment)
+        return self._places.of(self.segment)[0]
+
+    def partition(self) -> int:
+        """Return the partition of its segment there."""
+        return self._places.of(self.segment)[1]
 
     def offset(self) -> None:
         """Return None: the offset is not assigned before the commit."""
@@ -171,12 +191,12 @@ class Record(_Fields):
     @property
     def stream(self) -> str:
         """Name of its stream, ``scope/stream``."""
-        return str(place_of(self.topic)[0])
+        return str(self.origin.place_of(self.raw)[0])
 
     @property
     def segment(self) -> SegmentId:
         """Its segment; for a preview, that of the transaction's reference epoch."""
-        return place_of(self.topic)[1]
+        return self.origin.place_of(self.raw)[1]
 
     @property
     def epoch(self) -> int:
@@ -220,7 +240,7 @@ class Record(_Fields):
     @property
     def dlsn(self) -> DLSN | None:
         """Its place in the stream; None for a preview."""
-        return dlsn_of(self.raw)
+        return dlsn_of(self.raw, self.origin)
 
     @property
     def sn(self) -> SN | None:
@@ -286,18 +306,28 @@ class Batch(Sequence[Record]):
         return record_of(self._messages[place], self._origin)
 
 
-def last_offsets(messages: Sequence[KafkaMessage]) -> dict[str, int]:
-    """Return the last offset of each topic. Consumers hand out runs of one topic, so the search is short."""
-    missing = set(map(KafkaMessage.topic, messages))
-    found: dict[str, int] = {}
+def last_offsets(messages: Sequence[KafkaMessage], adopted: Container[str]) -> dict[Partition, int]:
+    """Return the last offset of each partition. Consumers hand out runs of one, so the search is short.
+
+    Only ``adopted`` topics have several; in others, messages are not asked for their partitions one by one.
+    """
+    topics = set(map(KafkaMessage.topic, messages))
+    missing: set[Partition] = {(topic or "", 0) for topic in topics if topic not in adopted}
+    if len(missing) < len(topics):
+        missing |= {_place(message) for message in messages if message.topic() in adopted}
+    found: dict[Partition, int] = {}
     for message in reversed(messages):
-        topic = message.topic()
-        if topic in missing:
-            missing.discard(topic)
-            found[topic or ""] = message.offset() or 0
+        place = _place(message)
+        if place in missing:
+            missing.discard(place)
+            found[place] = message.offset() or 0
             if not missing:
                 break
     return found
+
+
+def _place(message: KafkaMessage) -> Partition:
+    return message.topic() or "", message.partition() or 0
 
 
 def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
@@ -305,12 +335,13 @@ def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
     return Record((raw.key(), raw.value(), raw, origin))
 
 
-def message_of(topic: str, record: LogRecord, timestamp_kind: int, leader_epoch: int) -> KafkaMessage:
-    """Return confluent-kafka's message for a record that was read without it, of partition 0 of a topic."""
+def message_of(partition: Partition, record: LogRecord, timestamp_kind: int, leader_epoch: int) -> KafkaMessage:
+    """Return confluent-kafka's message for a record of a partition that was read without it."""
+    topic, number = partition
     headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else _UNREADABLE
     return KafkaMessage(
         topic=topic,
-        partition=0,
+        partition=number,
         offset=record.offset,
         key=record.key,
         value=record.value,
@@ -380,18 +411,18 @@ def given_id_of(raw: KafkaMessage | Preview) -> int | None:
     return None
 
 
-def dlsn_of(raw: KafkaMessage | Preview) -> DLSN | None:
+def dlsn_of(raw: KafkaMessage | Preview, origin: Origin) -> DLSN | None:
     offset = raw.offset()
     if offset is None or isinstance(raw, Preview):
         return None
-    return DLSN.of(place_of(raw.topic() or "")[1], offset, source_of(raw)[1] or 0)
+    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw)[1] or 0)
 
 
 def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
-    dlsn = dlsn_of(raw)
+    dlsn = dlsn_of(raw, origin)
     if dlsn is None:
         return None
-    stream, segment = place_of(raw.topic() or "")
+    stream, segment = origin.place_of(raw)
     return SN(dlsn, given_id_of(raw), origin.sequence_id(stream, segment, dlsn.offset))
 
 
@@ -419,7 +450,7 @@ class Message:
         """Return ``scope/stream``; for an error, whatever Kafka names."""
         topic = self._raw.topic()
         try:
-            return topic and str(place_of(topic)[0])
+            return topic and str(self._origin.place_of(self._raw)[0])
         except InvalidRequestError:
             return topic
 
@@ -429,7 +460,7 @@ class Message:
         No other segment of the stream ever gets that number, whatever is scaled or rolled.
         """
         try:
-            return self._origin.partition(*place_of(self.segment_topic))
+            return self._origin.partition(*self._origin.place_of(self._raw))
         except InvalidRequestError:
             return self._raw.partition()
 
@@ -480,7 +511,7 @@ class Message:
     @property
     def segment(self) -> SegmentId:
         """Its segment."""
-        return place_of(self.segment_topic)[1]
+        return self._origin.place_of(self._raw)[1]
 
     @property
     def epoch(self) -> int:
@@ -505,7 +536,7 @@ class Message:
     @property
     def dlsn(self) -> DLSN | None:
         """Its place in the stream."""
-        return dlsn_of(self._raw)
+        return dlsn_of(self._raw, self._origin)
 
     @property
     def sn(self) -> SN | None:

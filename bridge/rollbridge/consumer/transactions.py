@@ -23,7 +23,7 @@ from typing import Final, Self
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.consumer.records import Origin, Record, message_of, record_of
+from rollbridge.consumer.records import Origin, PlacesOf, Record, message_of, record_of
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -42,8 +42,8 @@ from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Backoff, Deadline, limited
 from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
 from rollbridge.model.position import Latest, LogPosition, Since, parse_log_start
 
 logger = limited(logging.getLogger(__name__))
@@ -123,7 +123,7 @@ class CommittedTransaction:
         """
         origin = self._segments.origin.at(self.order)
         columns = [
-            self._segments.records(StreamName.parse(stream).segment_topic(segment), runs, origin)
+            self._segments.records(self._segments.place_of(stream, segment), runs, origin)
             for stream, segment, runs in self.control.segments()
         ]
         return columns[0] if len(columns) == 1 else heapq.merge(*columns, key=lambda record: record.local_sequence or 0)
@@ -137,6 +137,7 @@ class TransactionReader:
         settings: ConnectionSettings,
         group: GroupName,
         origin: Origin,
+        places_of: PlacesOf,
         *,
         start: LogStart = "earliest",
         follow: bool = True,
@@ -160,7 +161,9 @@ class TransactionReader:
         self._next = begin
         self._arrived: deque[Fetched] = deque()
         self._records: deque[LogRecord | int] = deque()  # and behind those of a stretch, where it ends
-        self._segments = Segments(Cluster(servers, security=security, client_id=client_id), origin, stalled_s)
+        self._segments = Segments(
+            Cluster(servers, security=security, client_id=client_id), origin, places_of, stalled_s
+        )
         self._follower = Follower(
             servers,
             Isolation.READ_COMMITTED,
@@ -254,11 +257,13 @@ class TransactionReader:
 class Segments:
     """Reader of runs of records in many segments, each from front to back, holding few records of each."""
 
-    def __init__(self, cluster: Cluster, origin: Origin, stalled_s: float) -> None:
+    def __init__(self, cluster: Cluster, origin: Origin, places_of: PlacesOf, stalled_s: float) -> None:
         self.origin = origin
+        self._places_of = places_of
+        self._known: dict[str, tuple[SegmentPlaces, int]] = {}
         self._log = LogReader(cluster, retry_timeout_s=stalled_s)
         self._stalled_s = stalled_s
-        self._cursors: dict[str, _Cursor] = {}
+        self._cursors: dict[Partition, _Cursor] = {}
         hold(self, "_log")
 
     def close(self) -> None:
@@ -270,23 +275,36 @@ class Segments:
         """Number of records that are parsed and not handed out."""
         return sum(len(cursor.parsed) for cursor in self._cursors.values())
 
-    def records(self, topic: str, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
+    def place_of(self, stream: str, segment: SegmentId) -> Partition:
+        """Return where a segment lies.
+
+        A stream is looked up once, and again for a later epoch, with which another life of it may have begun.
+        """
+        places, epoch = self._known.get(stream, (None, -1))
+        if places is None or segment.epoch > epoch:
+            places = self._places_of(StreamName.parse(stream))
+            self._known[stream] = places, segment.epoch
+            self.origin.index.add(places)
+        return places.of(segment)
+
+    def records(self, place: Partition, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
         """Yield the records of runs, which are in order of offset."""
         for run in runs:
             for offset in range(run.base_offset, run.base_offset + run.count):
-                yield record_of(self._at(topic, offset), origin)
+                yield record_of(self._at(place, offset), origin)
 
-    def _at(self, topic: str, offset: int) -> Message:
+    def _at(self, place: Partition, offset: int) -> Message:
         """Return the record at an offset, waiting up to ``stalled_s`` for it."""
-        cursor = self._cursor(topic, offset)
+        cursor = self._cursor(place, offset)
         deadline = Deadline(self._stalled_s)
         backoff = Backoff()
         while True:
             while (record := cursor.take()) is not None and record.offset < offset:
                 pass
             if record is not None and record.offset == offset:
-                return message_of(topic, record, cursor.timestamp_kind, cursor.epoch)
+                return message_of(place, record, cursor.timestamp_kind, cursor.epoch)
             # Offsets up to the last examined one hold markers, or records that were aborted.
+            topic = show_partition(place)
             if record is not None or cursor.fetched > offset:
                 raise CorruptDataError(f"topic {topic} holds no record at {offset}, where the commit log has one")
             if deadline.passed():
@@ -295,21 +313,23 @@ class Segments:
                     "its transaction is committed"
                 )
             try:
-                self._fetch(topic, cursor, min(_WAIT_MS, int(1000 * deadline.left())))
+                self._fetch(place, cursor, min(_WAIT_MS, int(1000 * deadline.left())))
             except KafkaUnavailableError as fault:
                 if deadline.passed():
                     raise
                 logger.info("reading topic %s: %s", topic, fault)
                 backoff.sleep(deadline)
 
-    def _fetch(self, topic: str, cursor: _Cursor, wait_ms: int) -> None:
+    def _fetch(self, place: Partition, cursor: _Cursor, wait_ms: int) -> None:
         """Fetch the next records of a segment.
 
         Raises:
             TruncatedError: They have been deleted, or the segment was removed.
         """
+        name, number = place
+        topic = show_partition(place)
         try:
-            raw = self._log.fetch_raw(topic, cursor.fetched, wait_ms=wait_ms, max_bytes=_BYTES)
+            raw = self._log.fetch_raw(name, cursor.fetched, wait_ms=wait_ms, partition=number, max_bytes=_BYTES)
         except NotFoundError as fault:
             raise TruncatedError(
                 f"topic {topic} has been removed with the records that were still to be read: they were truncated, or "
@@ -323,19 +343,19 @@ class Segments:
                 cursor.batches.append((header, batch))
             cursor.fetched = max(cursor.fetched, header.base_offset + header.last_offset_delta + 1)
 
-    def _cursor(self, topic: str, offset: int) -> _Cursor:
-        """Return the cursor of a topic, at this offset or shortly before it."""
-        cursor = self._cursors.pop(topic, None)
+    def _cursor(self, place: Partition, offset: int) -> _Cursor:
+        """Return the cursor of a partition, at this offset or shortly before it."""
+        cursor = self._cursors.pop(place, None)
         if cursor is None or not cursor.next <= offset <= cursor.fetched:
             while len(self._cursors) >= _SEGMENTS_MAX:
                 del self._cursors[next(iter(self._cursors))]
             cursor = _Cursor(offset)
-        self._cursors[topic] = cursor  # last, as the most recently used
+        self._cursors[place] = cursor  # last, as the most recently used
         return cursor
 
 
 class _Cursor:
-    """Reading position in a topic, and the batches held of it, of which one is open.
+    """Reading position in a partition, and the batches held of it, of which one is open.
 
     Attributes:
         next: Offset of the next record to hand out, or an earlier one.

@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Self
 
 from rollbridge.model.errors import InvalidNameError, InvalidRequestError
@@ -172,6 +173,39 @@ class SegmentPlaces:
         return segment if stream == self.stream and self.of(segment) == partition else None
 
 
+class PlaceIndex:
+    """What partitions are, for who reads several streams: a name alone tells it of topics of our own only.
+
+    Attributes:
+        adopted: Where the segments of streams lie that have adopted a topic, by that topic.
+    """
+
+    __slots__ = ("adopted",)
+
+    def __init__(self, streams: Iterable[SegmentPlaces] = ()) -> None:
+        """Start with some streams."""
+        self.adopted: dict[str, SegmentPlaces] = {}
+        for places in streams:
+            self.add(places)
+
+    def add(self, places: SegmentPlaces) -> None:
+        """Take up a stream."""
+        if places.topic:
+            self.adopted[places.topic] = places
+
+    def find(self, partition: Partition) -> tuple[StreamName, SegmentId]:
+        """Return the stream and segment that a partition is.
+
+        Raises:
+            InvalidNameError: it is no segment.
+        """
+        topic, number = partition
+        known = self.adopted.get(topic)
+        if known is not None:
+            return known.stream, SegmentId.of(number, known.first_epoch)
+        return _own(topic)
+
+
 def show_partition(partition: Partition) -> str:
     """Return a partition for messages: the first one of a topic by the topic's name alone."""
     topic, number = partition
@@ -280,6 +314,9 @@ def parse_segment_topic(topic: str) -> tuple[StreamName, SegmentId]:
         return StreamName(scope, stream), SegmentId.of(int(number), int(epoch))
     except InvalidRequestError as fault:
         raise InvalidNameError(f"topic {topic!r} is not a segment: {fault}") from fault
+
+
+_own = lru_cache(maxsize=4096)(parse_segment_topic)
 
 
 def is_segment_topic(topic: str) -> bool:

@@ -193,7 +193,7 @@ _MAKE: Final[Mapping[str, Callable[[_Maker], pa.Array]]] = {
     "key": lambda maker: gathered(maker.records.buffer, maker.records.key),
     "value": lambda maker: gathered(maker.records.buffer, maker.records.value),
     "topic": lambda maker: maker.same(maker.place.topic, pa.string()),
-    "partition": lambda maker: maker.same(0, pa.int32()),
+    "partition": lambda maker: maker.same(maker.place.partition, pa.int32()),
     "offset": lambda maker: pa.array(maker.records.offset),
     "timestamp": _Maker.timestamp,
     "timestampType": lambda maker: pa.array(maker.records.timestamp_type),

@@ -436,6 +436,7 @@ class SegmentPlace:
     segment: SegmentId
     sequence_base: int | None
     runs: Runs | None = None
+    partition: int = 0
 
 
 @dataclass(frozen=True, slots=True)

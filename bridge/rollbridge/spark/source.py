@@ -154,17 +154,18 @@ class StreamDriver:
             InvalidRequestError, TruncatedError: the read cannot begin there.
             KafkaUnavailableError, NotFoundError.
         """
-        history, offsets = self.view().history, self._connection.offsets
+        view, offsets = self.view(), self._connection.offsets
+        history, places = view.history, view.config.places
         match parse_start(self.stream, text):
             case Latest():
-                return readable_ends(offsets, self.stream, history, Isolation.READ_COMMITTED)
+                return readable_ends(offsets, places, history, Isolation.READ_COMMITTED)
             case Since(ms):
-                stored = {self.stream.segment_topic(segment): segment for segment in history.stored()}
+                stored = {places.of(segment): segment for segment in history.stored()}
                 return frontier(history, consistent(history, since(offsets, stored, ms)))
             case At() as at:
-                return locate(offsets, self.stream, history, at).start or at.offsets
+                return locate(offsets, places, history, at).start or at.offsets
             case _:
-                return beginning(offsets, self.stream, history).offsets
+                return beginning(offsets, places, history).offsets
 
     def look(self) -> tuple[EpochHistory, dict[SegmentId, int]]:
         """Return the epochs, and for their unsealed segments the offsets up to which they can be read.
@@ -180,9 +181,10 @@ class StreamDriver:
             return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
 
     def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
-        topics = {self.stream.segment_topic(segment): segment for segment in segments}
-        found = self._connection.offsets.end(topics, isolation) if topics else {}
-        ends = {topics[topic]: offset for topic, offset in found.items()}
+        places = self.view().config.places
+        placed = {places.of(segment): segment for segment in segments}
+        found = self._connection.offsets.end(placed, isolation) if placed else {}
+        ends = {placed[place]: offset for place, offset in found.items()}
         self._reached |= {segment: max(end, self._reached.get(segment, 0)) for segment, end in ends.items()}
         return ends
 
@@ -239,10 +241,10 @@ class StreamDriver:
         return left
 
     def _first(self, ranges: Iterable[OffsetRange]) -> Mapping[SegmentId, int]:
-        removed = self.view().history.removed
-        wanted = [item.segment for item in ranges if item.segment not in removed]
-        topics = {self.stream.segment_topic(segment): segment for segment in wanted}
-        return {topics[topic]: offset for topic, offset in self._connection.offsets.first(topics).items()}
+        view = self.view()
+        removed, places = view.history.removed, view.config.places
+        placed = {places.of(item.segment): item.segment for item in ranges if item.segment not in removed}
+        return {placed[place]: offset for place, offset in self._connection.offsets.first(placed).items()}
 
     def _judge(self, lost: list[str], *, fail: bool) -> None:
         if not lost:
@@ -353,13 +355,14 @@ class _Reading(Prompt):
         return [Portion([self._piece(item, bases, runs) for item in task]) for task in tasks]
 
     def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> SegmentRange:
-        stream = self._settings.stream
+        topic, partition = self._driver.view().config.place(item.segment)
         place = SegmentPlace(
-            str(stream),
-            stream.segment_topic(item.segment),
+            str(self._settings.stream),
+            topic,
             item.segment,
             bases.get(item.segment),
             None if runs is None else runs.of(item.segment, item.start, item.end),
+            partition,
         )
         return SegmentRange(place, item.start, item.end)
 

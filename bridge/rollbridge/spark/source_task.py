@@ -21,6 +21,7 @@ from rollbridge.consumer.records import OWN_HEADERS, Preview
 from rollbridge.errors import NotFoundError, TruncatedError, UnavailableError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.names import show_partition
 from rollbridge.spark.columns import record_batch
 from rollbridge.spark.planning import Portion, PreviewPortion, SegmentRange
 from rollbridge.spark.sink_task import Kept
@@ -71,10 +72,10 @@ def read_portion(
 
 
 def _records(reader: LogReader, piece: SegmentRange, *, fail: bool) -> Iterator[Records]:
-    topic, offset = piece.place.topic, piece.start
-    patience = ReadTimeout(topic)
+    topic, number, offset = piece.place.topic, piece.place.partition, piece.start
+    patience = ReadTimeout(show_partition((topic, number)))
     while offset < piece.end:
-        found = reader.fetch_raw(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
+        found = reader.fetch_raw(topic, offset, wait_ms=_WAIT_MS, partition=number, max_bytes=_FETCH_BYTES)
         if found.start > offset:
             _lost(piece, offset, min(found.start, piece.end), fail=fail)
             offset = found.start
@@ -82,7 +83,7 @@ def _records(reader: LogReader, piece: SegmentRange, *, fail: bool) -> Iterator[
         patience.moved(offset, reached)
         offset = reached
         if offset < piece.end:
-            reader.ask(topic, offset, wait_ms=_WAIT_MS, max_bytes=_FETCH_BYTES)
+            reader.ask(topic, offset, wait_ms=_WAIT_MS, partition=number, max_bytes=_FETCH_BYTES)
         if len(records) and records.offset[-1] >= piece.end:
             records = records.where(records.offset < piece.end)
         if len(records):
@@ -90,7 +91,8 @@ def _records(reader: LogReader, piece: SegmentRange, *, fail: bool) -> Iterator[
 
 
 def _lost(piece: SegmentRange, start: int, end: int, *, fail: bool, cause: Exception | None = None) -> None:
-    what = f"offsets {start} to {end - 1} of topic {piece.place.topic} have been deleted before they were read"
+    topic = show_partition((piece.place.topic, piece.place.partition))
+    what = f"offsets {start} to {end - 1} of topic {topic} have been deleted before they were read"
     if fail:
         raise TruncatedError(f"{what}; with the option failOnDataLoss=false they are left out") from cause
     logger.warning("%s; they are left out", what)
@@ -164,7 +166,7 @@ def _preview_row(item: Preview) -> dict[str, Any]:
         "key": item.key(),
         "value": item.value(),
         "topic": item.topic(),
-        "partition": 0,
+        "partition": item.partition(),
         "timestamp": item.timestamp()[1] * 1000,
         "timestampType": 0,
         "headers": headers or None,
