@@ -19,6 +19,7 @@ from rollbridge.model.epochs import check_chain
 from rollbridge.model.names import (
     is_compacted_topic,
     parse_segment_topic,
+    show_partition,
     snapshot_indexes_topic,
     snapshot_segments_topic,
     snapshot_topic,
@@ -338,9 +339,10 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
         for fault in check_chain(stream.history.records, stream.history.first, stream.history.born):
             yield problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
         for segment in stream.history.segments():
-            topic = facts.topics.get(name.segment_topic(segment))
+            where = stream.config.place(segment)[0]
+            topic = facts.topics.get(where)
             active = segment in stream.history.active.segment_ids
-            if topic is None and (segment in stream.history.removed or name.segment_topic(segment) in facts.hidden):
+            if topic is None and (segment in stream.history.removed or where in facts.hidden):
                 continue
             if topic is None:
                 yield problem(
@@ -364,12 +366,12 @@ def late_records(facts: ClusterFacts) -> Iterator[Finding]:
         for segment, known in stream.late.segments.items():
             what = f"{known.forwarded + known.refused} records came in behind the end of segment {segment} of {name}"
             if known.refused:
+                place = show_partition(stream.config.place(segment))
                 yield problem(
                     "late-records-refused",
                     f"{what}; {known.refused} of them are refused by what continues it ({known.reason}), so nobody "
                     "reads them",
-                    f"read them from topic {name.segment_topic(segment)}, below offset {known.looked_to}, and write "
-                    "them again",
+                    f"read them from topic {place}, below offset {known.looked_to}, and write them again",
                 )
             else:
                 yield warning(

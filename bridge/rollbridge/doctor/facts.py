@@ -263,7 +263,7 @@ def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
         names.add(stream.config.buffer_topic)
         if stream.history is not None:
             kept = (segment for segment in stream.history.segments() if segment not in stream.history.removed)
-            names |= {stream.config.name.segment_topic(segment) for segment in kept}
+            names |= {stream.config.place(segment)[0] for segment in kept}
     return names
 
 

@@ -215,7 +215,7 @@ def describe_streams(admin: Admin, stream: str | None) -> StreamsMetadata:
             name,
             {
                 description.partitions[item.id]: PartitionView(
-                    description.partitions[item.id], config.name.segment_topic(item.id)
+                    description.partitions[item.id], config.place(item.id)[0]
                 )
                 for item in description.active.segments
             },
