@@ -60,7 +60,6 @@ from rollbridge.model.frames import (
 )
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from rollbridge.model.ids import OWNER_PART
-from rollbridge.model.names import is_segment_topic
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +198,7 @@ class Transaction(Writing):
         wanted = dict(self._placed(offsets))
         if not wanted:
             return
-        check_offsets(member, ((topic, offset) for (topic, _), offset in wanted.items() if is_segment_topic(topic)))
+        check_offsets(member, wanted)
         group = member.group_id
         fresh = GroupOffsets(group, wanted, *member[1:])
         with self._lock:
@@ -226,7 +225,7 @@ class Transaction(Writing):
                 yield (topic, partition), offset
                 continue
             with suppress(TruncatedError):
-                yield (self._runtime.catalog.topic_of_partition(topic, partition), 0), offset
+                yield self._runtime.catalog.place_of_partition(topic, partition), offset
 
     def expect(
         self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -30,8 +30,8 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
-from rollbridge.model.lineage import topic_of_partition
-from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.lineage import place_of_partition
+from rollbridge.model.names import Partition, StreamName, show_partition
 from rollbridge.model.reader_group import Reset
 
 # Segments and offsets that callers name
@@ -58,8 +58,8 @@ class PartitionNames:
         self._load = load
         self._reset = settings.reset
 
-    def topic(self, place: TopicPartition) -> str:
-        """Return the topic of the segment that ``place`` names.
+    def find(self, place: TopicPartition) -> Partition:
+        """Return where the segment lies that ``place`` names.
 
         Raises:
             InvalidRequestError: ``place`` names no segment.
@@ -68,12 +68,13 @@ class PartitionNames:
         """
         try:
             if "/" not in place.topic:
-                parse_segment_topic(place.topic)
-                return place.topic
+                self._members.index.find((place.topic, place.partition))
+                return place.topic, place.partition if place.topic in self._members.index.adopted else 0
             name = StreamName.parse(place.topic)
         except InvalidNameError as fault:
             raise InvalidRequestError(f"{place.topic!r} names no segment: {fault}") from None
-        return topic_of_partition(name, place.partition, self.learn(name), lambda: self._read(name))
+        history = self.learn(name)
+        return place_of_partition(self._members.places(name), place.partition, history, lambda: self._read(name))
 
     def learn(self, stream: StreamName) -> EpochHistory:
         """Return the last known epochs of a stream; read them if there are none.
@@ -84,26 +85,28 @@ class PartitionNames:
         return self._members.known.get(stream) or self._read(stream)
 
     def _read(self, stream: StreamName) -> EpochHistory:
+        self._members.learn_places(stream)
         history = self._members.known[stream] = self._load(stream, _nobody, None)
         return history
 
-    def absolute(self, topic: str, offset: int) -> int:
+    def absolute(self, place: Partition, offset: int) -> int:
         """Return ``offset`` as a figure, looking up the beginning or the end.
 
         Raises:
             InvalidRequestError: The offset is negative, and neither the beginning nor the end.
         """
         if offset == OFFSET_BEGINNING:
-            return self._offsets.first([topic])[topic]
+            return self._offsets.first([place])[place]
         if offset == OFFSET_END:
-            return self._offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+            return self._offsets.end([place], Isolation.READ_COMMITTED)[place]
         if offset < 0:
-            raise InvalidRequestError(f"{offset} is not an offset of {topic} to go on at; nothing was committed")
+            name = show_partition(place)
+            raise InvalidRequestError(f"{offset} is not an offset of {name} to go on at; nothing was committed")
         return offset
 
-    def stored(self, topic: str) -> int:
+    def stored(self, place: Partition) -> int:
         """Return the start offset of a manually assigned segment: as committed, or as ``auto.offset.reset`` says."""
-        [found] = self._consumer.committed([TopicPartition(topic, 0)], timeout=_TIMEOUT_S)
+        [found] = self._consumer.committed([TopicPartition(*place)], timeout=_TIMEOUT_S)
         if found.offset >= 0:
             return int(found.offset)
         return OFFSET_BEGINNING if self._reset is Reset.EARLIEST else OFFSET_END
@@ -157,9 +160,9 @@ class Commits:
         """
         if message is not None and offsets is not None:
             raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
-        wanted: dict[str, int] = {}
+        wanted: dict[Partition, int] = {}
         if message is not None:
-            wanted[message.segment_topic] = (message.offset() or 0) + 1
+            wanted[message.place] = (message.offset() or 0) + 1
         elif offsets is not None:
             for place in offsets:
                 if place.offset == OFFSET_INVALID:
@@ -167,21 +170,21 @@ class Commits:
                 if place.offset < 0:
                     raise InvalidRequestError(f"offset {place.offset} cannot be committed; nothing was committed")
                 with suppress(TruncatedError):
-                    wanted[self._places.topic(place)] = place.offset
+                    wanted[self._places.find(place)] = place.offset
             if not wanted and any(place.offset != OFFSET_INVALID for place in offsets):
                 return [], []  # all of them were removed
         else:
             for item in self._members.owned.values():
                 if item.phase is Phase.OPEN:
-                    wanted[item.topic] = item.next if self._settings.auto_store else item.handled
+                    wanted[item.place] = item.next if self._settings.auto_store else item.handled
         if not wanted:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
-        over = {topic for topic in wanted if self._members.is_over(topic)}
-        for topic in wanted.keys() - over:
-            self._members.check_commit(topic, wanted[topic])
+        over = {at for at in wanted if self._members.is_over(at)}
+        for at in wanted.keys() - over:
+            self._members.check_commit(at, wanted[at])
         return (
-            [self._members.rounded(topic, offset) for topic, offset in wanted.items() if topic not in over],
-            [TopicPartition(topic, 0, wanted[topic]) for topic in wanted if topic in over],
+            [self._members.rounded(at, offset) for at, offset in wanted.items() if at not in over],
+            [TopicPartition(*at, wanted[at]) for at in wanted if at in over],
         )
 
     def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
@@ -193,16 +196,16 @@ class Commits:
         """
         if self._settings.auto_store:
             raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
-        wanted = [] if message is None else [(message.segment_topic, (message.offset() or 0) + 1)]
-        wanted += [(self._places.topic(place), place.offset) for place in offsets or ()]
-        for topic, offset in wanted:
-            item = self._members.owned.get(topic)
+        wanted = [] if message is None else [(message.place, (message.offset() or 0) + 1)]
+        wanted += [(self._places.find(place), place.offset) for place in offsets or ()]
+        for at, offset in wanted:
+            item = self._members.owned.get(at)
             if item is None:
-                raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not assigned"))
-            if not self._members.is_over(topic):
-                self._members.check_commit(topic, offset)
-        for topic, offset in wanted:
-            self._members.owned[topic].handled = offset
+                raise KafkaException(KafkaError(KafkaError._STATE, f"{show_partition(at)} is not assigned"))
+            if not self._members.is_over(at):
+                self._members.check_commit(at, offset)
+        for at, offset in wanted:
+            self._members.owned[at].handled = offset
 
     def commit_sometimes(self) -> None:
         """Commit once the interval has elapsed."""
@@ -210,7 +213,7 @@ class Commits:
             self._commit_at = time.monotonic() + self._settings.interval_ms / 1000
             self.commit(list(self._members.owned))
 
-    def commit(self, topics: Iterable[str]) -> None:
+    def commit(self, segments: Iterable[Partition]) -> None:
         """Commit processed offsets of these segments that were not committed yet; a later poll reports the outcome.
 
         Does not block, not even when segments are revoked: the commit travels to the broker on the connection on which
@@ -219,13 +222,13 @@ class Commits:
         """
         if not self._settings.auto_commit:
             return
-        own = [self._members.owned[topic] for topic in topics if topic in self._members.owned]
-        due = {item.topic: item.handled for item in own if item.phase is Phase.OPEN and item.handled > item.sent}
+        own = [self._members.owned[at] for at in segments if at in self._members.owned]
+        due = {item.place: item.handled for item in own if item.phase is Phase.OPEN and item.handled > item.sent}
         if not due:
             return
-        for topic, offset in due.items():
-            self._members.owned[topic].sent = offset
-        places = [self._members.rounded(topic, offset) for topic, offset in due.items()]
+        for at, offset in due.items():
+            self._members.owned[at].sent = offset
+        places = [self._members.rounded(at, offset) for at, offset in due.items()]
         try:
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as exc:
@@ -263,14 +266,18 @@ class Commits:
         if error is None:
             self._members.noted(partitions)
         else:
-            self._unsent(place.topic for place in partitions)
+            self._unsent(map(_place, partitions))
         return not own
 
-    def _unsent(self, topics: Iterable[str]) -> None:
+    def _unsent(self, segments: Iterable[Partition]) -> None:
         """Mark commits of these segments as not sent, so that the next round repeats them."""
-        for topic in topics:
-            if (item := self._members.owned.get(topic)) is not None:
+        for at in segments:
+            if (item := self._members.owned.get(at)) is not None:
                 item.sent = -1
+
+
+def _place(item: TopicPartition) -> Partition:
+    return item.topic, item.partition
 
 
 class Rebalances:
@@ -298,7 +305,7 @@ class Rebalances:
             consumer.assign(places)
         if places:
             consumer.pause(places)
-        self._members.assigned(item.topic for item in partitions)
+        self._members.assigned(map(_place, partitions))
         self.placing = True
         try:
             self._call("assign", partitions)
@@ -307,7 +314,7 @@ class Rebalances:
 
     def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Commit and give up segments that this member still owns."""
-        self._commits.commit([item.topic for item in partitions])
+        self._commits.commit(map(_place, partitions))
         self._call("revoke", partitions)
         self._give_up(consumer, partitions)
 
@@ -317,7 +324,7 @@ class Rebalances:
         self._give_up(consumer, partitions)
 
     def _give_up(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        self._members.revoked(item.topic for item in partitions)
+        self._members.revoked(map(_place, partitions))
         if self._cooperative:
             consumer.incremental_unassign(partitions)
         else:
@@ -335,10 +342,10 @@ class Rebalances:
 class Judge(Protocol):
     """Knowledge that a member has of its group."""
 
-    def is_over(self, topic: str) -> bool:
+    def is_over(self, place: Partition) -> bool:
         """Return True if the group has read a segment to its end."""
 
-    def check_commit(self, topic: str, offset: int) -> None:
+    def check_commit(self, place: Partition, offset: int) -> None:
         """Raise InvalidRequestError for an offset that no member can have read."""
 
 
@@ -355,14 +362,14 @@ def introduce(metadata: object, judge: Judge) -> None:
         _introduced[member.group_id, member.member_id] = judge
 
 
-def check_offsets(member: GroupMember, segments: Iterable[tuple[str, int]]) -> None:
-    """Refuse offsets of segments, given by topic, that would count records as read that no member can have read.
+def check_offsets(member: GroupMember, offsets: Mapping[Partition, int]) -> None:
+    """Refuse offsets of segments that would count records as read that no member can have read.
 
     Raises:
         InvalidRequestError: A segment waits for its predecessors, or fewer records of it were handed out.
     """
     judge = _introduced.get((member.group_id, member.member_id))
     if judge is not None:
-        for topic, offset in segments:
-            if not judge.is_over(topic):
-                judge.check_commit(topic, offset)
+        for place, offset in offsets.items():
+            if not judge.is_over(place):
+                judge.check_commit(place, offset)

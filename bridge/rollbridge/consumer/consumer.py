@@ -50,7 +50,7 @@ from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Deadline, limited
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.names import SegmentPlaces, StreamName, show_partition
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -108,9 +108,10 @@ class Consumer:
             group,
             self._offsets,
             self._load,
+            self._places_of,
             auto_commit=settings.auto_commit,
         )
-        self._origin = Origin(lambda stream: self._members.known.get(stream))
+        self._origin = Origin(lambda stream: self._members.known.get(stream), index=self._members.index)
         self._places = PartitionNames(self._consumer, self._members, self._offsets, self._load, settings)
         self._commits = Commits(self._consumer, group, self._members, self._places, settings)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
@@ -165,26 +166,24 @@ class Consumer:
         self._check_open()
         if self._rebalances.placing:
             for place in partitions:
-                item = self._members.owned.get(self._places.topic(place))
+                item = self._members.owned.get(self._places.find(place))
                 if item is not None and place.offset not in (OFFSET_INVALID, OFFSET_STORED):
-                    item.override = self._places.absolute(item.topic, place.offset)
+                    item.override = self._places.absolute(item.place, place.offset)
             return
         self._manual = True
         self._members.revoked(list(self._members.owned))
         self._members.histories = {}
         places: list[TopicPartition] = []
         for place in partitions:
-            topic = self._places.topic(place)
-            stream, segment = parse_segment_topic(topic)
+            at = self._places.find(place)
+            stream, segment = self._members.index.find(at)
             self._places.learn(stream)
             offset = place.offset
             if offset in (OFFSET_INVALID, OFFSET_STORED):
-                offset = self._places.stored(topic)
-            offset = self._places.absolute(topic, offset)
-            self._members.owned[topic] = Owned(
-                topic, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset
-            )
-            places.append(TopicPartition(topic, 0, offset))
+                offset = self._places.stored(at)
+            offset = self._places.absolute(at, offset)
+            self._members.owned[at] = Owned(at, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset)
+            places.append(TopicPartition(*at, offset))
         self._consumer.assign(places)
 
     def unassign(self) -> None:
@@ -194,7 +193,7 @@ class Consumer:
 
     def assignment(self) -> list[TopicPartition]:
         """Return the segments assigned to this member, including those that wait for their predecessors."""
-        return [TopicPartition(topic, 0) for topic in sorted(self._members.owned)]
+        return [TopicPartition(*place) for place in sorted(self._members.owned)]
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -236,9 +235,9 @@ class Consumer:
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
         owned = self._members.owned
         if not any(map(KafkaMessage.error, messages)):
-            lasts = {topic: last for (topic, _), last in last_offsets(messages, ()).items()}
-            items = [owned.get(topic) for topic in lasts]
-            late = any(self._members.is_late(topic, last) for topic, last in lasts.items())
+            lasts = last_offsets(messages, self._members.index.adopted)
+            items = [owned.get(place) for place in lasts]
+            late = any(self._members.is_late(place, last) for place, last in lasts.items())
             if not late and all(item is not None and item.phase is Phase.OPEN for item in items):
                 for item, last in zip(items, lasts.values(), strict=True):
                     if item is not None:
@@ -247,26 +246,28 @@ class Consumer:
         return [Message(message, self._origin) for message in messages if self._is_for_user(message)]
 
     def _is_for_user(self, message: KafkaMessage) -> bool:
-        topic, offset, error = message.topic() or "", message.offset(), message.error()
-        item = self._members.owned.get(topic)
+        place = message.topic() or "", message.partition() or 0
+        offset, error = message.offset(), message.error()
+        item = self._members.owned.get(place)
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF and offset is not None:
-                self._members.reached(topic, offset)
+                self._members.reached(place, offset)
                 return self._settings.show_ends
             if isinstance(translate(error, "read"), NotFoundError) and self._members.histories:
                 # Brokers learn of new topics one after the other; whether the stream itself is gone, its epochs tell.
-                logger.info("reading %s: %s", topic, error)
+                logger.info("reading %s: %s", show_partition(place), error)
                 self._members.recheck()
                 return False
             return True
         if item is None or offset is None:
             return False  # revoked between two messages
         if item.phase is not Phase.OPEN:
-            logger.warning("a record of %s came although the segment waits; it will be read again", topic)
-            self._consumer.pause([TopicPartition(topic, 0)])
+            where = show_partition(place)
+            logger.warning("a record of %s came although the segment waits; it will be read again", where)
+            self._consumer.pause([TopicPartition(*place)])
             return False
-        if self._members.is_late(topic, offset):
-            self._members.reached(topic, offset)
+        if self._members.is_late(place, offset):
+            self._members.reached(place, offset)
             return False  # leaders write it to the successors of the segment
         self._commits.give(item, offset)
         return True
@@ -347,15 +348,15 @@ class Consumer:
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the group's committed offsets of segments; ``OFFSET_INVALID`` where there is none."""
-        return self._consumer.committed([TopicPartition(self._places.topic(item), 0) for item in partitions], timeout)
+        return self._consumer.committed([TopicPartition(*self._places.find(item)) for item in partitions], timeout)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the offset behind the last message handed out, by segment; ``OFFSET_INVALID`` before the first.
 
         For a segment of which nothing is left, that is the sealed end, behind any markers.
         """
-        topics = [self._places.topic(place) for place in partitions]
-        return [TopicPartition(topic, 0, self._members.position(topic)) for topic in topics]
+        places = [self._places.find(item) for item in partitions]
+        return [TopicPartition(*place, self._members.position(place)) for place in places]
 
     def seek(self, partition: TopicPartition) -> None:
         """Continue reading a segment from another offset.
@@ -363,14 +364,15 @@ class Consumer:
         Raises:
             KafkaException: The segment is not assigned, or waits for its predecessors.
         """
-        topic = self._places.topic(partition)
-        item = self._members.owned.get(topic)
+        place = self._places.find(partition)
+        item = self._members.owned.get(place)
         if item is None or item.phase is Phase.WAITING:
-            raise KafkaException(KafkaError(KafkaError._STATE, f"{topic} is not being read by this member"))
-        offset = self._places.absolute(topic, partition.offset)
-        self._consumer.seek(TopicPartition(topic, 0, offset))
+            why = f"{show_partition(place)} is not being read by this member"
+            raise KafkaException(KafkaError(KafkaError._STATE, why))
+        offset = self._places.absolute(place, partition.offset)
+        self._consumer.seek(TopicPartition(*place, offset))
         if item.phase is Phase.DONE and not item.paused:
-            self._consumer.resume([TopicPartition(topic, 0)])
+            self._consumer.resume([TopicPartition(*place)])
         item.phase, item.next, item.handled, item.end = Phase.OPEN, offset, offset, -1
 
     def pause(self, partitions: list[TopicPartition]) -> None:
@@ -386,7 +388,7 @@ class Consumer:
     ) -> tuple[int, int]:
         """Return the first offset of a segment and its end."""
         return self._consumer.get_watermark_offsets(
-            TopicPartition(self._places.topic(partition), 0), timeout=timeout, cached=cached
+            TopicPartition(*self._places.find(partition)), timeout=timeout, cached=cached
         )
 
     # The group -------------------------------------------------------------------------------------------------
@@ -467,15 +469,19 @@ class Consumer:
             raise StreamNotFoundError(f"stream {name} does not exist")
         return history
 
+    def _places_of(self, name: StreamName) -> SegmentPlaces:
+        config = self._metadata.stream(name)
+        return SegmentPlaces(name) if config is None else config.places
+
     def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:
-        for place in partitions:
-            topic = self._places.topic(place)
-            item = self._members.owned.get(topic)
+        for place in map(self._places.find, partitions):
+            item = self._members.owned.get(place)
             if item is None:
-                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{topic} is not assigned"))
+                why = f"{show_partition(place)} is not assigned"
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, why))
             item.paused = paused
             if item.phase is Phase.OPEN:
-                (self._consumer.pause if paused else self._consumer.resume)([TopicPartition(topic, 0)])
+                (self._consumer.pause if paused else self._consumer.resume)([TopicPartition(*place)])
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the outcome of a commit; librdkafka calls this while polling."""

@@ -21,6 +21,7 @@ from typing import Final
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
+from rollbridge.consumer.records import PlacesOf
 from rollbridge.errors import (
     ConflictError,
     InvalidNameError,
@@ -38,7 +39,7 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.retry import Errand, limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
 from rollbridge.model.reader_group import Reset, SegmentStanding, SegmentVerdict, check_streams, decide, mark_of, wanted
 
 logger = limited(logging.getLogger(__name__))
@@ -75,6 +76,7 @@ class Owned:
     """Segment assigned to this member.
 
     Attributes:
+        place: Where it lies.
         next: Offset behind the last record handed out, or the one at which the segment was begun.
         handled: Offset below which everything counts as processed, as far as the application has told.
         committed: Offset that the group is known to have committed.
@@ -83,7 +85,7 @@ class Owned:
         override: Start offset chosen by the application.
     """
 
-    topic: str
+    place: Partition
     stream: StreamName
     segment: SegmentId
     phase: Phase = Phase.WAITING
@@ -109,7 +111,7 @@ class _Asked:
 
     everything: bool
     found: list[CommittedOffset]
-    ends: Mapping[str, int]
+    ends: Mapping[Partition, int]
     age: int
 
 
@@ -128,6 +130,7 @@ class Membership:
         commits: GroupOffsetStore,
         offsets: LogOffsets,
         load: ReloadHistory,
+        places_of: PlacesOf,
         *,
         auto_commit: bool,
     ) -> None:
@@ -138,11 +141,13 @@ class Membership:
         self._commits = commits
         self._offsets = offsets
         self._load = load
+        self._places_of = places_of
+        self._places: dict[StreamName, SegmentPlaces] = {}
         # Set by ZooKeeper's watches, on a thread of the session; everything else is used by the polling thread only.
         self._changed = threading.Event()
         self._committed: dict[StreamName, dict[SegmentId, int]] = {}
         self._verdicts: dict[StreamName, dict[SegmentId, SegmentVerdict]] = {}
-        self._sealed: dict[str, int | None] = {}
+        self._sealed: dict[Partition, int | None] = {}
         self._mark = ""
         self._ask_all = False
         self._ask_at = self._ends_at = 0.0
@@ -152,19 +157,21 @@ class Membership:
         self._loading: Errand[dict[StreamName, EpochHistory]] = Errand("rollbridge-epochs")
         self._asking: Errand[_Asked] = Errand("rollbridge-commits")
         self._age = 0
-        self._ends: dict[str, int] = {}
-        self._sending: dict[str, tuple[int, float]] = {}
+        self._ends: dict[Partition, int] = {}
+        self._sending: dict[Partition, tuple[int, float]] = {}
         self._fault: Exception | None = None
         self._recreated: str | None = None
         """Message of the error that every call raises until the streams are subscribed to again."""
-        self._open_ends: frozenset[str] = frozenset()
+        self._open_ends: frozenset[Partition] = frozenset()
         """Segments that were read to their end while some of their successors have not been begun."""
-        self._given: dict[str, int] = {}
+        self._given: dict[Partition, int] = {}
         """Offsets up to which segments were handed out that were given up since."""
         self.histories: dict[StreamName, EpochHistory] = {}
         self.known: dict[StreamName, EpochHistory] = {}
         """Epochs of every stream that was ever read."""
-        self.owned: dict[str, Owned] = {}
+        self.owned: dict[Partition, Owned] = {}
+        self.index: Final = PlaceIndex()
+        """What partitions are, as far as streams were ever read."""
 
     # Streams and topics ----------------------------------------------------------------------------------------
 
@@ -179,6 +186,8 @@ class Membership:
         self._age += 1
         self._recreated = None
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
+        for name in names:
+            self.learn_places(name)
         for known in (self._verdicts, self._committed, self._sealed):
             known.clear()
         self._mark = mark_of(map(str, names))
@@ -189,10 +198,34 @@ class Membership:
     def topics(self) -> list[str]:
         """Return the topics of the segments that are still wanted."""
         return sorted(
-            name.segment_topic(segment)
-            for name, history in self.histories.items()
-            for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+            {
+                self.place_of(name, segment)[0]
+                for name, history in self.histories.items()
+                for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+            }
         )
+
+    def learn_places(self, stream: StreamName) -> None:
+        """Look up where the segments of a stream lie."""
+        places = self._places[stream] = self._places_of(stream)
+        self.index.add(places)
+
+    def places(self, stream: StreamName) -> SegmentPlaces:
+        """Return where the segments of a stream lie."""
+        if stream not in self._places:
+            self.learn_places(stream)
+        return self._places[stream]
+
+    def place_of(self, stream: StreamName, segment: SegmentId) -> Partition:
+        """Return where a segment of a stream that was read lies."""
+        return self._places[stream].of(segment)
+
+    def _find(self, place: Partition) -> tuple[StreamName, SegmentId] | None:
+        """Return the stream and segment that a partition is; None if it is none."""
+        try:
+            return self.index.find(place)
+        except InvalidNameError:
+            return None
 
     def refresh(self) -> bool:
         """Read the epochs again if there may be more, or an end is missing; return True if there are new segments.
@@ -281,7 +314,7 @@ class Membership:
         self._sealed = {}
         for name, history in self.histories.items():
             nodes = history.graph.nodes.items()
-            self._sealed |= {name.segment_topic(segment): node.sealed_end for segment, node in nodes}
+            self._sealed |= {self.place_of(name, segment): node.sealed_end for segment, node in nodes}
         self.known |= self.histories
         for item in self.owned.values():
             if item.phase is Phase.DONE:
@@ -291,7 +324,8 @@ class Membership:
                 item.phase = Phase.DONE  # the stream was created again, so Kafka will revoke the topic
             elif now is not None and now.is_removed(item.segment):
                 item.phase = Phase.DONE
-                logger.warning("%s was removed before group %s had read all of it", item.topic, self._group_id)
+                where = show_partition(item.place)
+                logger.warning("%s was removed before group %s had read all of it", where, self._group_id)
         self._decide()
 
     def _decide(self) -> None:
@@ -302,7 +336,7 @@ class Membership:
     def _find_open_ends(self) -> None:
         if any(item.phase is Phase.DONE for item in self.owned.values()):
             self._open_ends = frozenset(
-                name.segment_topic(segment)
+                self.place_of(name, segment)
                 for name, history in self.histories.items()
                 for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
                 if self._verdicts[name][segment].standing is SegmentStanding.DONE
@@ -310,34 +344,30 @@ class Membership:
 
     def without_removed(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return the places whose segments were not removed, as of the epochs last seen."""
-        return [place for place in places if not self._is_removed(place.topic)]
+        return [place for place in places if not self._is_removed((place.topic, place.partition))]
 
-    def _is_removed(self, topic: str) -> bool:
-        try:
-            name, segment = parse_segment_topic(topic)
-        except InvalidNameError:
-            return False
-        return name in self.histories and self.histories[name].is_removed(segment)
+    def _is_removed(self, place: Partition) -> bool:
+        found = self._find(place)
+        return found is not None and found[0] in self.histories and self.histories[found[0]].is_removed(found[1])
 
     # Assignment ------------------------------------------------------------------------------------------------
 
-    def assigned(self, topics: Iterable[str]) -> None:
+    def assigned(self, places: Iterable[Partition]) -> None:
         """Add segments that were just assigned and are paused."""
-        for topic in topics:
-            stream, segment = parse_segment_topic(topic)
-            self.owned[topic] = Owned(topic, stream, segment)
+        for place in places:
+            self.owned[place] = Owned(place, *self.index.find(place))
         self._ask_all = True
         self._ask_at = 0.0
         self._waiting_since = time.monotonic()
 
-    def revoked(self, topics: Iterable[str]) -> None:
+    def revoked(self, places: Iterable[Partition]) -> None:
         """Remove segments, remembering how far they were handed out."""
-        for topic in topics:
-            item = self.owned.pop(topic, None)
+        for place in places:
+            item = self.owned.pop(place, None)
             if item is not None:
-                self._given[topic] = max(item.next, item.end, self._given.get(topic, _BEHIND))
-            self._sending.pop(topic, None)
-            self._ends.pop(topic, None)
+                self._given[place] = max(item.next, item.end, self._given.get(place, _BEHIND))
+            self._sending.pop(place, None)
+            self._ends.pop(place, None)
 
     # What may be read ------------------------------------------------------------------------------------------
 
@@ -382,22 +412,22 @@ class Membership:
         self._ask_at = 0.0 if self._wants_ends() else now + self._ask_every_s
         self._remind(now)
 
-    def reached(self, topic: str, offset: int) -> None:
+    def reached(self, place: Partition, offset: int) -> None:
         """Record that there was nothing more to read at an offset."""
-        item = self.owned.get(topic)
+        item = self.owned.get(place)
         if item is not None:
             item.end = max(item.end, offset)
 
-    def is_late(self, topic: str, offset: int) -> bool:
+    def is_late(self, place: Partition, offset: int) -> bool:
         """Return True if an offset is at or behind the sealed end of its segment."""
-        sealed = self._sealed.get(topic)
+        sealed = self._sealed.get(place)
         return sealed is not None and offset >= sealed
 
     def _is_pending(self, item: Owned) -> bool:
         if item.phase is Phase.OPEN:
             return self._end_of(item) is not None
         # A late commit of another member may take an end back for as long as successors wait for it.
-        return item.phase is Phase.WAITING or item.topic in self._open_ends or self._is_taken_back(item)
+        return item.phase is Phase.WAITING or item.place in self._open_ends or self._is_taken_back(item)
 
     def _is_taken_back(self, item: Owned) -> bool:
         """Return True if the group had read a segment to its end and a later commit took the offset back."""
@@ -406,20 +436,20 @@ class Membership:
             item.phase is Phase.DONE
             and verdict is not None
             and verdict.standing is SegmentStanding.READ
-            and self._sealed.get(item.topic) is not None
+            and self._sealed.get(item.place) is not None
         )
 
     def _end_of(self, item: Owned) -> int | None:
         """Return the sealed end of a segment that was handed out completely; None if it was not."""
-        sealed = self._sealed.get(item.topic)
+        sealed = self._sealed.get(item.place)
         return sealed if sealed is not None and max(item.end, item.next) >= sealed else None
 
     def _ask(self, *, everything: bool) -> None:
         """Start reading the group's commits: all of them, or those of segments that are not done."""
-        topics = None
+        places = None
         if not everything:
-            topics = {
-                name.segment_topic(segment)
+            places = {
+                self.place_of(name, segment)
                 for name, verdicts in self._verdicts.items()
                 for segment, verdict in verdicts.items()
                 if verdict.standing is not SegmentStanding.DONE
@@ -428,20 +458,20 @@ class Membership:
         age = self._age
 
         def ask() -> _Asked:
-            found = self._commits.read(topics, timeout_s=_BACKGROUND_S)
+            found = self._commits.read(places, timeout_s=_BACKGROUND_S)
             isolation = Isolation.READ_COMMITTED
             ends = self._offsets.end(newest, isolation, timeout_s=_BACKGROUND_S) if newest else {}
             return _Asked(everything, found, ends, age)
 
         self._asking.begin(ask)
 
-    def _wants_ends(self) -> list[str]:
+    def _wants_ends(self) -> list[Partition]:
         """Return the segments that begin at their end, as long as that end is unknown."""
         return [
-            item.topic
+            item.place
             for item in self.owned.values()
             if item.phase is Phase.WAITING
-            and item.topic not in self._ends
+            and item.place not in self._ends
             and (verdict := self._verdicts.get(item.stream, {}).get(item.segment)) is not None
             and verdict.standing is SegmentStanding.READ_NEW
         ]
@@ -451,24 +481,26 @@ class Membership:
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
             streams = [str(name) for name in self.histories]
-            check_streams(self._group_id, streams, [(item.topic, item.metadata) for item in asked.found])
+            found = [(self._find((item.topic, item.partition)), item.metadata) for item in asked.found]
+            ours = [(str(place[0]), metadata) for place, metadata in found if place is not None]
+            check_streams(self._group_id, streams, ours)
         self._ends.update(asked.ends)
-        for place in asked.found:
-            self._note(place.topic, place.offset)
+        for item in asked.found:
+            self._note((item.topic, item.partition), item.offset)
         self._decide()
 
-    def _note(self, topic: str, offset: int) -> None:
-        if topic not in self._sealed:
+    def _note(self, place: Partition, offset: int) -> None:
+        if place not in self._sealed:
             return
-        stream, segment = parse_segment_topic(topic)
+        stream, segment = self.index.find(place)
         self._committed.setdefault(stream, {})[segment] = offset
-        item = self.owned.get(topic)
+        item = self.owned.get(place)
         if item is not None:
             item.committed = offset
 
     def _open(self) -> None:
         """Open the segments that may be read."""
-        ready: dict[str, int] = {}
+        ready: dict[Partition, int] = {}
         for item in self.owned.values():
             verdict = self._verdicts.get(item.stream, {}).get(item.segment)
             if item.phase is not Phase.WAITING or verdict is None:
@@ -477,27 +509,26 @@ class Membership:
                 case SegmentStanding.DONE:
                     item.phase = Phase.DONE
                 case SegmentStanding.READ:
-                    ready[item.topic] = verdict.offset
+                    ready[item.place] = verdict.offset
                 case SegmentStanding.READ_NEW:
-                    if item.topic in self._ends:
-                        ready[item.topic] = self._ends[item.topic]
+                    if item.place in self._ends:
+                        ready[item.place] = self._ends[item.place]
                 case SegmentStanding.NO_OFFSET:
-                    raise KafkaException(
-                        KafkaError(KafkaError._AUTO_OFFSET_RESET, f"no committed offset for {item.topic}")
-                    )
+                    why = f"no committed offset for {show_partition(item.place)}"
+                    raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, why))
                 case SegmentStanding.WAITS:
                     continue
-            if item.override is not None and item.topic in ready:
-                ready[item.topic] = item.override
-        fresh = {topic: offset for topic, offset in ready.items() if self.owned[topic].committed < 0}
+            if item.override is not None and item.place in ready:
+                ready[item.place] = item.override
+        fresh = {place: offset for place, offset in ready.items() if self.owned[place].committed < 0}
         if fresh:
             self._send(fresh)
-        for topic, offset in ready.items():
-            if topic not in fresh:
-                self._start(self.owned[topic], offset)
+        for place, offset in ready.items():
+            if place not in fresh:
+                self._start(self.owned[place], offset)
 
     def _start(self, item: Owned, offset: int) -> None:
-        place = TopicPartition(item.topic, 0, offset)
+        place = TopicPartition(*item.place, offset)
         try:
             self._consumer.seek(place)
             if not item.paused:
@@ -510,28 +541,28 @@ class Membership:
         item.phase = Phase.OPEN
         item.next = item.handled = item.sent = offset
         item.end = _BEHIND
-        logger.info("group %s reads %s from %d on", self._group_id, item.topic, offset)
+        logger.info("group %s reads %s from %d on", self._group_id, show_partition(item.place), offset)
 
     def _finish(self) -> None:
         """Commit the ends of segments that were handed out and committed completely."""
-        ends: dict[str, int] = {}
-        taken_back: dict[str, int] = {}
+        ends: dict[Partition, int] = {}
+        taken_back: dict[Partition, int] = {}
         for item in self.owned.values():
             if self._is_taken_back(item):
-                taken_back[item.topic] = self._sealed[item.topic] or 0
+                taken_back[item.place] = self._sealed[item.place] or 0
             sealed = self._end_of(item) if item.phase is Phase.OPEN else None
             processed = max(item.committed, item.handled if self._auto_commit else _BEHIND)
             if sealed is not None and processed >= min(item.next, sealed):
-                ends[item.topic] = sealed
-        missing = {topic: end for topic, end in ends.items() if self.owned[topic].committed < end}
+                ends[item.place] = sealed
+        missing = {place: end for place, end in ends.items() if self.owned[place].committed < end}
         if missing or taken_back:
             self._send(missing | taken_back)
-        ends = {topic: end for topic, end in ends.items() if topic not in missing}
-        for topic in ends:
-            item = self.owned[topic]
+        ends = {place: end for place, end in ends.items() if place not in missing}
+        for place in ends:
+            item = self.owned[place]
             item.phase = Phase.DONE
-            self._consumer.pause([TopicPartition(topic, 0)])
-            logger.info("group %s has read %s to its end", self._group_id, topic)
+            self._consumer.pause([TopicPartition(*place)])
+            logger.info("group %s has read %s to its end", self._group_id, show_partition(place))
         if ends:
             self._find_open_ends()
             self._ask_at = 0.0
@@ -552,28 +583,31 @@ class Membership:
 
     # Commits ---------------------------------------------------------------------------------------------------
 
-    def is_over(self, topic: str) -> bool:
+    def is_over(self, place: Partition) -> bool:
         """Return True if this member knows that the group has read a segment to its end: commits are void then.
 
         Returns False for a removed segment: Kafka knows whether its stream was created again.
         """
-        item = self.owned.get(topic)
+        item = self.owned.get(place)
         if item is not None and item.phase is Phase.OPEN:
             return False  # as after a seek: the segment is read once more
-        stream, segment = parse_segment_topic(topic)
-        verdict = self._verdicts.get(stream, {}).get(segment)
-        return verdict is not None and verdict.standing is SegmentStanding.DONE and not self._is_removed(topic)
+        verdict = self._verdict_of(place)
+        return verdict is not None and verdict.standing is SegmentStanding.DONE and not self._is_removed(place)
 
-    def check_commit(self, topic: str, offset: int) -> None:
+    def _verdict_of(self, place: Partition) -> SegmentVerdict | None:
+        found = self._find(place)
+        return None if found is None else self._verdicts.get(found[0], {}).get(found[1])
+
+    def check_commit(self, place: Partition, offset: int) -> None:
         """Refuse an offset that would count records as read that no member can have read.
 
         Raises:
             InvalidRequestError: The segment waits for its predecessors, or fewer records of it were handed out.
         """
-        stream, segment = parse_segment_topic(topic)
-        verdict = self._verdicts.get(stream, {}).get(segment)
+        verdict = self._verdict_of(place)
         if verdict is None:
             return  # manually assigned, or of another stream: no order to keep
+        stream, segment = self.index.find(place)
         if verdict.standing is SegmentStanding.WAITS:
             names = ", ".join(map(str, verdict.after))
             raise InvalidRequestError(
@@ -582,8 +616,8 @@ class Membership:
             )
         # In what is somebody else's by now, too, what was given out before may still be committed, and no more: until a
         # session that has timed out is known to the broker to have done so, it takes commits of this member.
-        given = max(self._given.get(topic, _BEHIND), self._committed.get(stream, {}).get(segment, _BEHIND))
-        item = self.owned.get(topic)
+        given = max(self._given.get(place, _BEHIND), self._committed.get(stream, {}).get(segment, _BEHIND))
+        item = self.owned.get(place)
         if item is not None:
             given = max(given, item.next, item.end)
         if offset > given:
@@ -593,40 +627,40 @@ class Membership:
                 "records, seek there first; nothing was committed"
             )
 
-    def position(self, topic: str) -> int:
+    def position(self, place: Partition) -> int:
         """Return the offset at which reading of a segment goes on; OFFSET_INVALID if it was not begun."""
-        item = self.owned.get(topic)
+        item = self.owned.get(place)
         if item is None or item.next < 0:
             return OFFSET_INVALID
-        sealed = self._sealed.get(topic)
+        sealed = self._sealed.get(place)
         is_over = item.phase is Phase.DONE and sealed is not None
         return max(item.next, (sealed if is_over else self._end_of(item)) or 0)
 
-    def rounded(self, topic: str, offset: int) -> TopicPartition:
+    def rounded(self, place: Partition, offset: int) -> TopicPartition:
         """Return the commit for an offset, rounded up to the sealed end if there are no records in between."""
-        item = self.owned.get(topic)
+        item = self.owned.get(place)
         if item is not None and item.phase is Phase.OPEN and offset >= item.next:
             offset = max(offset, self._end_of(item) or 0)
-        return TopicPartition(topic, 0, offset, metadata=self._mark)
+        return TopicPartition(*place, offset, metadata=self._mark)
 
-    def _send(self, offsets: Mapping[str, int]) -> None:
+    def _send(self, offsets: Mapping[Partition, int]) -> None:
         """Send commits that open or close segments; a later poll reports the outcome."""
         now = time.monotonic()
         due = {}
-        for topic, offset in offsets.items():
-            sent, sent_at = self._sending.get(topic, (_BEHIND, 0.0))
+        for place, offset in offsets.items():
+            sent, sent_at = self._sending.get(place, (_BEHIND, 0.0))
             if sent != offset or now - sent_at > _RESEND_S:
-                due[topic] = offset
-                self._sending[topic] = offset, now
+                due[place] = offset
+                self._sending[place] = offset, now
         if not due:
             return
         self._age += 1
         try:
-            places = [self.rounded(topic, offset) for topic, offset in due.items()]
+            places = [self.rounded(place, offset) for place, offset in due.items()]
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as exc:
-            for topic in due:
-                self._sending.pop(topic, None)
+            for place in due:
+                self._sending.pop(place, None)
             fault = self._judged(exc)
             if fault is not None:
                 raise fault from exc
@@ -634,8 +668,8 @@ class Membership:
     def sent(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> bool:
         """Process the outcome of a commit; return True if all of it opens or closes segments."""
         own = True
-        for place in partitions:
-            if self._sending.pop(place.topic, (_BEHIND, 0.0))[0] < 0:
+        for item in partitions:
+            if self._sending.pop((item.topic, item.partition), (_BEHIND, 0.0))[0] < 0:
                 own = False
         self._ask_at = min(self._ask_at, time.monotonic() + (0.0 if error is None else _ASK_S))
         if own and error is not None:
@@ -659,7 +693,7 @@ class Membership:
         self._age += 1
         for place in places:
             if place.error is None and place.offset >= 0:
-                self._note(place.topic, place.offset)
+                self._note((place.topic, place.partition), place.offset)
                 changed = True
         if changed:
             self._decide()

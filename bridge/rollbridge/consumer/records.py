@@ -509,6 +509,11 @@ class Message:
         return self._raw.topic() or ""
 
     @property
+    def place(self) -> Partition:
+        """Kafka topic and partition that its segment is."""
+        return _place(self._raw)
+
+    @property
     def segment(self) -> SegmentId:
         """Its segment."""
         return self._origin.place_of(self._raw)[1]

@@ -24,6 +24,7 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.coordination import ask_coordinator
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
+from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
 from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.group_offsets import GroupMember
@@ -65,8 +66,10 @@ class GroupOffsetStore:
         """Close the connections; the next request opens others."""
         self._clusters.close()
 
-    def read(self, topics: Iterable[str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> list[CommittedOffset]:
-        """Return the commits in partition 0 of these topics, or of all partitions if None, in any order.
+    def read(
+        self, places: Iterable[Partition] | None = None, *, timeout_s: float = _TIMEOUT_S
+    ) -> list[CommittedOffset]:
+        """Return the commits in these partitions, or in all if None, in any order.
 
         Waits for offsets in an undecided native transaction: they may become commits.
 
@@ -74,7 +77,7 @@ class GroupOffsetStore:
             KafkaUnavailableError: No answer, or no decision, within ``timeout_s`` seconds; ask again.
             NotAuthorizedError: Describe on the group is missing.
         """
-        wanted = None if topics is None else sorted(set(topics))
+        wanted = None if places is None else sorted(set(places))
         if wanted == []:
             return []
         doing = f"read the commits of group {self._group_id}"
@@ -151,16 +154,17 @@ class GroupOffsetStore:
                     raise KafkaUnavailableError(f"cannot {doing} within {timeout_s:g} s: {why}") from why
                 backoff.sleep(deadline)
 
-    def _ask(self, cluster: Cluster, topics: list[str] | None) -> list[CommittedOffset]:
+    def _ask(self, cluster: Cluster, places: list[Partition] | None) -> list[CommittedOffset]:
         """Ask the coordinator once; raises CodeError, KafkaUnavailableError."""
         request = OffsetFetchRequest(
             groups=(
                 OffsetFetchRequestGroup(
                     group_id=GroupId(self._group_id),
                     topics=None
-                    if topics is None
+                    if places is None
                     else tuple(
-                        OffsetFetchRequestTopics(name=TopicName(name), partition_indexes=(i32(0),)) for name in topics
+                        OffsetFetchRequestTopics(name=TopicName(topic), partition_indexes=tuple(map(i32, numbers)))
+                        for topic, numbers in by_topic(places).items()
                     ),
                 ),
             ),

@@ -13,16 +13,16 @@ from functools import cached_property
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import InvalidRequestError, StreamRecreatedError, TruncatedError, UnavailableError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import Partition, SegmentPlaces
 
 
-def topic_of_partition(
-    stream: StreamName, partition: int, known: EpochHistory, reread: Callable[[], EpochHistory]
-) -> str:
-    """Return the topic of the segment that a partition number names.
+def place_of_partition(
+    places: SegmentPlaces, partition: int, known: EpochHistory, reread: Callable[[], EpochHistory]
+) -> Partition:
+    """Return where the segment lies that a partition number of a stream names.
 
     Args:
-        stream: The stream.
+        places: The stream, and where its segments lie.
         partition: The number.
         known: The stream's epochs as they were last seen.
         reread: Reads them again; called for a number that they do not have yet.
@@ -36,8 +36,8 @@ def topic_of_partition(
     segments = history.graph.by_partition
     found = segments.get(partition)
     if found is not None:
-        return stream.segment_topic(found)
-    last = max(segments)
+        return places.of(found)
+    last, stream = max(segments), places.stream
     if not 0 <= partition <= last:
         raise InvalidRequestError(f"{stream} has had no partition {partition} so far; the last one is {last}")
     if history.first == history.born:

@@ -22,9 +22,8 @@ from enum import Enum
 from typing import Final
 
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.errors import ConflictError, InvalidNameError
+from rollbridge.model.errors import ConflictError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName, parse_segment_topic
 
 
 class Reset(Enum):
@@ -133,20 +132,16 @@ def check_streams(group: str, streams: Iterable[str], commits: Iterable[tuple[st
     Args:
         group: The group's id.
         streams: What this member wants to read.
-        commits: Topic and metadata of all that the group has committed.
+        commits: Stream and metadata of all that the group has committed in segments.
 
     Raises:
         ConflictError: The group has commits for other streams, or commits that were made for another set of streams.
     """
     ours = frozenset(streams)
-    for topic, metadata in commits:
-        try:
-            stream: StreamName = parse_segment_topic(topic)[0]
-        except InvalidNameError:
-            continue  # what else the group reads with plain clients is none of our business
+    for stream, metadata in commits:
         theirs = frozenset(metadata.removeprefix(_MARK).split(",")) if metadata.startswith(_MARK) else ours
-        if str(stream) not in ours or theirs != ours:
-            named = ", ".join(sorted(theirs | {str(stream)})) if theirs != ours else str(stream)
+        if stream not in ours or theirs != ours:
+            named = ", ".join(sorted(theirs | {stream})) if theirs != ours else stream
             raise ConflictError(
                 f"consumer group {group} reads {named}, so it cannot read {', '.join(sorted(ours))}: give each set "
                 "of streams a group of its own, or delete the offsets of the group if it is not in use any more"

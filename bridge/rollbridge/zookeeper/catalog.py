@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from rollbridge.errors import InvalidRequestError, ScopeNotFoundError, StreamNotFoundError, UnavailableError
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import topic_of_partition
-from rollbridge.model.names import StreamName
+from rollbridge.model.lineage import place_of_partition
+from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.records import StreamState
 from rollbridge.model.routing import Route, StreamView
 from rollbridge.zookeeper.metadata import Metadata
@@ -71,16 +71,16 @@ class Catalog:
             view = self._read(stream)
         return Route.of(view.config, view.history.record(epoch))
 
-    def topic_of_partition(self, stream: str, partition: int) -> str:
-        """Return the topic of the segment that a partition number names.
+    def place_of_partition(self, stream: str, partition: int) -> Partition:
+        """Return where the segment lies that a partition number names.
 
         Raises:
             InvalidRequestError, TruncatedError, StreamRecreatedError: see
-                :func:`rollbridge.model.lineage.topic_of_partition`.
+                :func:`rollbridge.model.lineage.place_of_partition`.
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self.view(stream)
-        return topic_of_partition(view.config.name, partition, view.history, lambda: self._read(stream).history)
+        return place_of_partition(view.config.places, partition, view.history, lambda: self._read(stream).history)
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
         """Return the partition number of a segment; see :class:`rollbridge.model.segment_graph.SegmentNode`.
