@@ -10,7 +10,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, position_of_key
-from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of
+from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of, origin
 
 S0 = SegmentId.of(0, 0)
 ids = st.builds(SegmentId.of, st.integers(0, 99), st.integers(0, 99))
@@ -52,3 +52,8 @@ def test_a_late_record_goes_to_the_active_segment_of_its_key(key: bytes | None) 
     expected = history.active.segment_at(position if position < 0.5 else 0.0).id
     assert heir == expected
     assert heir in history.active.segment_ids
+
+
+def test_a_copy_names_its_original_by_topic_and_by_partition_beyond_the_first() -> None:
+    assert origin(("sales.orders.segment-0.epoch-0", 0), 7) == b"sales.orders.segment-0.epoch-0@7"
+    assert origin(("orders", 3), 7) == b"orders:3@7"

@@ -21,6 +21,7 @@ from rollbridge.model.names import (
     StreamName,
     check_client_name,
     check_name,
+    is_group_topic,
     parse_qualified,
     parse_segment_topic,
     segment_topic_pattern,
@@ -255,3 +256,24 @@ def test_an_index_of_streams_finds_adopted_partitions_and_by_their_names_those_o
 )
 def test_what_is_no_place_of_a_stream_has_none_of_its_segments(partition: Partition) -> None:
     assert SegmentPlaces(StreamName.parse("sales/orders")).segment_at(partition) is None
+
+
+def test_an_adopted_topic_is_not_ours_to_delete() -> None:
+    places = SegmentPlaces(StreamName.parse("sales/orders"), "orders", 7)
+    segments = [SegmentId.of(0, 9), SegmentId.of(3, 7), SegmentId.of(1, 8)]
+    assert places.own_topics(segments) == ["sales.orders.segment-0.epoch-9", "sales.orders.segment-1.epoch-8"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_shared"),
+    [
+        (GroupName("sales").commit_log_topic, True),
+        (GroupName("sales").terminated_topic, True),
+        ("sales.__transaction_buffer_snapshot_indexes", True),
+        ("sales.orders.transaction-buffer.epoch-7", True),
+        ("sales.orders.segment-0.epoch-0", False),
+        ("orders", False),
+    ],
+)
+def test_topics_of_a_group_are_told_from_those_of_segments(topic: str, *, is_shared: bool) -> None:
+    assert is_group_topic(topic) == is_shared

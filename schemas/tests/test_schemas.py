@@ -343,3 +343,11 @@ def test_a_value_of_another_type_is_refused(name: str, change: dict[str, Any]) -
 def test_an_unknown_schema_is_no_file() -> None:
     with pytest.raises(FileNotFoundError):
         codec("nonsense")
+
+
+def test_a_sparse_field_is_written_only_if_it_says_something() -> None:
+    datum = golden_datum("stream")
+    assert json.loads(codec("stream").to_json(datum))["topic"] == "orders"
+    assert "topic" not in json.loads(codec("stream").to_json({**datum, "topic": ""}))
+    earlier = (GOLDEN / "earlier" / "stream.5.json").read_bytes().rstrip(b"\n")
+    assert codec("stream").to_json(codec("stream").from_json(earlier)) == earlier, "byte for byte"
