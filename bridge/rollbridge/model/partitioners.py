@@ -1,0 +1,148 @@
+"""Where a key goes on an adopted topic: the partition that Kafka's own partitioners choose, refined for later scales.
+
+A topic's producers have put each key into one of its ``N`` partitions by a rule of theirs. The key space of an adopted
+topic follows that rule, so that native producers and ours agree: partition ``i`` holds ``[i/N, (i+1)/N)``, and within
+that range a key lies where its XXH64 hash puts it::
+
+    0          1/N         2/N         3/N                     1
+    |-----------|-----------|-----------|--- ... ---|-----------|
+     partition 0 partition 1                         partition N-1
+         ^ (0 + fraction of XXH64) / N
+
+librdkafka's functions compute murmur2 and FNV-1a, in half a microsecond for a key.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Final
+
+from confluent_kafka import cimpl
+
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.keyspace import SEGMENTS_MAX, key_hash, position_of_key
+
+_FRACTION_BITS: Final = 39
+"""Bits of the hash within a partition: with the 14 of the partition's number they are exact in a float."""
+_FRACTION_SHIFT: Final = 64 - _FRACTION_BITS
+_FRACTION_SCALE: Final = 1.0 / (1 << _FRACTION_BITS)
+
+
+class Partitioner(StrEnum):
+    """Rule by which producers choose the partition of a record with a key.
+
+    Records without a key, and with librdkafka's ``..._random`` rules also those with an empty one, go anywhere.
+    """
+
+    MURMUR2 = "murmur2"
+    """Java's default, and librdkafka's ``murmur2`` and ``murmur2_random``."""
+    CONSISTENT = "consistent"
+    """CRC32: the default of librdkafka (``consistent_random``), and so of its clients for Python, Go and .NET."""
+    FNV1A = "fnv1a"
+    """Sarama's default, and librdkafka's ``fnv1a`` and ``fnv1a_random``."""
+
+    @classmethod
+    def parse(cls, text: str) -> Partitioner:
+        """Return the partitioner that Kafka's or librdkafka's settings call so.
+
+        Raises:
+            InvalidRequestError: No partitioner that depends on nothing but the key is called so.
+        """
+        try:
+            return cls(text.lower().removesuffix("_random"))
+        except ValueError:
+            raise InvalidRequestError(
+                f"{text!r} is no partitioner that depends on the key alone: {', '.join(cls)} are; nothing was written"
+            ) from None
+
+
+def native_partition(partitioner: Partitioner, key: bytes, partitions: int) -> int:
+    """Return the partition, from 0 to ``partitions - 1``, that native producers choose for a key."""
+    if partitioner is Partitioner.CONSISTENT:
+        return zlib.crc32(key) % partitions
+    return _function(partitioner)(None, key, len(key), partitions, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpace:
+    """Positions of a stream's keys in ``[0, 1)``.
+
+    Attributes:
+        partitioner: Rule of the adopted topic; None for a stream of our own, whose keys lie where XXH64 puts them.
+        partitions: Number of partitions that the topic had when it was adopted; 0 for a stream of our own.
+    """
+
+    partitioner: Partitioner | None = None
+    partitions: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.partitioner is None) != (self.partitions == 0) or not 0 <= self.partitions <= SEGMENTS_MAX:
+            raise InvalidRequestError(
+                f"a key space by {self.partitioner} of {self.partitions} partitions; at most {SEGMENTS_MAX} are "
+                "possible, and both or none have to be given; nothing was written"
+            )
+
+    def position(self, key: bytes | None) -> float:
+        """Return the position of a key; None means the only segment of a stream."""
+        if key is None:
+            return 0.0
+        if self.partitioner is None:
+            return position_of_key(key)
+        fraction = (key_hash(key) >> _FRACTION_SHIFT) * _FRACTION_SCALE
+        return (native_partition(self.partitioner, key, self.partitions) + fraction) / self.partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well each partitioner explains where records are.
+
+    Attributes:
+        keys: Number of different pairs of a key and a partition that were looked at.
+        matches: Number of them that each partitioner explains.
+    """
+
+    keys: int
+    matches: Mapping[Partitioner, int]
+
+    @property
+    def best(self) -> Partitioner | None:
+        """The partitioner that explains all keys; None if none does, or if several do."""
+        whole = [item for item, count in self.matches.items() if count == self.keys]
+        return whole[0] if len(whole) == 1 else None
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{item} {self.matches[item]}" for item in Partitioner)
+        return f"of {self.keys} keys in the sample, so many are where a partitioner puts them: {counts}"
+
+
+def fit(sample: Iterable[tuple[bytes, int]], partitions: int) -> Fit:
+    """Compare a sample of keys and the partitions in which they were found with what each partitioner says."""
+    seen = set(sample)
+    matches = Counter(dict.fromkeys(Partitioner, 0))
+    for key, partition in seen:
+        for item in Partitioner:
+            matches[item] += native_partition(item, key, partitions) == partition
+    return Fit(len(seen), matches)
+
+
+@cache
+def _function(partitioner: Partitioner) -> Callable[..., int]:
+    # A PyDLL keeps the interpreter's lock: giving it back and forth would take longer than the function.
+    function = getattr(ctypes.PyDLL(cimpl.__file__), f"rd_kafka_msg_partitioner_{partitioner}")
+    function.restype = ctypes.c_int32
+    function.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    result: Callable[..., int] = function
+    return result

@@ -1,0 +1,107 @@
+"""Keys of adopted topics lie where native producers put them, and within a partition where XXH64 does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.keyspace import SEGMENTS_MAX, even_ranges, position_of_key
+from rollbridge.model.partitioners import KeySpace, Partitioner, fit, native_partition
+
+# Expectations of Kafka's UtilsTest.testMurmur2.
+JAVA = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(("key", "murmur2"), JAVA.items())
+@pytest.mark.parametrize("partitions", [1, 3, 12, 1000])
+def test_java_puts_a_key_there(key: bytes, murmur2: int, partitions: int) -> None:
+    assert native_partition(Partitioner.MURMUR2, key, partitions) == (murmur2 & 0x7FFFFFFF) % partitions
+
+
+def fnv1a(key: bytes) -> int:
+    value = 0x811C9DC5
+    for byte in key:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >> 31 else value
+    return abs(signed)
+
+
+@given(st.binary(max_size=40), st.integers(1, SEGMENTS_MAX))
+def test_sarama_puts_a_key_there(key: bytes, partitions: int) -> None:
+    assert native_partition(Partitioner.FNV1A, key, partitions) == fnv1a(key) % partitions
+
+
+@given(st.sampled_from(Partitioner), st.binary(max_size=40), st.integers(1, SEGMENTS_MAX))
+def test_a_position_lies_in_the_range_of_the_native_partition(
+    partitioner: Partitioner, key: bytes, partitions: int
+) -> None:
+    space = KeySpace(partitioner, partitions)
+    assert space.position(key) in even_ranges(partitions)[native_partition(partitioner, key, partitions)]
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7, 4096, SEGMENTS_MAX])
+def test_the_highest_hash_stays_within_its_partition(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollbridge.model.partitioners.key_hash", lambda _: (1 << 64) - 1)
+    space = KeySpace(Partitioner.CONSISTENT, partitions)
+    for number in range(1000):
+        key = b"%d" % number
+        assert space.position(key) in even_ranges(partitions)[native_partition(Partitioner.CONSISTENT, key, partitions)]
+
+
+@given(st.binary(max_size=40))
+def test_keys_of_own_streams_lie_where_they_did(key: bytes) -> None:
+    assert KeySpace().position(key) == position_of_key(key)
+    assert KeySpace().position(None) == KeySpace(Partitioner.MURMUR2, 3).position(None) == 0.0
+
+
+def test_keys_of_a_partition_are_spread_over_its_range() -> None:
+    space = KeySpace(Partitioner.MURMUR2, 2)
+    places = sorted(space.position(b"%d" % number) for number in range(4000))
+    for quarter in range(4):
+        assert 800 < sum(quarter / 4 <= place < (quarter + 1) / 4 for place in places) < 1200
+
+
+@pytest.mark.parametrize("rule", Partitioner)
+def test_a_sample_tells_by_which_rule_it_was_written(rule: Partitioner) -> None:
+    sample = [(b"%d" % number, native_partition(rule, b"%d" % number, 5)) for number in range(50)]
+    found = fit(sample + sample, 5)
+    assert (found.best, found.keys, found.matches[rule]) == (rule, 50, 50)
+    assert fit([*sample, (b"0", (sample[0][1] + 1) % 5)], 5).best is None, "a key in two partitions fits no rule"
+
+
+def test_a_sample_that_tells_nothing_names_no_rule() -> None:
+    assert fit([], 5).best is None
+    assert fit([(b"k", 0)], 1).best is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("murmur2_random", Partitioner.MURMUR2),
+        ("consistent_random", Partitioner.CONSISTENT),
+        ("FNV1A", Partitioner.FNV1A),
+    ],
+)
+def test_partitioners_are_named_as_in_settings(name: str, rule: Partitioner) -> None:
+    assert Partitioner.parse(name) is rule
+
+
+@pytest.mark.parametrize("name", ["random", "", "sticky", "round_robin"])
+def test_a_rule_that_does_not_depend_on_the_key_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="nothing was written"):
+        Partitioner.parse(name)
+
+
+@pytest.mark.parametrize(("rule", "partitions"), [(Partitioner.MURMUR2, 0), (None, 3), (Partitioner.MURMUR2, 10_001)])
+def test_half_a_key_space_is_refused(rule: Partitioner | None, partitions: int) -> None:
+    with pytest.raises(InvalidRequestError):
+        KeySpace(rule, partitions)
