@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollbridge.kafka.retry import Backoff, Deadline
+from rollbridge.calls import Backoff, Deadline
 
 
 def test_a_deadline_that_has_passed_leaves_nothing() -> None:

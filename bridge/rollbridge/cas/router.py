@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -84,7 +85,7 @@ class SegmentRouter:
             found.append(Stage(item, base, end, item in history.removed))
         return found
 
-    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> KeyLineage:
+    def await_course(self, position: float, deadline: Deadline, sealed: SegmentId | None = None) -> KeyLineage:
         """Wait until a position can be written to in a segment other than ``sealed``; return its course.
 
         Raises:
@@ -100,7 +101,7 @@ class SegmentRouter:
                 why = f"segment {sealed} is sealed and its successor is not known"
             except UnavailableError as fault:
                 why = str(fault)
-            if time.monotonic() >= deadline:
+            if deadline.passed():
                 raise UnavailableError(
                     f"{why}; a scale or a rolling commit of {self.stream} is under way: is a coordinator running? "
                     "Nothing was written"

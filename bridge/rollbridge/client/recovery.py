@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
-from rollbridge.calls import Timeout, answers_within, as_seconds
+from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
@@ -286,15 +286,15 @@ class Resumer:
     ) -> ResumedTransaction:
         """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before."""
         identifier = TransactionId.of_any(transaction)
-        deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
+        deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
         self._sessions.check()
-        group, known = self._inquiry.transaction(identifier, _left(deadline), client=client)
+        group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
         if known.state is State.OPEN:
-            epoch = self._sessions.epoch(group, _left(deadline))
-            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, _left(deadline)))
+            epoch = self._sessions.epoch(group, deadline.left())
+            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
             self._await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
-            group, known = self._inquiry.transaction(identifier, _left(deadline), group=group, client=client)
+            group, known = self._inquiry.transaction(identifier, deadline.left(), group=group, client=client)
             if known.state is State.OPEN:
                 return self._take_over(group, known, epoch)
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
@@ -344,17 +344,13 @@ class Resumer:
             generation=self._catalog.generation,
         )
 
-    def _await_record(self, identifier: TransactionId, deadline: float) -> None:
+    def _await_record(self, identifier: TransactionId, deadline: Deadline) -> None:
         """Wait until the transaction is on record, or has ended.
 
         Other nodes of the transaction are removed with its record, so the record must exist before a part is claimed.
         """
-        while self._metadata.find_transaction(identifier) is None and _left(deadline) > 0:
-            _, known = self._inquiry.transaction(identifier, _left(deadline))
+        while self._metadata.find_transaction(identifier) is None and not deadline.passed():
+            _, known = self._inquiry.transaction(identifier, deadline.left())
             if known.state is not State.OPEN:
                 return
             time.sleep(_LOOK_AGAIN_S)
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.0)

@@ -12,7 +12,6 @@ popping it from a list, which only one thread can succeed in.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -22,7 +21,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls import Timeout
+from rollbridge.calls import Deadline, Timeout
 from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
@@ -458,13 +457,13 @@ class Transaction(Writing):
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
         """Ask, retrying while that is not possible, and wait for the answer."""
         timeout_s = self._seconds(timeout)
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         future: OutcomeFuture[T] | None = None
         while future is None:
             try:
                 future = ask()
             except UnavailableError as fault:
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     raise OutcomeUnknownError(
                         f"the {wish} of transaction {self.id} could not be asked for within {timeout_s:g} s ({fault}); "
                         "as far as is known here it is still open: ask again",
@@ -472,7 +471,7 @@ class Transaction(Writing):
                     ) from fault
                 self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
-            return future.result(max(deadline - time.monotonic(), 0.0))
+            return future.result(deadline.left())
         except TransactionAbortedError as fault:
             if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefusedError):  # explains itself
                 fault.tell(self._runtime.events(self._plan.group, self.id))

@@ -27,7 +27,7 @@ from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavai
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
 from rollbridge.model.lineage import topic_of_partition

@@ -21,6 +21,7 @@ from typing import Final
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
+from rollbridge.calls import Errand
 from rollbridge.errors import (
     ConflictError,
     InvalidNameError,
@@ -35,7 +36,7 @@ from rollbridge.kafka.errors import kafka_error, translate
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Errand, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName, parse_segment_topic

@@ -24,7 +24,7 @@ from rollbridge.kafka.fetch_plan import Fetched, Partition, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.pieces import BufferedTransaction, FrameRef

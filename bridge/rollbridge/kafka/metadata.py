@@ -27,11 +27,11 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import ConfigError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.security.kafka import Security
 
 logger = logging.getLogger(__name__)

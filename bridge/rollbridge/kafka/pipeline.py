@@ -28,6 +28,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16, i32Timedelta
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import (
@@ -460,7 +461,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
         producer_id=ProducerId(-1),
         producer_epoch=i16(-1),
     )
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         answer = cluster.ask_any(request, InitProducerIdResponse)
         if answer.error_code == ErrorCode.none:
@@ -470,7 +471,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
             raise NotAuthorizedError(
                 f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
             )
-        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or time.monotonic() >= deadline:
+        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or deadline.passed():
             raise KafkaUnavailableError(f"no broker gave a producer id: {codes.name(answer.error_code)}")
         time.sleep(_PAUSE_S)
 

@@ -44,6 +44,7 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import TopicName
 from kio.static.primitive import Records, i16, i32, i32Timedelta
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
@@ -51,7 +52,6 @@ from rollbridge.kafka.coordination import Barrier, corrupt_batch
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
-from rollbridge.kafka.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,8 @@ class Sealer:
         """
         self._cluster = cluster
         self._configure = configure
-        self._timeout_s = timeout_s
         self._barrier = Barrier(cluster, transactional_id)
+        self._deadline = Deadline(timeout_s)
         self._started = time.monotonic()
         self._waiting_for: dict[str, str] = {}
         self._away_since: dict[str, float] = {}
@@ -214,7 +214,7 @@ class Sealer:
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
-                self._barrier.open(self._left_s())
+                self._barrier.open(self._deadline.left())
                 for topic, (code, _) in self._ask_leaders(pending, self._join).items():
                     match code:
                         case ErrorCode.message_too_large | ErrorCode.corrupt_message:
@@ -230,7 +230,7 @@ class Sealer:
                 if not self._barrier.is_open:
                     pending, joined = pending | joined, set()
                 elif not pending:
-                    self._barrier.close(self._left_s())
+                    self._barrier.close(self._deadline.left())
                     return
             except KafkaUnavailableError as exc:
                 logger.info("sealing: the barrier is put up anew: %s", exc)
@@ -255,10 +255,10 @@ class Sealer:
         """
         pending = set(before)
         settled: dict[str, int] = {}
-        give_up_at = float("inf") if foreign_s is None else time.monotonic() + foreign_s
+        foreign = Deadline(inf if foreign_s is None else foreign_s)
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
-            is_over = time.monotonic() >= give_up_at
+            is_over = foreign.passed()
             held: set[str] = set()
             for topic, (stable, end) in self._ends(pending).items():
                 if end.leader_epoch != before[topic].leader_epoch:
@@ -325,7 +325,8 @@ class Sealer:
                 for topic in names:
                     self._note_away(topic)
                     self._cluster.forget_leader(topic)
-                    if self._left_s() or topic not in self._waiting_for:  # else our own deadline cut it short
+                    # Once our own deadline has passed, it is what cut the request short.
+                    if not self._deadline.passed() or topic not in self._waiting_for:
                         self._waiting_for[topic] = f"its leader to answer ({exc})"
         return answers
 
@@ -350,9 +351,6 @@ class Sealer:
             case _:
                 raise KafkaUnavailableError(f"cannot seal topic {topic}: {codes.name(code)}")
 
-    def _left_s(self) -> float:
-        return max(0.0, self._started + self._timeout_s - time.monotonic())
-
     def _pause(self, pending: Iterable[str], backoff: Backoff) -> None:
         """Sleep before the next attempt if topics are pending."""
         left = {topic: self._waiting_for.get(topic, "its leader to answer") for topic in sorted(pending)}
@@ -361,7 +359,7 @@ class Sealer:
         now = time.monotonic()
         waited_s = now - self._started
         away_s = max((now - self._away_since[topic] for topic in left if topic in self._away_since), default=0.0)
-        if waited_s >= self._timeout_s or away_s >= self._away_s:
+        if self._deadline.passed() or away_s >= self._away_s:
             reasons = "; ".join(f"{topic} waits for {reason}" for topic, reason in left.items())
             raise SealTimeoutError(
                 f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",

@@ -19,9 +19,9 @@ from kio.schema.metadata.v12.request import MetadataRequestTopic
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.kafka.errors import KafkaUnavailableError, is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED
 
 _NOT_SAID: Final = -(1 << 31)

@@ -20,7 +20,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -28,6 +27,7 @@ from typing import Final, NoReturn
 
 import psutil
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -106,9 +106,9 @@ class Daemon:
             finally:
                 for leadership in self._leaderships.values():
                     leadership.stop()
-                deadline = time.monotonic() + END_S
+                deadline = Deadline(END_S)
                 for leadership in self._leaderships.values():
-                    leadership.join(max(0.0, deadline - time.monotonic()))
+                    leadership.join(deadline.left())
                 self._vigils.stop()
                 self._session.close()
         return not any(leadership.is_alive() for leadership in self._leaderships.values())

@@ -10,12 +10,12 @@ Only the leader's thread runs effects, one at a time, so nothing here is locked.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from typing import Any, Final, Literal, TypeVar
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
@@ -480,7 +480,7 @@ class Interpreter:
         The bound keeps the broker of one consumer group from holding up all others.
         """
         items = effect.items
-        deadline = time.monotonic() + OFFSETS_S
+        deadline = Deadline(OFFSETS_S)
         while True:
             sent = 0
             try:
@@ -492,7 +492,7 @@ class Interpreter:
                 return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
             except AppendUnknownError as fault:
                 self._current.init()
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
                 logger.info("%s: offsets are sent again: %s", self._group, fault)
             else:
