@@ -60,22 +60,26 @@ class Backoff:
     The jitter keeps clients that were disconnected at the same moment from coming back at the same moment.
     """
 
-    __slots__ = ("_first_s", "_max_s", "_next_s")
+    __slots__ = ("_begin_s", "_first_s", "_max_s", "_next_s")
 
-    def __init__(self, first_s: float = _BACKOFF_FIRST_S, max_s: float = _BACKOFF_MAX_S) -> None:
+    def __init__(
+        self, first_s: float = _BACKOFF_FIRST_S, max_s: float = _BACKOFF_MAX_S, *, at_once: bool = False
+    ) -> None:
+        """Begin with ``first_s`` seconds; with ``at_once``, with one retry without a pause."""
         self._first_s: Final = first_s
         self._max_s: Final = max_s
-        self._next_s = first_s
+        self._begin_s: Final = 0.0 if at_once else first_s
+        self._next_s = self._begin_s
 
     def grow(self) -> float:
         """Return the pause after one more failure, in seconds."""
         pause_s = self._next_s * random.uniform(0.5, 1.0)
-        self._next_s = min(self._max_s, self._next_s * 2)
+        self._next_s = min(self._max_s, max(self._first_s, self._next_s * 2))
         return pause_s
 
     def reset(self) -> None:
         """Return to the first pause after a success."""
-        self._next_s = self._first_s
+        self._next_s = self._begin_s
 
     def sleep(self, deadline: Deadline) -> None:
         """Sleep for the next pause, but not beyond the deadline."""

@@ -23,6 +23,15 @@ def test_pauses_double_up_to_a_bound_and_begin_anew() -> None:
     assert backoff.grow() <= 0.1
 
 
+def test_the_first_retry_may_come_at_once() -> None:
+    backoff = Backoff(0.1, 1.0, at_once=True)
+    for _ in range(2):
+        assert backoff.grow() == 0.0
+        assert 0.05 <= backoff.grow() <= 0.1
+        assert 0.1 <= backoff.grow() <= 0.2
+        backoff.reset()
+
+
 def test_two_clients_do_not_pause_alike() -> None:
     assert len({Backoff(0.1, 1.0).grow() for _ in range(20)}) > 1
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from rollbridge.calls import Deadline
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -92,7 +91,7 @@ class SegmentRouter:
             UnavailableError: not writable by the deadline; nothing was written.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
-        pause_s = _PAUSE_FIRST_S
+        backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         while True:
             try:
                 course = self.course(position)
@@ -106,8 +105,7 @@ class SegmentRouter:
                     f"{why}; a scale or a rolling commit of {self.stream} is under way: is a coordinator running? "
                     "Nothing was written"
                 )
-            time.sleep(pause_s)
-            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+            backoff.sleep(deadline)
             self._catalog.forget(self._name)
 
     def check_current(self) -> None:

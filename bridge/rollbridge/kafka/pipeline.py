@@ -28,7 +28,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16, i32Timedelta
 
-from rollbridge.calls import Deadline
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import (
@@ -158,7 +158,7 @@ class Pipeline:
         self._failed: dict[int, tuple[_Stamped, ErrorCode]] = {}
         self._failing_since: dict[TopicPartition, float] = {}
         self._catching_up = False
-        self._backoff_s = 0.0
+        self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S, at_once=True)
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
         self._request_start = request_start(producer.transactional_id, request_timeout_ms // 2)
 
@@ -273,7 +273,7 @@ class Pipeline:
                     self._offsets[item.index] = partition.base_offset
                     self._session.joined = True
                     self._failing_since.pop(item.target, None)
-                    self._backoff_s = 0.0
+                    self._backoff.reset()
                     continue
                 try:
                     self._judge(item, partition.error_code, partition.error_message)
@@ -327,8 +327,8 @@ class Pipeline:
         self._catching_up = True
         self._again = deque(sorted(backlog, key=lambda item: item.index))
         # The broker delays CONCURRENT_TRANSACTIONS itself, so no back-off is needed.
-        time.sleep(0 if at_once else self._backoff_s)
-        self._backoff_s = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, self._backoff_s * 2))
+        pause_s = self._backoff.grow()
+        time.sleep(0 if at_once else pause_s)
 
     def _finish(self) -> None:
         for lane in self._lanes.values():
