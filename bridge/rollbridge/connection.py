@@ -103,7 +103,7 @@ def connect(
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
-        KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+        KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     settings = load_settings(

@@ -213,7 +213,7 @@ class SharedClient:
     def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
         """Return what :meth:`joint` would find committed by an earlier session, without beginning; None otherwise.
 
-        A transaction that an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
+        A transaction that an earlier session has left open is ended first. Raises as :meth:`joint` does.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -296,7 +296,7 @@ class SharedClient:
         return SeriesStep.BEGIN, work
 
     def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
-        """Refuse a series that could not be remembered in its turn."""
+        """Refuse a series for which the session's record has no room."""
         if session.work is None or session.work.series == fresh.series or fresh.once:
             return
         size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
@@ -339,7 +339,7 @@ class SharedClient:
     def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
         """Record that a cooperative transaction is committed.
 
-        ``last`` means that nobody will come back to this client name: its session is forgotten then.
+        With ``last`` the client name is not used again, so its session is removed as well.
         """
         self._end(ticket, JointState.COMMITTED, last=last)
 
@@ -468,7 +468,7 @@ class SharedClient:
         return outcome.transaction if outcome.committed else None
 
     def look(self) -> None:
-        """Let go of waiters whose requests a newer session has fenced; called on the housekeeping thread."""
+        """Release waiters whose requests a newer session has fenced; called on the housekeeping thread."""
         self._resumer.look_at_sessions()
 
     def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> JointWork:
@@ -499,7 +499,7 @@ class SharedClient:
         Raises:
             OutcomeExpiredError: it was left behind so long ago that nobody remembers.
             ClientFencedError: a newer session has begun.
-            UnavailableError: nobody answered in time.
+            UnavailableError: no answer in time.
         """
         fenced = False
         while True:

@@ -190,7 +190,7 @@ Ask = Callable[[GroupName], list[Known]]
 
 
 class OutcomeClient:
-    """Client of the leaders' knowledge of transactions. Safe to use from several threads."""
+    """Client that asks leaders about transactions. Safe to use from several threads."""
 
     def __init__(self, metadata: Metadata, client_name: str) -> None:
         self._metadata = metadata
@@ -214,8 +214,8 @@ class OutcomeClient:
 
         Raises:
             TransactionNotFoundError: not open, and without an outcome.
-            OutcomeExpiredError, TransactionPreserverClosedError: nobody remembers, or it is not of the ``client``
-                given.
+            OutcomeExpiredError, TransactionPreserverClosedError: its outcome is not remembered, or it is not of the
+                ``client`` given.
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")

@@ -50,7 +50,7 @@ class ResumedTransaction(Transaction):
     def __init__(
         self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int, known: KnownTransaction
     ) -> None:
-        """Take over a transaction as the leader knows it; return once the brokers have that."""
+        """Take over a transaction as the leader knows it; return once the brokers have acknowledged that."""
         self._known = known
         self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
@@ -143,8 +143,8 @@ class Resuming(ABC):
         Args:
             transaction: Its id.
             label: Instead of the id, the label of the latest transaction of a client with that label.
-            client: Name of that client, this one's own by default. Not needed with an id, but makes it surer that a
-                transaction that never began is told from a forgotten one, and refuses one of another client.
+            client: Name of that client, this one's own by default. Optional with an id: it helps to tell a transaction
+                that never began from a forgotten one, and one of another client is refused.
             group: ``scope/group`` of the transaction; all are asked by default.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
@@ -153,7 +153,7 @@ class Resuming(ABC):
             OutcomeExpiredError: not open, and may have ended so long ago that it has been forgotten; or the id is that
                 of another client than the one given.
             TransactionPreserverClosedError: outcomes are not remembered here.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: no id, and no label either; or both.
         """
         resumer = self._resumer_if_open()
@@ -174,8 +174,8 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nobody knows anything of it.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nothing is known of it.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             CorruptDataError: the leader is of an older version, which does not report events.
         """
         resumer = self._resumer_if_open()
@@ -194,7 +194,7 @@ class Resuming(ABC):
 
         Raises:
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -217,7 +217,7 @@ class Resuming(ABC):
         Raises:
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):

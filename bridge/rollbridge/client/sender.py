@@ -4,8 +4,8 @@ Frames of one buffer partition keep their order, also when they are sent again, 
 delivery report without an offset leaves open whether, or where, the frame stands (librdkafka reports so what a broker
 calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. The sender
 never stops trying by itself: a frame is refused only for lasting causes (its topic is gone, it is too large, access is
-denied), so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is
-full, :meth:`Sender.send` waits, and in the end refuses.
+denied), so no transaction fails because brokers are away for an hour. The queue is bounded: when it is full,
+:meth:`Sender.send` waits for a bounded time, then raises.
 
 Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the thread that
 sends may be waiting for just that delivery.

@@ -176,8 +176,8 @@ class Transaction(Writing):
         """Commit a consumer group's offsets with this transaction: all of it happens, or nothing.
 
         The offsets are sent with the commit, and replace those given before for the same partition. If the group has
-        moved on by the time of the commit (its members share the partitions anew), the transaction is refused, as Kafka
-        refuses it: it ends as aborted, and the error says so.
+        rebalanced by the time of the commit, Kafka refuses them: the transaction ends as aborted, and the error names
+        that reason.
 
         Args:
             offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
@@ -509,7 +509,7 @@ class Transaction(Writing):
     def _commit_delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
-            # The commit may have arrived all the same: whichever of both the leader meets first decides.
+            # The commit may have arrived all the same: of the two frames, the one that the leader reads first decides.
             self._send_abort_soon(f"its commit was refused: {fault}")
 
     def _abort_delivered(self, fault: KafkaError | None, message: Message | None) -> None:

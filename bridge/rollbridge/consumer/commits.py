@@ -42,7 +42,7 @@ _nobody: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class PartitionNames:
-    """Resolver of partitions, as applications name them, to segments, and of special offsets to figures."""
+    """Resolver of partitions, as applications name them, to segments, and of special offsets to numbers."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PartitionNames:
         return history
 
     def absolute(self, topic: str, offset: int) -> int:
-        """Return ``offset`` as a figure, looking up the beginning or the end.
+        """Return ``offset`` as a number, looking up the beginning or the end.
 
         Raises:
             InvalidRequestError: The offset is negative, and neither the beginning nor the end.
@@ -258,7 +258,7 @@ class Commits:
         return [TopicPartition(item.topic, item.partition, item.offset) for item in places]
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
-        """Process the outcome of a commit; return False if it only opens or closes segments, which is no news."""
+        """Process the outcome of a commit; return False if it only opens or closes segments: no callback."""
         own = self._members.sent(error, partitions)
         if error is None:
             self._members.noted(partitions)

@@ -554,7 +554,7 @@ class Membership:
     # Commits ---------------------------------------------------------------------------------------------------
 
     def is_over(self, topic: str) -> bool:
-        """Return True if this member knows that the group has read a segment to its end: commits are void then.
+        """Return True if the group is known here to have read a segment to its end; nothing is committed in it then.
 
         Returns False for a removed segment: Kafka knows whether its stream was created again.
         """
@@ -581,8 +581,8 @@ class Membership:
                 f"segment {segment} of {stream} continues {names}, which group {self._group_id} has not read to the "
                 f"end, so nothing of it was handed out; a commit in it would skip them; nothing was committed"
             )
-        # In what is somebody else's by now, too, what was given out before may still be committed, and no more: until a
-        # session that has timed out is known to the broker to have done so, it takes commits of this member.
+        # In a segment that another member owns by now, what was handed out before may still be committed, and no more:
+        # brokers take commits of this member until they notice that its session has timed out.
         given = max(self._given.get(topic, _BEHIND), self._committed.get(stream, {}).get(segment, _BEHIND))
         item = self.owned.get(topic)
         if item is not None:
