@@ -14,8 +14,8 @@ def create_topic(servers: str, topic: str, partitions: int = 1) -> None:
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(120)
 
 
-def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
-    """Write values to partition 0 and return when all are acknowledged."""
+def produce(servers: str, topic: str, values: Sequence[bytes], partition: int = 0) -> None:
+    """Write values to a partition and return when all are acknowledged."""
     failures: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -24,7 +24,7 @@ def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
 
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
     for value in values:
-        producer.produce(topic, value, partition=0, on_delivery=delivered)
+        producer.produce(topic, value, partition=partition, on_delivery=delivered)
     assert producer.flush(60) == 0
     assert not failures
 

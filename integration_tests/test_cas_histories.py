@@ -25,6 +25,7 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
+from rollbridge.calls import Deadline
 from rollbridge.cas.append import AppendDeadlines, ConditionalAppend, RoundResult
 from rollbridge.cas.tail import SegmentLog
 from rollbridge.cas.writer import CasWriter
@@ -251,7 +252,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide on what is decided already, instead of waiting for all earlier offsets."""
 
     def read(
-        self: SegmentLog, reader: LogReader, start: int, to: int, deadline: float, epoch: int = -1
+        self: SegmentLog, reader: LogReader, start: int, to: int, deadline: Deadline, epoch: int = -1
     ) -> Iterator[Stretch]:
         part = self.fetch(reader, start) if start < to else Stretch(start, to, [], to)
         yield part._replace(end=to, records=[record for record in part.records if record.offset < to])
@@ -278,7 +279,7 @@ def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take it that nothing is between when the record came right after the expected one and its marker."""
     original = ConditionalAppend._decide
 
-    def decide(self: ConditionalAppend, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
+    def decide(self: ConditionalAppend, offset: int, deadline: Deadline) -> list[Verdict | InvalidRequestError]:
         dlsn = self._entries[0].condition.expected.dlsn
         if dlsn is not None and dlsn.segment == self._log.segment and 0 < offset - dlsn.offset <= 2:
             self._log.last(self._reader, offset, deadline)  # all earlier transactions are waited for

@@ -15,6 +15,7 @@ from integration_tests.clients import Site
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
 from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
+from rollbridge.calls import Deadline
 from rollbridge.errors import (
     BackpressureError,
     InvalidRequestError,
@@ -26,7 +27,6 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.kafka.pipeline import new_producer_id
-from rollbridge.kafka.retry import Deadline
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import DLSN

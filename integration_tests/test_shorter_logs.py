@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
+from rollbridge.calls import Deadline
 from rollbridge.cas.tail import SegmentLog
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
 from rollbridge.kafka import tail
@@ -231,8 +231,8 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
     outlook.close()
 
 
-def later() -> float:
-    return time.monotonic() + PATIENCE_S
+def later() -> Deadline:
+    return Deadline(PATIENCE_S)
 
 
 def test_what_is_read_for_something_else_confirms_nothing_that_is_known(site: Site, cluster: AnyCluster) -> None:

@@ -84,6 +84,25 @@ def test_partitions_are_read_from_their_offsets_on_as_they_come_and_go(servers: 
     assert all(message.partition == (topic, 0) for message in found)
 
 
+def test_what_has_arrived_of_a_partition_that_is_left_is_not_handed_out(servers: str, topic: str, tail: Tail) -> None:
+    for partition in (0, 1):
+        produce(servers, topic, [b"%d" % number for number in range(AT_ONCE + 100)], partition=partition)
+    tail.assign({(topic, 0): 0, (topic, 1): 0})
+    found: list[TailMessage] = []
+    eventually(polled(tail, found, 1), "the first portion is read")
+    opened = found[-1].partition
+    other = (topic, 1 - opened[1])
+    assert len(found) < 2 * AT_ONCE, "some of both has been fetched and not handed out"
+    tail.assign({other: AT_ONCE + 98})
+    tail.assign({opened: AT_ONCE + 98})
+    tail.assign({opened: AT_ONCE + 98, other: AT_ONCE + 99})
+    found = []
+    eventually(polled(tail, found, 3), "the ends are read")
+    assert sorted((message.partition, message.offset) for message in found) == sorted(
+        [(opened, AT_ONCE + 98), (opened, AT_ONCE + 99), (other, AT_ONCE + 99)]
+    )
+
+
 def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, tail: Tail) -> None:
     found: list[TailMessage] = []
     tail.assign({(topic, 0): 0})

@@ -13,6 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.calls import Deadline
 from rollbridge.cas.tail import StreamLogs
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
@@ -226,7 +227,7 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     assert end is not None
     assert not old.removed, "that is not known yet"
     logs, course = StreamLogs(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = Deadline(PATIENCE_S)
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
         assert logs.last(course, reader, 0, deadline) == ANY

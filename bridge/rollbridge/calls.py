@@ -1,4 +1,4 @@
-"""Rules of calls: deadlines, futures that cannot be cancelled, and code of the application that rollbridge runs.
+"""Rules of calls: deadlines, back-off, background calls, futures, and code of the application that rollbridge runs.
 
 A call of the application opens a context with :func:`answers_within`; whatever is asked of ZooKeeper and Kafka in it,
 on the same thread, ends with it, however many requests it takes.
@@ -10,6 +10,7 @@ under a lock of ours, and nothing that they raise ends a thread of ours, on whic
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,16 +25,75 @@ from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
 """Seconds for a request sent when the time is over: enough for a healthy server, to withdraw a request or explain."""
+_BACKOFF_FIRST_S: Final = 0.01
+_BACKOFF_MAX_S: Final = 1.0
 
-_until: ContextVar[float | None] = ContextVar("rollbridge_until", default=None)
+
+# Deadlines and back-off
+
+
+class Deadline:
+    """Point in time by which an operation has to finish; passed on to every call on the way."""
+
+    __slots__ = ("_at", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        """Set the deadline ``timeout_s`` seconds from now."""
+        self.timeout_s: Final = timeout_s
+        self._at: Final = time.monotonic() + timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Deadline of {self.timeout_s:g} s, {self.left():.3f} s left>"
+
+    def left(self) -> float:
+        """Return the seconds left; 0 once the deadline has passed."""
+        return max(0.0, self._at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Return whether the deadline has passed."""
+        return time.monotonic() >= self._at
+
+
+class Backoff:
+    """Exponential back-off: pauses double with each failure, each shortened at random by up to a half.
+
+    The jitter keeps clients that were disconnected at the same moment from coming back at the same moment.
+    """
+
+    __slots__ = ("_begin_s", "_first_s", "_max_s", "_next_s")
+
+    def __init__(
+        self, first_s: float = _BACKOFF_FIRST_S, max_s: float = _BACKOFF_MAX_S, *, at_once: bool = False
+    ) -> None:
+        """Begin with ``first_s`` seconds; with ``at_once``, with one retry without a pause."""
+        self._first_s: Final = first_s
+        self._max_s: Final = max_s
+        self._begin_s: Final = 0.0 if at_once else first_s
+        self._next_s = self._begin_s
+
+    def grow(self) -> float:
+        """Return the pause after one more failure, in seconds."""
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._max_s, max(self._first_s, self._next_s * 2))
+        return pause_s
+
+    def reset(self) -> None:
+        """Return to the first pause after a success."""
+        self._next_s = self._begin_s
+
+    def sleep(self, deadline: Deadline) -> None:
+        """Sleep for the next pause, but not beyond the deadline."""
+        time.sleep(min(self.grow(), deadline.left()))
+
+
+_until: ContextVar[Deadline | None] = ContextVar("rollbridge_until", default=None)
 
 
 @contextmanager
 def answers_within(timeout_s: float) -> Iterator[None]:
     """Bound the time that all requests of this context, on this thread, are waited for, taken together."""
-    until = time.monotonic() + timeout_s
     before = _until.get()
-    token = _until.set(until if before is None else min(before, until))
+    token = _until.set(Deadline(timeout_s if before is None else min(timeout_s, before.left())))
     try:
         yield
     finally:
@@ -43,7 +103,7 @@ def answers_within(timeout_s: float) -> Iterator[None]:
 def patience_s(most_s: float) -> float:
     """Return the seconds to wait for an answer now: ``most_s``, or less where a context says so."""
     until = _until.get()
-    return most_s if until is None else min(most_s, max(until - time.monotonic(), GRACE_S))
+    return most_s if until is None else min(most_s, max(until.left(), GRACE_S))
 
 
 # Time-outs as callers state them
@@ -72,10 +132,66 @@ def positive_seconds(what: str, timeout: float | timedelta) -> float:
     return seconds
 
 
-# Futures
+# Background calls
 
 
 T = TypeVar("T")
+
+
+class Errand(Generic[T]):
+    """Runner of one function at a time on a daemon thread; keeps the result until it is taken.
+
+    Used by one thread. A function still running when the process ends, or never asked about again, is abandoned.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Set the ``name`` of the threads."""
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._outcome: tuple[T | None, Exception | None] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """True while a function was begun and its result not taken."""
+        return self._thread is not None
+
+    @property
+    def done(self) -> bool:
+        """True once the result can be taken."""
+        return self._outcome is not None
+
+    def begin(self, run: Callable[[], T], then: Callable[[], object] = lambda: None) -> None:
+        """Run a function; the previous result must have been taken. ``then`` is called on its thread at the end."""
+        if self._thread is not None:
+            raise RuntimeError(f"{self._name}: the errand before has not been taken")
+        self._outcome = None
+        self._thread = threading.Thread(target=self._run, args=(run, then), name=self._name, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` seconds for the function; return whether it is done."""
+        if self._thread is not None and self._outcome is None:
+            self._thread.join(timeout_s)
+        return self._outcome is not None
+
+    def take(self) -> T | None:
+        """Return the function's result, or None if it is not done; raise what it raised."""
+        if self._outcome is None:
+            return None
+        (value, fault), self._outcome, self._thread = self._outcome, None, None
+        if fault is not None:
+            raise fault
+        return value
+
+    def _run(self, run: Callable[[], T], then: Callable[[], object]) -> None:
+        try:
+            self._outcome = run(), None
+        except Exception as fault:
+            self._outcome = None, fault
+        then()
+
+
+# Futures
 
 
 class LightFuture(ABC, Generic[T]):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rollbridge.calls import Timeout, answers_within, as_seconds
+from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.synchronizer import Synchronizer
@@ -48,7 +48,6 @@ from rollbridge.errors import (
 )
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Deadline
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame
 from rollbridge.model.ids import SegmentId, TransactionId
@@ -104,7 +103,7 @@ def connect(
 
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
-        KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+        KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
     """
     settings = load_settings(
@@ -135,7 +134,7 @@ class Bridge(Resuming):
         self.settings: Final = settings
         self.options: Final = options or ClientOptions()
         self._closed = False
-        deadline = time.monotonic() + self.options.connect_timeout_s
+        deadline = Deadline(self.options.connect_timeout_s)
         self._session = ZooKeeperSession(
             settings.zookeeper,
             root=settings.zookeeper_root,
@@ -146,8 +145,8 @@ class Bridge(Resuming):
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)
-            with answers_within(deadline - time.monotonic()):
-                metadata.claim_cluster(find_cluster_id(settings, deadline - time.monotonic()))
+            with answers_within(deadline.left()):
+                metadata.claim_cluster(find_cluster_id(settings, deadline.left()))
                 self._open(metadata)
         except BaseException:
             self._session.close()
@@ -298,7 +297,7 @@ class Bridge(Resuming):
             return self._join(identifier, Deadline(as_seconds(timeout, JOIN_TIMEOUT_S)))
 
     def _join(self, identifier: TransactionId, deadline: Deadline) -> Part:
-        record = self._find(identifier, deadline.left())
+        record = self._find(identifier, deadline)
         self._outcomes.follow(record.group, min(self.options.connect_timeout_s, max(deadline.left(), _JOINED_S)))
         plan = BeginPlan(
             group=record.group,
@@ -624,18 +623,17 @@ class Bridge(Resuming):
         config = self._metadata.stream(stream)
         return SegmentPlaces(stream) if config is None else config.places
 
-    def _find(self, identifier: TransactionId, timeout_s: float) -> TransactionRecord:
+    def _find(self, identifier: TransactionId, deadline: Deadline) -> TransactionRecord:
         """Wait for the record of an open transaction and return it."""
-        deadline = time.monotonic() + timeout_s
         while True:
             changed = threading.Event()
             record = self._metadata.find_transaction(identifier, changed.set)
             if record is not None:
                 break
-            if not changed.wait(max(deadline - time.monotonic(), 0.0)):
+            if not changed.wait(deadline.left()):
                 raise TransactionNotFoundError(
-                    f"no open transaction {identifier} is recorded after {timeout_s:g} s: it has ended, it never "
-                    "began, or no coordinator is running; nothing was written"
+                    f"no open transaction {identifier} is recorded after {deadline.timeout_s:g} s: it has ended, it "
+                    "never began, or no coordinator is running; nothing was written"
                 )
         if record.state != State.OPEN.value:
             raise TransactionClosedError(

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.metadata import Clusters
-from rollbridge.kafka.retry import Deadline
 
 
 class Kept:

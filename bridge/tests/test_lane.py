@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from rollbridge.calls import Deadline
 from rollbridge.cas.dispatch import AppendQueue
 from rollbridge.cas.request import AppendFuture, AppendRequest
 from rollbridge.cas.writer import CasWriter
@@ -20,7 +21,7 @@ COURSE = KeyLineage(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
 
 
 def request(owner: object, expected: AppendRequest | None = None) -> AppendRequest:
-    return AppendRequest(owner, (), expected or ANY, Scope.SEGMENT, b"", 0.0, COURSE, 0.0, 0)
+    return AppendRequest(owner, (), expected or ANY, Scope.SEGMENT, b"", 0.0, COURSE, Deadline(0.0), 0)
 
 
 def test_contenders_win_in_turn_whoever_is_back_first() -> None:

@@ -112,6 +112,14 @@ def imports_by_name(tree: ast.AST) -> Iterator[ast.Call]:
             yield node
 
 
+def named_in(tree: ast.AST) -> Iterator[str]:
+    """The modules of ours that are imported by a name that stands in the code."""
+    for call in imports_by_name(tree):
+        match call.args:
+            case [ast.Constant(value=str(name)), *_] if name in FILES:
+                yield name
+
+
 def room_of(module: str) -> str:
     """A package, or a loose module; what lies directly in one of the distribution's packages is loose.
 
@@ -179,6 +187,11 @@ def longest_chain(graph: Graph) -> list[str]:
 def test_no_room_and_no_module_leads_back_to_itself() -> None:
     assert circles(graph_of_rooms()) == []
     assert circles(graph_of_modules()) == []
+
+
+def test_no_import_by_name_leads_back_to_the_module_that_it_is_in() -> None:
+    graph = graph_of_modules()
+    assert circles({name: graph[name] | set(named_in(tree)) for name, tree in TREES.items()}) == []
 
 
 def test_there_are_few_layers() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rollbridge.calls import Deadline
 from rollbridge.cas.tail import StreamLogs
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
@@ -50,7 +51,8 @@ def dropped(end: int) -> EpochHistory:
 def asked(history: EpochHistory, reader: LogReader, place: int | None = None) -> tuple[SN, SN]:
     """The last record, and the last one of a key since a place, where the active segment is empty."""
     logs, course = StreamLogs(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
-    return logs.last(course, reader, 0, math.inf), logs.last_of(course, reader, KEY, place, 0, math.inf)
+    forever = Deadline(math.inf)
+    return logs.last(course, reader, 0, forever), logs.last_of(course, reader, KEY, place, 0, forever)
 
 
 def test_where_nothing_was_ever_written_nothing_stands(reader: LogReader) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollbridge.kafka.retry import Backoff, Deadline
+from rollbridge.calls import Backoff, Deadline
 
 
 def test_a_deadline_that_has_passed_leaves_nothing() -> None:
@@ -21,6 +21,15 @@ def test_pauses_double_up_to_a_bound_and_begin_anew() -> None:
         assert whole / 2 <= pause <= whole
     backoff.reset()
     assert backoff.grow() <= 0.1
+
+
+def test_the_first_retry_may_come_at_once() -> None:
+    backoff = Backoff(0.1, 1.0, at_once=True)
+    for _ in range(2):
+        assert backoff.grow() == 0.0
+        assert 0.05 <= backoff.grow() <= 0.1
+        assert 0.1 <= backoff.grow() <= 0.2
+        backoff.reset()
 
 
 def test_two_clients_do_not_pause_alike() -> None:

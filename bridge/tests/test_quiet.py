@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rollbridge.kafka.retry import Limiter
+from rollbridge.kafka.ratelimit import Limiter
 
 FAIL = (
     "FAIL [rdkafka#{client}] [thrd:localhost:{port}/1]: localhost:{port}/1: Connect to ipv4#127.0.0.1:{port} failed: "

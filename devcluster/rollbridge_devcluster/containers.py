@@ -6,6 +6,7 @@ paused, cut off or made anew comes back with its data and under its address.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import signal
@@ -32,6 +33,7 @@ from rollbridge_devcluster.ephemeral import EphemeralCluster
 from rollbridge_devcluster.image_names import COORDINATOR, IN_USE, KAFKA, ZOOKEEPER
 from rollbridge_devcluster.images import provide
 from rollbridge_devcluster.nodes import NO_SYNC, STOP_S, ZOOKEEPER_SETTINGS, Node, broker_settings
+from rollbridge_devcluster.reaper import Reaper
 from rollbridge_devcluster.state import KAFKA as BROKER
 from rollbridge_devcluster.state import ZOOKEEPER as KEEPER
 from rollbridge_devcluster.state import free_port, new_cluster_id
@@ -60,8 +62,15 @@ def prepare() -> Mapping[str, str]:
     Raises:
         LocalEnvironmentError: there is no engine, or an image can be neither had nor built.
     """
-    engines.watch()
+    _watch()
     return {image.name: image.id for image in provide(IN_USE)}
+
+
+@cache
+def _watch() -> None:
+    """Sweep what dead processes have left; from now on the session of this one is removed when it has ended."""
+    engines.remove_stale()
+    atexit.register(Reaper("session", engines.SESSION).dismiss)
 
 
 class ContainerNode(Node):

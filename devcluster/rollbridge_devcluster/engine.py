@@ -7,7 +7,6 @@ owns it. A reaper removes the session when that process is gone; if the reaper d
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import socket
@@ -25,7 +24,6 @@ from urllib.parse import urlsplit
 
 from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.reaper import Reaper
 from rollbridge_devcluster.recipes import Tree
 
 try:
@@ -108,13 +106,6 @@ def publishing_address() -> str:
 
 
 # -- what is ours on it -------------------------------------------------------------------------------------
-
-
-@cache
-def watch() -> None:
-    """Sweep what dead processes have left; from now on the session of this one is removed when it has ended."""
-    remove_stale()
-    atexit.register(Reaper("session", SESSION).dismiss)
 
 
 def labels(cluster: str) -> dict[str, str]:

@@ -18,11 +18,11 @@ under it, and then the log shows whether the record at o is there.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rollbridge.calls import Deadline
 from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.session import TransactionalSession
 from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLongError, sn_of
@@ -76,11 +76,11 @@ RoundResult = AppendCommitted | Judged | NotWritten | Unclear
 
 @dataclass(frozen=True, slots=True)
 class AppendDeadlines:
-    """Deadlines of a round, by ``time.monotonic()``."""
+    """Deadlines of a round."""
 
-    earlier: float
+    earlier: Deadline
     """Deadline for earlier native transactions to end; it lies before the time-out of the round's own transaction."""
-    answer: float
+    answer: Deadline
     """Deadline for finding out the outcome of a commit."""
 
 
@@ -126,7 +126,7 @@ class ConditionalAppend:
         """True if others have appended since this writer last looked, whether or not they committed."""
         return self._log.met > self._met_before
 
-    def look(self, deadline: float) -> Sequence[Verdict | InvalidRequestError]:
+    def look(self, deadline: Deadline) -> Sequence[Verdict | InvalidRequestError]:
         """Return what would be decided now, without appending anything.
 
         A refusal is as good as one after an append as long as the segment is active; only an append notices that it was
@@ -205,7 +205,7 @@ class ConditionalAppend:
                 builder.append(request.timestamp_ms, record.key, record.value, record.headers)
         return self._appender.append([(*self._log.place, builder.build())])[0]
 
-    def _decide(self, offset: int, deadline: float) -> list[Verdict | InvalidRequestError]:
+    def _decide(self, offset: int, deadline: Deadline) -> list[Verdict | InvalidRequestError]:
         entries = self._entries
         with self._log.lock:
             self._log.confirm(self._reader, offset)
@@ -268,12 +268,12 @@ class ConditionalAppend:
             except InvalidRequestError:
                 continue  # its own round reports this
 
-    def _key_last(self, key: bytes, expected: SN, course: KeyLineage, offset: int, deadline: float) -> SN:
+    def _key_last(self, key: bytes, expected: SN, course: KeyLineage, offset: int, deadline: Deadline) -> SN:
         # With a transaction id the record itself is needed, not only whether a later one exists.
         place = None if expected.transaction_id is not None else place_of(expected, course)
         return self._logs.last_of(course, self._reader, key, place, offset, deadline)
 
-    def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float) -> RoundResult:
+    def _commit(self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: Deadline) -> RoundResult:
         try:
             self._appender.commit()
         except AppendUnknownError as fault:
@@ -287,7 +287,7 @@ class ConditionalAppend:
         return AppendCommitted(sns)
 
     def _look_up(
-        self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: float, fault: AppendUnknownError
+        self, offset: int, sns: Sequence[tuple[SN, ...]], deadline: Deadline, fault: AppendUnknownError
     ) -> RoundResult:
         """Settle an unclear commit: initialise the transactional id, which ends it, then see what the log says."""
         logger.info("looking into %s for what became of a commit: %s", show_partition(self._log.place), fault)
@@ -304,7 +304,7 @@ class ConditionalAppend:
 
 
 def find_operation(
-    log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: float
+    log: SegmentLog, reader: LogReader, operation: bytes, since: int, to: int, deadline: Deadline
 ) -> list[SN]:
     """Return the SNs of a write's committed records in ``since..to-1``; empty if the write is not there and never was.
 
@@ -328,7 +328,7 @@ def find_operation(
     return found
 
 
-def find_write(logs: StreamLogs, course: KeyLineage, reader: LogReader, token: Token, deadline: float) -> list[SN]:
+def find_write(logs: StreamLogs, course: KeyLineage, reader: LogReader, token: Token, deadline: Deadline) -> list[SN]:
     """Return the SNs of a write's committed records, searching everything appended until now.
 
     Raises:
@@ -358,5 +358,4 @@ def find_write(logs: StreamLogs, course: KeyLineage, reader: LogReader, token: T
 
 def patience(transaction_timeout_s: float, answer_s: float) -> AppendDeadlines:
     """Return a round's deadlines: half of the transaction's time-out for earlier ones, the rest for ending it."""
-    now = time.monotonic()
-    return AppendDeadlines(now + transaction_timeout_s / 2, now + transaction_timeout_s + answer_s)
+    return AppendDeadlines(Deadline(transaction_timeout_s / 2), Deadline(transaction_timeout_s + answer_s))

@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 from weakref import WeakKeyDictionary
 
+from rollbridge.calls import Deadline
 from rollbridge.cas.append import (
     ROUND_BYTES_MAX,
     AppendCommitted,
@@ -325,7 +326,7 @@ class AppendDispatcher:
             if before is not None:
                 if entries:
                     break
-                before.done.wait(max(request.deadline - time.monotonic(), 0.0))
+                before.done.wait(request.deadline.left())
                 continue
             entry = request.entry(places)
             if entries and (size + request.size > ROUND_BYTES_MAX or not mates.fits(entry)):
@@ -337,7 +338,7 @@ class AppendDispatcher:
         return dict(zip(places, entries, strict=True))
 
     def _overdue(self, request: AppendRequest) -> RollbridgeError | None:
-        if time.monotonic() < request.deadline:
+        if not request.deadline.passed():
             return None
         why = f": {request.last_try}" if request.last_try else ""
         return UnavailableError(
@@ -392,7 +393,7 @@ class AppendDispatcher:
             # The record that refuses this write may be the same write, from an earlier attempt.
             try:
                 with self._pool.engine() as engine:
-                    deadline = time.monotonic() + self._answer_timeout_s
+                    deadline = Deadline(self._answer_timeout_s)
                     found = find_write(self._logs, request.course, engine.reader, request.token, deadline)
             except TruncatedError as fault:
                 why = f"{fault}; it is not known whether an earlier attempt was written, and nobody will be able to say"

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from rollbridge.calls import LightFuture, call_back
+from rollbridge.calls import Deadline, LightFuture, call_back
 from rollbridge.errors import CasWriteError, OutcomeUnknownError, UnavailableError
 from rollbridge.forks import module_lock
 from rollbridge.model.cas import Condition, ConditionalWrite, Scope
@@ -72,9 +71,9 @@ class AppendFuture:
         Raises:
             TimeoutError: no answer within ``timeout`` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else Deadline(timeout)
         while not self._is_done:
-            if not self.wait(None if deadline is None else deadline - time.monotonic()):
+            if not self.wait(None if deadline is None else deadline.left()):
                 raise TimeoutError(f"the conditional write has no answer within {timeout} s; ask again")
         return self._fault
 
@@ -159,7 +158,7 @@ class AppendRequest:
         repeatable: True if the same token may have been tried before, so that a refusal has to look for it.
         position: Position of its first key in the key space.
         course: Its segment and predecessors, as of its last routing.
-        deadline: By ``time.monotonic()``; nothing is begun after it.
+        deadline: Nothing is begun after it.
         attended: True if a thread waits for the write and can carry it out.
         last_try: Reason why the last try came to nothing.
         size: Upper bound of its size in bytes.
@@ -173,7 +172,7 @@ class AppendRequest:
     operation: bytes
     position: float
     course: KeyLineage
-    deadline: float
+    deadline: Deadline
     timestamp_ms: int
     rising_ids: bool = False
     repeatable: bool = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -88,14 +88,14 @@ class SegmentRouter:
             found.append(Stage(item, base, end, item in history.removed))
         return found
 
-    def await_course(self, position: float, deadline: float, sealed: SegmentId | None = None) -> KeyLineage:
+    def await_course(self, position: float, deadline: Deadline, sealed: SegmentId | None = None) -> KeyLineage:
         """Wait until a position can be written to in a segment other than ``sealed``; return its course.
 
         Raises:
             UnavailableError: not writable by the deadline; nothing was written.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
-        pause_s = _PAUSE_FIRST_S
+        backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         while True:
             try:
                 course = self.course(position)
@@ -104,13 +104,12 @@ class SegmentRouter:
                 why = f"segment {sealed} is sealed and its successor is not known"
             except UnavailableError as fault:
                 why = str(fault)
-            if time.monotonic() >= deadline:
+            if deadline.passed():
                 raise UnavailableError(
                     f"{why}; a scale or a rolling commit of {self.stream} is under way: is a coordinator running? "
                     "Nothing was written"
                 )
-            time.sleep(pause_s)
-            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+            backoff.sleep(deadline)
             self._catalog.forget(self._name)
 
     def check_current(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
-from rollbridge.calls import positive_seconds
+from rollbridge.calls import Deadline, positive_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.tail import FIRST_STEP, StreamLogs, WaitedTooLongError, sn_of
@@ -253,8 +252,8 @@ class TopicKeyLog:
             unknown_topic_timeout_s=_UNKNOWN_TOPIC_TIMEOUT_S,
         )
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout_s
+    def _deadline(self) -> Deadline:
+        return Deadline(self._timeout_s)
 
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.errors import TopicNotFoundError
@@ -84,7 +84,7 @@ def sn_of(record: LogRecord, segment: SegmentId, base: int) -> SN:
 class SegmentLog:
     """Knowledge of one writer about one segment. Hold ``lock`` while using it.
 
-    Methods take a reader, the offset ``to`` below which they look, and a deadline by ``time.monotonic()``.
+    Methods take a reader, the offset ``to`` below which they look, and a deadline.
     """
 
     def __init__(self, place: Partition, segment: SegmentId, base: int) -> None:
@@ -154,7 +154,7 @@ class SegmentLog:
             known.extend(start, start + len(records), records)
             self._own_end = known.end
 
-    def last(self, reader: LogReader, to: int, deadline: float, progress: Progress = _ignore) -> SN:
+    def last(self, reader: LogReader, to: int, deadline: Deadline, progress: Progress = _ignore) -> SN:
         """Return the SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated.
 
         ``progress`` is called whenever more is known, which may be before everything is.
@@ -167,7 +167,7 @@ class SegmentLog:
             return ANY if self._truncated_at else EMPTY
         return known.last
 
-    def last_id(self, reader: LogReader, to: int, deadline: float) -> int | None:
+    def last_id(self, reader: LogReader, to: int, deadline: Deadline) -> int | None:
         """Return the last transaction id that a user gave a committed record below ``to``; None if none is left.
 
         Searches back once, to the beginning of the log if need be; later ids are known from reading on.
@@ -177,7 +177,7 @@ class SegmentLog:
         """
         return self._look_back(reader, to, deadline, lambda known: known.last_id is not None).last_id
 
-    def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: float) -> SN | None:
+    def last_of(self, reader: LogReader, key: bytes, since: int, to: int, deadline: Deadline) -> SN | None:
         """Return the SN of the last committed record with ``key`` in ``since..to-1``; None if there is none.
 
         Raises:
@@ -197,7 +197,7 @@ class SegmentLog:
         return self._truncated_at
 
     def records(
-        self, reader: LogReader, since: int, to: int, deadline: float, epoch: int = NO_EPOCH
+        self, reader: LogReader, since: int, to: int, deadline: Deadline, epoch: int = NO_EPOCH
     ) -> Iterator[LogRecord]:
         """Yield the committed records in ``since..to-1``; afterwards :attr:`read_epoch` is that of the last batch.
 
@@ -214,7 +214,7 @@ class SegmentLog:
         self,
         reader: LogReader,
         to: int,
-        deadline: float,
+        deadline: Deadline,
         found: Callable[[Examined], bool],
         progress: Progress = _ignore,
     ) -> Examined:
@@ -235,7 +235,7 @@ class SegmentLog:
         reader: LogReader,
         start: int,
         to: int,
-        deadline: float,
+        deadline: Deadline,
         progress: Progress = _ignore,
         gap_max: float = math.inf,
     ) -> Examined:
@@ -263,7 +263,7 @@ class SegmentLog:
         self.epoch = NO_EPOCH
 
     def _catch_up(
-        self, known: Examined, reader: LogReader, to: int, deadline: float, progress: Progress, epoch: int
+        self, known: Examined, reader: LogReader, to: int, deadline: Deadline, progress: Progress, epoch: int
     ) -> None:
         if known.end >= to:
             return
@@ -275,7 +275,7 @@ class SegmentLog:
             progress()
 
     def _read(
-        self, reader: LogReader, start: int, to: int, deadline: float, epoch: int = NO_EPOCH
+        self, reader: LogReader, start: int, to: int, deadline: Deadline, epoch: int = NO_EPOCH
     ) -> Iterator[Stretch]:
         """Yield what stands in ``start..to-1`` part by part, waiting for what is undecided.
 
@@ -288,7 +288,7 @@ class SegmentLog:
             self.high_watermark = part.high_watermark
             if part.start > position:
                 self._truncated_at = max(self._truncated_at, part.start)
-            if part.end == position and time.monotonic() >= deadline:
+            if part.end == position and deadline.passed():
                 raise WaitedTooLongError(self.place, position, to)
             position = part.end
             if epoch != NO_EPOCH and part.epoch != NO_EPOCH:
@@ -328,7 +328,7 @@ class StreamLogs:
         return self.of(Stage(course.active, course.active_base, None))
 
     def last(
-        self, course: KeyLineage, reader: LogReader, to: int, deadline: float, progress: Progress = lambda: None
+        self, course: KeyLineage, reader: LogReader, to: int, deadline: Deadline, progress: Progress = lambda: None
     ) -> SN:
         """Return the SN of the last committed record of a course before offset ``to`` of its active segment.
 
@@ -348,7 +348,7 @@ class StreamLogs:
                 return found
         return ANY if course.dropped_end else EMPTY
 
-    def last_id(self, course: KeyLineage, reader: LogReader, to: int, deadline: float) -> int | None:
+    def last_id(self, course: KeyLineage, reader: LogReader, to: int, deadline: Deadline) -> int | None:
         """Return the last transaction id that a user gave a committed record of a course before offset ``to``.
 
         None if there is none, or if all were truncated.
@@ -371,7 +371,7 @@ class StreamLogs:
         return None
 
     def last_of(
-        self, course: KeyLineage, reader: LogReader, key: bytes, place: int | None, to: int, deadline: float
+        self, course: KeyLineage, reader: LogReader, key: bytes, place: int | None, to: int, deadline: Deadline
     ) -> SN:
         """Return the SN of the last committed record with ``key`` before offset ``to`` of the active segment.
 
@@ -383,7 +383,7 @@ class StreamLogs:
             key: The key.
             place: Sequence id up to and including which nothing is searched; None searches the whole course.
             to: Offset in the active segment, exclusive.
-            deadline: By ``time.monotonic()``.
+            deadline: Deadline for what stands before to be decided.
 
         Raises:
             WaitedTooLongError: something before is still undecided.
@@ -400,7 +400,7 @@ class StreamLogs:
                 return EMPTY
         return ANY if course.dropped_end > (0 if place is None else place + 1) else EMPTY
 
-    def _last_before(self, stage: Stage, course: KeyLineage, reader: LogReader, deadline: float) -> SN:
+    def _last_before(self, stage: Stage, course: KeyLineage, reader: LogReader, deadline: Deadline) -> SN:
         """Return the last record of a sealed segment; ANY if it may have been truncated."""
         if not self._is_removed(stage):
             log = self.of(stage)
@@ -412,7 +412,7 @@ class StreamLogs:
         return ANY if stage.end else EMPTY
 
     def _key_last(
-        self, stage: Stage, course: KeyLineage, reader: LogReader, key: bytes, since: int, end: int, deadline: float
+        self, stage: Stage, course: KeyLineage, reader: LogReader, key: bytes, since: int, end: int, deadline: Deadline
     ) -> tuple[SN | None, bool]:
         """Return a key's last record in a segment from an offset on, and True if records there were truncated."""
         if not self._is_removed(stage):

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.calls import positive_seconds
+from rollbridge.calls import Deadline, positive_seconds
 from rollbridge.cas.append import ROUND_BYTES_MAX, find_operation, find_write
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.request import AppendFuture, AppendRequest, CasFuture, NewRecord, RecordHeaders
@@ -185,7 +185,7 @@ class CasWriter:
         if key is None and self._shape.segments() > 1:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
-        deadline = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._timeout_s)
         course = self._shape.await_course(position_of(key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
@@ -230,7 +230,7 @@ class CasWriter:
         self._check_open()
         asked = Token.parse(token) if isinstance(token, str) else token
         self._shape.check_current()
-        deadline = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._timeout_s)
         course = self._shape.await_course(position_of(asked.key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
@@ -270,7 +270,9 @@ class CasWriter:
     def __repr__(self) -> str:
         return f"<CasWriter of {self.stream}>"
 
-    def _find(self, token: Token, course: KeyLineage, logs: StreamLogs, reader: LogReader, deadline: float) -> list[SN]:
+    def _find(
+        self, token: Token, course: KeyLineage, logs: StreamLogs, reader: LogReader, deadline: Deadline
+    ) -> list[SN]:
         if token.place is None:
             return find_write(logs, course, reader, token, deadline)
         base = course.base(token.place.segment)
@@ -307,7 +309,7 @@ class CasWriter:
             )
         if headers is not None and len(headers) != len(run):
             raise InvalidRequestError(f"headers for {len(headers)} of {len(run)} records; nothing was written")
-        deadline = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._timeout_s)
         checked_scope = as_scope(scope)
         first = run[0][0]
         if checked_scope is Scope.KEY and any(key != first for key, _ in run):
@@ -355,7 +357,7 @@ class CasWriter:
             )
         return request
 
-    def _check_place(self, expected: SN, course: KeyLineage, position: float, deadline: float) -> None:
+    def _check_place(self, expected: SN, course: KeyLineage, position: float, deadline: Deadline) -> None:
         """Refuse an SN that cannot be one of this key's, before anything is appended."""
         try:
             place_of(expected, course)

@@ -147,8 +147,8 @@ class Admin:
         Raises:
             InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
             StreamExistsError: the stream exists, or is still being deleted; nothing was created.
-            CoordinatorUnavailableError: nobody answered; nothing was created.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was created.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
         owner = GroupName(name.scope, group)
@@ -195,22 +195,23 @@ class Admin:
     ) -> EpochRecord:
         """Replace active segments by new ones, with open transactions going on undisturbed; return the new epoch.
 
-        Native transactions of other Kafka clients are another matter: no segment can be sealed while one is open on it.
-        The scale waits for those, for ``SCALE_WAIT_MS`` of the coordinators, and holds nobody up meanwhile.
+        The scale waits for native transactions of other Kafka clients, as no segment can be sealed while one is open on
+        it: for at most ``SCALE_WAIT_MS`` of the coordinators. Everything else goes on meanwhile.
 
         Args:
             stream: ``scope/stream``.
             seal: Numbers of the active segments to seal.
             ranges: Key ranges of the new segments; together they must cover exactly what the sealed ones did.
-            abort_foreign: Abort such native transactions instead. The coordinator needs Write on their transactional
-                ids, and for hanging ones, which no transaction coordinator knows, ClusterAction on the cluster.
+            abort_foreign: Abort such native transactions instead of waiting for them. The coordinator needs Write on
+                their transactional ids, and for hanging ones, which no transaction coordinator knows, ClusterAction on
+                the cluster.
             timeout_s: Seconds to wait for the answer.
 
         Raises:
             StreamNotFoundError, InvalidRangesError: nothing was changed.
             StreamBusyError: native transactions of others, which are named, stayed open; nothing was changed.
-            CoordinatorUnavailableError: nobody answered; nothing was changed.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was changed.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
         answer = self._ask(
@@ -253,8 +254,8 @@ class Admin:
 
         Raises:
             InvalidRequestError, StreamNotFoundError: nothing was changed.
-            CoordinatorUnavailableError: nobody answered; nothing was changed.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was changed.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
         config = self._config(name)
@@ -293,7 +294,7 @@ class Admin:
             ConflictError: a group that the stream waits for has not read what would be deleted.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
             UnavailableError: not all could be deleted; ask again.
-            UnknownWriteError: being carried out, but not answered yet.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
         config = self._config(name)
@@ -325,8 +326,8 @@ class Admin:
         Raises:
             ScopeNotFoundError, StreamNotFoundError: the stream does not exist.
             StreamBusyError: the stream has open transactions.
-            CoordinatorUnavailableError: nobody answered; nothing was deleted.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
         request = AdminRequest(
@@ -422,8 +423,8 @@ class Admin:
         Raises:
             TransactionNotFoundError: not recorded as open.
             InvalidRequestError: its commit is decided already.
-            CoordinatorUnavailableError: nobody answered; nothing was done.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was done.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         owner = self.find_transaction(transaction).group if group is None else group
         request = AdminRequest(
@@ -441,8 +442,8 @@ class Admin:
 
         Raises:
             StreamNotFoundError: the stream does not exist.
-            CoordinatorUnavailableError: nobody answered; nothing was deleted.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         self._ask_about_snapshots(RequestKind.CLEAR_SNAPSHOTS, stream, timeout_s)
 
@@ -452,8 +453,8 @@ class Admin:
 
         Raises:
             StreamNotFoundError: the stream does not exist.
-            CoordinatorUnavailableError: nobody answered; nothing was changed.
-            UnknownWriteError: being carried out, but not answered yet.
+            CoordinatorUnavailableError: no coordinator answered; nothing was changed.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         self._ask_about_snapshots(RequestKind.REBUILD_SNAPSHOTS, stream, timeout_s)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
-from rollbridge.calls import Timeout, answers_within, as_seconds, patience_s
+from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds, patience_s
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions, GroupCounters
 from rollbridge.client.recovery import Resumer
@@ -206,14 +206,14 @@ class SharedClient:
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
             plan = self._planner.plan(streams, lease, label_of(series, number), retain)
-            found = self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=True, once=once)
+            found = self._agreed(plan, series, number, Deadline(timeout_s), begin=True, once=once)
         assert found is not None
         return found
 
     def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
         """Return what :meth:`joint` would find committed by an earlier session, without beginning; None otherwise.
 
-        A transaction that an earlier session has left open is given an outcome before. Raises as :meth:`joint` does.
+        A transaction that an earlier session has left open is ended first. Raises as :meth:`joint` does.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -223,10 +223,10 @@ class SharedClient:
             if work is None or (work.series == series and work.number < number):
                 return None  # the usual case costs one read
             plan = self._planner.plan(streams, _ANY_LEASE, label_of(series, number), None)
-            return self._agreed(plan, series, number, time.monotonic() + timeout_s, begin=False, once=False)
+            return self._agreed(plan, series, number, Deadline(timeout_s), begin=False, once=False)
 
     def _agreed(
-        self, plan: BeginPlan, series: str, number: int, deadline: float, *, begin: bool, once: bool
+        self, plan: BeginPlan, series: str, number: int, deadline: Deadline, *, begin: bool, once: bool
     ) -> JointTransaction | None:
         """Return the transaction of a number; None if nobody has committed it, and none is to be begun."""
         epoch = plan.begin.client_epoch
@@ -270,7 +270,7 @@ class SharedClient:
         work: JointWork,
         series: str,
         number: int,
-        deadline: float,
+        deadline: Deadline,
         *,
         once: bool,
     ) -> tuple[SeriesStep, JointWork]:
@@ -296,7 +296,7 @@ class SharedClient:
         return SeriesStep.BEGIN, work
 
     def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
-        """Refuse a series that could not be remembered in its turn."""
+        """Refuse a series for which the session's record has no room."""
         if session.work is None or session.work.series == fresh.series or fresh.once:
             return
         size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
@@ -339,7 +339,7 @@ class SharedClient:
     def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
         """Record that a cooperative transaction is committed.
 
-        ``last`` means that nobody will come back to this client name: its session is forgotten then.
+        With ``last`` the client name is not used again, so its session is removed as well.
         """
         self._end(ticket, JointState.COMMITTED, last=last)
 
@@ -457,11 +457,10 @@ class SharedClient:
             # Access is denied, say, or the record cannot be read: none of that undoes the outcome.
             logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
 
-    def _committed_before(self, group: GroupName, series: str, number: int, deadline: float) -> TransactionId | None:
+    def _committed_before(self, group: GroupName, series: str, number: int, deadline: Deadline) -> TransactionId | None:
         """Return the committed transaction of a number written by an older version, if the leader remembers it."""
-        left = max(deadline - time.monotonic(), 0.0)
         try:
-            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, left)
+            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, deadline.left())
         except TransactionNotFoundError:
             return None
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
@@ -469,7 +468,7 @@ class SharedClient:
         return outcome.transaction if outcome.committed else None
 
     def look(self) -> None:
-        """Let go of waiters whose requests a newer session has fenced; called on the housekeeping thread."""
+        """Release waiters whose requests a newer session has fenced; called on the housekeeping thread."""
         self._resumer.look_at_sessions()
 
     def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> JointWork:
@@ -494,23 +493,23 @@ class SharedClient:
             generation=self._catalog.generation,
         )
 
-    def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: float) -> JointState:
+    def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: Deadline) -> JointState:
         """Return the outcome of what an earlier session has left behind; abort it if it is open.
 
         Raises:
             OutcomeExpiredError: it was left behind so long ago that nobody remembers.
             ClientFencedError: a newer session has begun.
-            UnavailableError: nobody answered in time.
+            UnavailableError: no answer in time.
         """
         fenced = False
         while True:
-            left = max(deadline - time.monotonic(), 0.0)
+            left_s = deadline.left()
             try:
-                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left)
+                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left_s)
             except TransactionNotFoundError:
                 if fenced:
                     return JointState.ABORTED  # never begun, and refused from now on
-                self._sessions.fence(group, epoch, left)
+                self._sessions.fence(group, epoch, left_s)
                 fenced = True
                 continue
             except OutcomeExpiredError as fault:
@@ -524,7 +523,7 @@ class SharedClient:
             if outcome.state is State.ABORTED:
                 return JointState.ABORTED
             try:
-                self._resumer.resume(work.transaction, left).abort("left open by an earlier session", left)
+                self._resumer.resume(work.transaction, left_s).abort("left open by an earlier session", left_s)
             except AlreadyCommittedError:
                 return JointState.COMMITTED
             except (ClientFencedError, TransactionNotFoundError) as fault:

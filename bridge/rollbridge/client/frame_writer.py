@@ -1,9 +1,9 @@
 """From records to frames: one part of a transaction routes its records, batches them per segment and cuts frames.
 
-Nothing here knows Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only what
-cannot be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked when
-a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest record
-is not smaller than a frame; elsewhere each record is checked.
+Nothing here depends on Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only
+what cannot be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked
+when a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest
+record is not smaller than a frame; elsewhere each record is checked.
 
 :class:`ManifestRoom` tracks the size that the manifest of an open transaction will have. A manifest is the value of a
 single message, the COMMIT frame, and names every segment to which a part has written, every offset and every condition.
@@ -178,7 +178,7 @@ _DATA: Final = int(FrameKind.DATA)
 
 
 def _nowhere(place: int, key: bytes, value: bytes) -> None:
-    """Drop a frame that is cut after the end of the transaction: nobody needs it."""
+    """Drop a frame that is cut after the end of the transaction."""
 
 
 class PartWriter:
@@ -387,8 +387,8 @@ class PartWriter:
     def cut_older(self, than_s: float) -> None:
         """Hand over the open batches that were started before ``than_s`` (monotonic seconds).
 
-        Once half of the frames that a transaction may have are used up, only full ones are handed over: a transaction
-        that is written to drop by drop, for days, must not fail for that.
+        Once half of the frames that a transaction may have are used up, only full ones are handed over, so that single
+        records written over days do not use up the rest.
         """
         if self.opened_s is None or self.opened_s > than_s or self.frames > FRAMES_HARMLESS // 2:
             return
@@ -413,7 +413,7 @@ class PartWriter:
         ]
 
     def release(self) -> None:
-        """Drop the reference to whoever takes frames; there will be none any more."""
+        """Drop ``emit``: no frames are handed over any more."""
         self._emit = _nowhere
 
     def _open_slot(self, lane: PartStream, at: int) -> PartSegment:
@@ -622,7 +622,7 @@ class Outbox:
         return together[0] if len(together) == 1 else pack_bundle(together)
 
     def clear(self) -> None:
-        """Forget the frames: they have been sent, or nobody needs them."""
+        """Drop the frames: they have been sent, or are not needed any more."""
         if self._frames:
             self._frames = []
             self._bytes = 0

@@ -334,7 +334,7 @@ class OutcomeFuture(LightFuture[T]):
         return super().exception(timeout)
 
     def _check_end(self, timeout: float | None) -> None:
-        """Raise InvalidRequestError if the outcome is waited for without end, and without a reason for one."""
+        """Raise InvalidRequestError for a wait without time-out on a transaction whose end nobody has asked for."""
         completion = self._completion
         if timeout is None and completion.ends_here and not completion.closed:
             raise InvalidRequestError(

@@ -2,11 +2,11 @@
 
 Sessions: each session of a client name fences the one before, in each group in which it begins transactions. A session
 registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session before it,
-the group's leader is told, and answers once nothing that the older one asked for is in flight any more. So whoever has
-begun a transaction knows that an older process of the same name cannot change anything behind its back. Connections
-without a name of their own skip all this, since nobody else has their name; their epoch is 0. Several processes may
-share a session: those that name the same holder. The first one registers it; once another holder has registered, they
-are all fenced, also those that begin only then.
+the group's leader is told, and answers once nothing that the older one asked for is in flight any more. So once a
+transaction has begun, an older process of the same name can no longer change anything. Connections without a name of
+their own skip all this, since nobody else has their name; their epoch is 0. Several processes may share a session:
+those that name the same holder. The first one registers it; once another holder has registered, they are all fenced,
+also those that begin only then.
 
 Transaction ids come from counters, in blocks reserved in ZooKeeper: one write per thousands. Commits are numbered per
 group and session, so that the leader carries them out in the order in which they were asked for; a number waits for

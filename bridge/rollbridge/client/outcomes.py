@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from typing import Any, Final
 
-from rollbridge.calls import patience_s
+from rollbridge.calls import Deadline, patience_s
 from rollbridge.client.admin import refusal as admin_refusal
 from rollbridge.client.futures import Completion
 from rollbridge.client.results import Outcome, TransactionStory
@@ -38,7 +38,7 @@ from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
@@ -113,13 +113,13 @@ class OutcomeTail:
         self.waiting.clear()
 
     def _end_of(self, group: GroupName, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         topic = group.commit_log_topic
         while True:
             try:
                 return self._offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
             except (NotFoundError, KafkaUnavailableError) as fault:
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     raise KafkaUnavailableError(
                         f"the commit log {topic} could not be read within {timeout_s:g} s: {fault}; nothing was written"
                     ) from fault
@@ -190,7 +190,7 @@ Ask = Callable[[GroupName], list[Known]]
 
 
 class OutcomeClient:
-    """Client of the leaders' knowledge of transactions. Safe to use from several threads."""
+    """Client that asks leaders about transactions. Safe to use from several threads."""
 
     def __init__(self, metadata: Metadata, client_name: str) -> None:
         self._metadata = metadata
@@ -214,8 +214,8 @@ class OutcomeClient:
 
         Raises:
             TransactionNotFoundError: not open, and without an outcome.
-            OutcomeExpiredError, TransactionPreserverClosedError: nobody remembers, or it is not of the ``client``
-                given.
+            OutcomeExpiredError, TransactionPreserverClosedError: its outcome is not remembered, or it is not of the
+                ``client`` given.
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
-from rollbridge.calls import Timeout, answers_within, as_seconds
+from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
@@ -50,7 +50,7 @@ class ResumedTransaction(Transaction):
     def __init__(
         self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int, known: KnownTransaction
     ) -> None:
-        """Take over a transaction as the leader knows it; return once the brokers have that."""
+        """Take over a transaction as the leader knows it; return once the brokers have acknowledged that."""
         self._known = known
         self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
@@ -143,8 +143,8 @@ class Resuming(ABC):
         Args:
             transaction: Its id.
             label: Instead of the id, the label of the latest transaction of a client with that label.
-            client: Name of that client, this one's own by default. Not needed with an id, but makes it surer that a
-                transaction that never began is told from a forgotten one, and refuses one of another client.
+            client: Name of that client, this one's own by default. Optional with an id: it helps to tell a transaction
+                that never began from a forgotten one, and one of another client is refused.
             group: ``scope/group`` of the transaction; all are asked by default.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
@@ -153,7 +153,7 @@ class Resuming(ABC):
             OutcomeExpiredError: not open, and may have ended so long ago that it has been forgotten; or the id is that
                 of another client than the one given.
             TransactionPreserverClosedError: outcomes are not remembered here.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: no id, and no label either; or both.
         """
         resumer = self._resumer_if_open()
@@ -174,8 +174,8 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nobody knows anything of it.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nothing is known of it.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             CorruptDataError: the leader is of an older version, which does not report events.
         """
         resumer = self._resumer_if_open()
@@ -194,7 +194,7 @@ class Resuming(ABC):
 
         Raises:
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -217,7 +217,7 @@ class Resuming(ABC):
         Raises:
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -286,15 +286,15 @@ class Resumer:
     ) -> ResumedTransaction:
         """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before."""
         identifier = TransactionId.of_any(transaction)
-        deadline = time.monotonic() + as_seconds(timeout, self._options.commit_timeout_s)
+        deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
         self._sessions.check()
-        group, known = self._inquiry.transaction(identifier, _left(deadline), client=client)
+        group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
         if known.state is State.OPEN:
-            epoch = self._sessions.epoch(group, _left(deadline))
-            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, _left(deadline)))
+            epoch = self._sessions.epoch(group, deadline.left())
+            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
             self._await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
-            group, known = self._inquiry.transaction(identifier, _left(deadline), group=group, client=client)
+            group, known = self._inquiry.transaction(identifier, deadline.left(), group=group, client=client)
             if known.state is State.OPEN:
                 return self._take_over(group, known, epoch)
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
@@ -344,17 +344,13 @@ class Resumer:
             generation=self._catalog.generation,
         )
 
-    def _await_record(self, identifier: TransactionId, deadline: float) -> None:
+    def _await_record(self, identifier: TransactionId, deadline: Deadline) -> None:
         """Wait until the transaction is on record, or has ended.
 
         Other nodes of the transaction are removed with its record, so the record must exist before a part is claimed.
         """
-        while self._metadata.find_transaction(identifier) is None and _left(deadline) > 0:
-            _, known = self._inquiry.transaction(identifier, _left(deadline))
+        while self._metadata.find_transaction(identifier) is None and not deadline.passed():
+            _, known = self._inquiry.transaction(identifier, deadline.left())
             if known.state is not State.OPEN:
                 return
             time.sleep(_LOOK_AGAIN_S)
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.0)

@@ -4,8 +4,8 @@ Frames of one buffer partition keep their order, also when they are sent again, 
 delivery report without an offset leaves open whether, or where, the frame stands (librdkafka reports so what a broker
 calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. The sender
 never stops trying by itself: a frame is refused only for lasting causes (its topic is gone, it is too large, access is
-denied), so brokers that are away for an hour cost an hour and no transaction. What is bounded is the queue: when it is
-full, :meth:`Sender.send` waits, and in the end refuses.
+denied), so no transaction fails because brokers are away for an hour. The queue is bounded: when it is full,
+:meth:`Sender.send` waits for a bounded time, then raises.
 
 Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the thread that
 sends may be waiting for just that delivery.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,11 +22,12 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import BackpressureError, RollbridgeError
 from rollbridge.forks import hold
 from rollbridge.kafka.clients import library_logger, producer_config
 from rollbridge.kafka.errors import kafka_error, translate
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 
 logger = limited(logging.getLogger(__name__))
 
@@ -146,18 +146,17 @@ class Sender:
         self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered, fault: Exception
     ) -> None:
         """Retry while the queue is full or the producer is being replaced."""
-        deadline = time.monotonic() + self._block_s
+        deadline = Deadline(self._block_s)
         while True:
             if not _is_passing(fault):
                 raise translate(fault, f"send a frame to {topic}", topic) from fault
-            left = deadline - time.monotonic()
-            if left <= 0 or self._stopping.is_set():
+            if deadline.passed() or self._stopping.is_set():
                 raise BackpressureError(
                     f"the buffer of {self._buffer_bytes} bytes stayed full for {self._block_s:g} s: the brokers take "
                     "nothing; this record was not written"
                 ) from fault
             with self._progress:
-                self._progress.wait(min(left, _POLL_S))
+                self._progress.wait(min(deadline.left(), _POLL_S))
             try:
                 self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
             except (BufferError, KafkaException) as again:

@@ -12,7 +12,6 @@ popping it from a list, which only one thread can succeed in.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -22,7 +21,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls import Timeout
+from rollbridge.calls import Deadline, Timeout
 from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
@@ -176,8 +175,8 @@ class Transaction(Writing):
         """Commit a consumer group's offsets with this transaction: all of it happens, or nothing.
 
         The offsets are sent with the commit, and replace those given before for the same partition. If the group has
-        moved on by the time of the commit (its members share the partitions anew), the transaction is refused, as Kafka
-        refuses it: it ends as aborted, and the error says so.
+        rebalanced by the time of the commit, Kafka refuses them: the transaction ends as aborted, and the error names
+        that reason.
 
         Args:
             offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
@@ -457,13 +456,13 @@ class Transaction(Writing):
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
         """Ask, retrying while that is not possible, and wait for the answer."""
         timeout_s = self._seconds(timeout)
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         future: OutcomeFuture[T] | None = None
         while future is None:
             try:
                 future = ask()
             except UnavailableError as fault:
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     raise OutcomeUnknownError(
                         f"the {wish} of transaction {self.id} could not be asked for within {timeout_s:g} s ({fault}); "
                         "as far as is known here it is still open: ask again",
@@ -471,7 +470,7 @@ class Transaction(Writing):
                     ) from fault
                 self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
-            return future.result(max(deadline - time.monotonic(), 0.0))
+            return future.result(deadline.left())
         except TransactionAbortedError as fault:
             if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefusedError):  # explains itself
                 fault.tell(self._runtime.events(self._plan.group, self.id))
@@ -509,7 +508,7 @@ class Transaction(Writing):
     def _commit_delivered(self, fault: KafkaError | None, _: Message | None) -> None:
         if fault is not None:
             self._fail(fault)
-            # The commit may have arrived all the same: whichever of both the leader meets first decides.
+            # The commit may have arrived all the same: of the two frames, the one that the leader reads first decides.
             self._send_abort_soon(f"its commit was refused: {fault}")
 
     def _abort_delivered(self, fault: KafkaError | None, message: Message | None) -> None:

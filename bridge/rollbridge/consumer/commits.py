@@ -27,7 +27,7 @@ from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavai
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
 from rollbridge.model.lineage import place_of_partition
@@ -42,7 +42,7 @@ _nobody: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class PartitionNames:
-    """Resolver of partitions, as applications name them, to segments, and of special offsets to figures."""
+    """Resolver of partitions, as applications name them, to segments, and of special offsets to numbers."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PartitionNames:
         return history
 
     def absolute(self, place: Partition, offset: int) -> int:
-        """Return ``offset`` as a figure, looking up the beginning or the end.
+        """Return ``offset`` as a number, looking up the beginning or the end.
 
         Raises:
             InvalidRequestError: The offset is negative, and neither the beginning nor the end.
@@ -261,7 +261,7 @@ class Commits:
         return [TopicPartition(item.topic, item.partition, item.offset) for item in places]
 
     def confirmed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> bool:
-        """Process the outcome of a commit; return False if it only opens or closes segments, which is no news."""
+        """Process the outcome of a commit; return False if it only opens or closes segments: no callback."""
         own = self._members.sent(error, partitions)
         if error is None:
             self._members.noted(partitions)

@@ -38,6 +38,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
+from rollbridge.calls import Deadline
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.records import Message, Origin, last_offsets
@@ -48,7 +49,7 @@ from rollbridge.kafka.clients import TICK_S, open_consumer
 from rollbridge.kafka.errors import translate
 from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Deadline, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.names import SegmentPlaces, StreamName, show_partition
 from rollbridge.zookeeper.metadata import Metadata
@@ -219,12 +220,12 @@ class Consumer:
 
     def _take(self, most: int, timeout: float) -> list[Message]:
         self._check_open()
-        deadline = time.monotonic() + (timeout if timeout >= 0 else _FOREVER_S)
+        deadline = Deadline(timeout if timeout >= 0 else _FOREVER_S)
         self._commits.handed_out()
         while True:
             self._step()
-            left_s = deadline - time.monotonic()
-            first = self._consumer.poll(min(max(left_s, 0.0), _SLICE_S))
+            left_s = deadline.left()
+            first = self._consumer.poll(min(left_s, _SLICE_S))
             if first is not None:
                 rest = self._consumer.consume(most - 1, 0) if most > 1 else []
                 if found := self._accept([first, *rest]):

@@ -21,6 +21,7 @@ from typing import Final
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
+from rollbridge.calls import Errand
 from rollbridge.consumer.records import PlacesOf
 from rollbridge.errors import (
     ConflictError,
@@ -36,7 +37,7 @@ from rollbridge.kafka.errors import kafka_error, translate
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Errand, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
@@ -584,7 +585,7 @@ class Membership:
     # Commits ---------------------------------------------------------------------------------------------------
 
     def is_over(self, place: Partition) -> bool:
-        """Return True if this member knows that the group has read a segment to its end: commits are void then.
+        """Return True if the group is known here to have read a segment to its end; nothing is committed in it then.
 
         Returns False for a removed segment: Kafka knows whether its stream was created again.
         """
@@ -614,8 +615,8 @@ class Membership:
                 f"segment {segment} of {stream} continues {names}, which group {self._group_id} has not read to the "
                 f"end, so nothing of it was handed out; a commit in it would skip them; nothing was committed"
             )
-        # In what is somebody else's by now, too, what was given out before may still be committed, and no more: until a
-        # session that has timed out is known to the broker to have done so, it takes commits of this member.
+        # In a segment that another member owns by now, what was handed out before may still be committed, and no more:
+        # brokers take commits of this member until they notice that its session has timed out.
         given = max(self._given.get(place, _BEHIND), self._committed.get(stream, {}).get(segment, _BEHIND))
         item = self.owned.get(place)
         if item is not None:

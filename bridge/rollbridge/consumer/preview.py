@@ -24,7 +24,7 @@ from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.names import Partition
@@ -36,7 +36,7 @@ from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 logger = limited(logging.getLogger(__name__))
 
 _FRAMES_MAX: Final = 50
-"""Frames taken at once; each may have a quarter of a megabyte."""
+"""Maximum number of frames taken at a time; each has up to a quarter of a megabyte."""
 _SILENT_S: Final = 30.0
 _CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
 """Allowed difference between the clocks of brokers and leaders; with a larger one an outcome may be missed."""

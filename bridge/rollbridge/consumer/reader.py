@@ -21,6 +21,7 @@ from typing import Final, Literal, Self, assert_never
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from rollbridge.calls import Deadline, Errand
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
@@ -37,7 +38,7 @@ from rollbridge.kafka.clients import TICK_S, assign_more, consumer_config, open_
 from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Errand, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.standstill import Lookout
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -361,13 +362,13 @@ class Reader:
         """Return up to ``records_max`` records: those at hand, or the first that arrive within ``timeout_s``."""
         if records_max < 1:
             raise InvalidRequestError(f"at least one record has to be asked for, not {records_max}")
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while True:
             found = [record for _, record in zip(range(records_max), self._records, strict=False)]
-            left_s = deadline - time.monotonic()
+            left_s = deadline.left()
             if found or self._is_finished():
                 return found
-            if not self._fetch(min(self._slice_s, max(left_s, 0.0))):
+            if not self._fetch(min(self._slice_s, left_s)):
                 self._check_stalled()
                 if left_s < TICK_S:
                     return []

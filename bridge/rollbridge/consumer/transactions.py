@@ -22,6 +22,7 @@ from typing import Final, Self
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Origin, PlacesOf, Record, message_of, record_of
 from rollbridge.errors import (
@@ -40,7 +41,7 @@ from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Backoff, Deadline, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition

@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.retry import Deadline
 from rollbridge.kafka.views import view_cluster
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 

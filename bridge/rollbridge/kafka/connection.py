@@ -26,11 +26,11 @@ from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResp
 from kio.serial import entity_reader, entity_writer
 from kio.static.protocol import Payload
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.forks import forks, refusal
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import AuthenticationError, ConnectionLostError, UnsupportedBrokerError
-from rollbridge.kafka.retry import Deadline
 from rollbridge.security.kafka import Security
 
 R = TypeVar("R", bound=Payload)
@@ -92,7 +92,7 @@ class Connection:
         self._request_timeout_s = request_timeout_s
         self.deadline: Deadline | None = Deadline(connect_timeout_s)
         self._correlation_id = 0
-        self._waiting: deque[tuple[int, float]] = deque()
+        self._waiting: deque[tuple[int, Deadline]] = deque()
         self._expires_at = float("inf")
         self._last_used = time.monotonic()
         self._closed = False
@@ -164,7 +164,7 @@ class Connection:
 
     def overdue(self) -> bool:
         """Return whether the answer to the oldest in-flight request is past its deadline."""
-        return bool(self._waiting) and time.monotonic() > self._waiting[0][1]
+        return bool(self._waiting) and self._waiting[0][1].passed()
 
     def usable(self) -> bool:
         """Return whether to send a new request: alive, and neither idle nor authenticated for too long."""
@@ -204,7 +204,7 @@ class Connection:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
         head = self._request_head(api_key, api_version, sum(len(part) for part in body))
         self._last_used = time.monotonic()
-        self._waiting.append((self._correlation_id, self._last_used + self._patience_s()))
+        self._waiting.append((self._correlation_id, Deadline(self._patience_s())))
         try:
             self._send_all((head, *body))
         except OSError as exc:
@@ -342,14 +342,14 @@ class Connection:
             if sent:
                 views[first] = views[first][sent:]
 
-    def _read_frame(self, deadline: float) -> bytes:
+    def _read_frame(self, deadline: Deadline) -> bytes:
         try:
             whole = self._buffered_frame()
             if whole is not None:
                 return whole
             # Where has_answer() has said yes, perhaps long after the answer came, the rest of it is on its way.
             rest_s = _REST_S if self._socket.gettimeout() == 0.0 else 0.001
-            self._socket.settimeout(max(rest_s, deadline - time.monotonic()))
+            self._socket.settimeout(max(rest_s, deadline.left()))
             head: bytes = self._reader.read(_LENGTH.size)
             if len(head) < _LENGTH.size:
                 raise self._lost("closed by the broker")

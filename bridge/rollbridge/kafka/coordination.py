@@ -29,6 +29,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import i16, i32Timedelta
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
@@ -44,7 +45,6 @@ from rollbridge.kafka.pipeline import (
     produce_body,
     request_start,
 )
-from rollbridge.kafka.retry import Backoff
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
@@ -208,14 +208,14 @@ class Coordination:
 
     def _patiently(self, attempt: Callable[[], ProducerFields]) -> ProducerFields:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
-        deadline = time.monotonic() + self._retry_timeout_s
+        deadline = Deadline(self._retry_timeout_s)
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
                 return attempt()
             except KafkaUnavailableError as exc:
                 self._cluster.forget()
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     raise
                 logger.debug("transactional id %s: trying again: %s", self._transactional_id, exc)
             time.sleep(backoff.grow())
@@ -239,7 +239,7 @@ def ask_coordinator(
         RequestRefusedError: The coordinator's error is final, or lasted for ``retry_timeout_s``.
         KafkaUnavailableError: The coordinator could not be reached, or was lost with the request in flight.
     """
-    deadline = time.monotonic() + retry_timeout_s
+    deadline = Deadline(retry_timeout_s)
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     while True:
         try:
@@ -257,7 +257,7 @@ def ask_coordinator(
             cluster.forget_coordinator(kind, key)
         elif meaning is not Meaning.RETRY:
             raise RequestRefusedError(subject, code, meaning)
-        if time.monotonic() >= deadline:
+        if deadline.passed():
             raise RequestRefusedError(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
         markers = code == ErrorCode.concurrent_transactions
         pause_s = backoff.grow()

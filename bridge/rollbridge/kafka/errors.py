@@ -189,7 +189,8 @@ class SealTimeoutError(UnavailableError):
 
 
 # Meanings of Kafka's error codes for a transactional appender, one table per request. A code in no table is UNKNOWN: a
-# broker that gives an unforeseen answer may have done anything.
+# broker that gives an unforeseen answer may have done anything. Where a table does not follow Kafka's own flag
+# (retriable or not, in Errors.java), a comment gives the reason.
 
 
 class Meaning(Enum):
@@ -218,6 +219,7 @@ _SOMEWHERE_ELSE: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.none: Meaning.DONE,
     ErrorCode.leader_not_available: Meaning.REFRESH,
     ErrorCode.not_leader_or_follower: Meaning.REFRESH,
+    # Not retriable for Kafka, whose brokers send it to each other; should one come, a look-up finds another broker.
     ErrorCode.broker_not_available: Meaning.REFRESH,
     ErrorCode.replica_not_available: Meaning.REFRESH,
     ErrorCode.network_exception: Meaning.REFRESH,
@@ -235,6 +237,8 @@ _SOMEWHERE_ELSE: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.transactional_id_authorization_failed: Meaning.DENIED,
 }
 
+# A coordinator whose own log is not available, or lacks replicas, answers NOT_COORDINATOR or COORDINATOR_NOT_AVAILABLE,
+# so no table for coordinators lists the retriable codes of topics and replicas.
 _TRANSACTION: Final[Mapping[ErrorCode, Meaning]] = {
     **_SOMEWHERE_ELSE,
     # The markers of this id's previous transaction are still being written. The broker delays this answer by
@@ -256,6 +260,8 @@ PRODUCE: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.inconsistent_topic_id: Meaning.REFRESH,
     ErrorCode.out_of_order_sequence_number: Meaning.FOLLOW_UP,
     ErrorCode.unknown_producer_id: Meaning.REFUSED,
+    # Retriable for Kafka, whose producer computes the checksums itself. Here callers bring finished batches: what is
+    # wrong in one stays wrong.
     ErrorCode.corrupt_message: Meaning.REFUSED,
     ErrorCode.message_too_large: Meaning.REFUSED,
     ErrorCode.record_list_too_large: Meaning.REFUSED,
@@ -317,7 +323,8 @@ INIT: Final[Mapping[ErrorCode, Meaning]] = {
 
 OFFSETS: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
-    # A caller that has read from the topic knows that it exists; for one that does not, retries would never end.
+    # Retriable for Kafka. A caller that has read from the topic knows that it exists; for one that does not, retries
+    # would never end.
     ErrorCode.unknown_topic_or_partition: Meaning.REFUSED,
     ErrorCode.offset_metadata_too_large: Meaning.REFUSED,
     ErrorCode.illegal_generation: Meaning.REFUSED,
@@ -333,6 +340,8 @@ OFFSETS: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.unsupported_version: Meaning.REFUSED,
 }
 
+# Not listed though Kafka's flag is retriable: CORRUPT_MESSAGE, as the log itself is damaged (Kafka's consumer raises,
+# too), and the codes of topic ids and fetch sessions, as our requests use neither.
 READ: Final[Mapping[ErrorCode, Meaning]] = {
     **_SOMEWHERE_ELSE,
     ErrorCode.offset_not_available: Meaning.RETRY,
@@ -480,5 +489,11 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
 
 
 def is_definite(code: ErrorCode) -> bool:
-    """Return whether a retry would get the same answer: the broker has refused and done nothing."""
+    """Return whether a retry would get the same answer: the broker has refused and done nothing.
+
+    Kafka's own flag of these codes (retriable or not) differs. Of topics, it is retriable where not all brokers know a
+    new one yet: whoever has to wait for that asks for the code before. The same goes for codes that tell a client to
+    send another request, as of a session's epoch. The codes that are neither definite nor retriable pass by themselves,
+    are sent between brokers only, or leave open what was done, as UNKNOWN_SERVER_ERROR does.
+    """
     return ERROR_CLASSES.get(code.value, KafkaUnavailableError) is not KafkaUnavailableError

@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
+from rollbridge.calls import Backoff
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc, complete_batches, parse_header
@@ -25,7 +26,7 @@ from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_r
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
-from rollbridge.kafka.retry import Backoff, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))

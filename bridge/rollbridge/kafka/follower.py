@@ -28,6 +28,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
@@ -36,7 +37,7 @@ from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Want
 from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Range, Trouble
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
-from rollbridge.kafka.retry import Deadline, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))

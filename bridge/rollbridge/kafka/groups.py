@@ -18,6 +18,7 @@ from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartit
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i64
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
@@ -26,7 +27,6 @@ from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.group_offsets import GroupMember
 from rollbridge.model.names import Partition
 

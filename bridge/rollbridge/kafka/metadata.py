@@ -27,11 +27,11 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import ConfigError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.names import Partition
 from rollbridge.security.kafka import Security
 
@@ -235,6 +235,28 @@ class Cluster:
         """Ask any broker that answers. The request may be sent more than once, so it must be safe to repeat."""
         return self._ask(request, response_type)
 
+    def metadata(self, topics: Iterable[str] | None, *, with_operations: bool = False) -> MetadataResponse:
+        """Return any broker's answer to a Metadata request; topics that do not exist are not created.
+
+        Nothing is cached. A broker that has just started names no brokers and no topics yet.
+
+        Args:
+            topics: Names of the topics to describe, maybe none; None describes all.
+            with_operations: True to be told the operations on each topic that are permitted to the principal.
+
+        Raises:
+            KafkaUnavailableError: No broker answers.
+        """
+        wanted = None
+        if topics is not None:
+            wanted = tuple(MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in topics)
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=with_operations,
+        )
+        return self.ask_any(request, MetadataResponse)
+
     def disconnect(self) -> None:
         """Close every connection; keep the cached look-ups."""
         for connection in self._connections.values():
@@ -257,12 +279,7 @@ class Cluster:
         unknown = sorted({topic for topic in topics if topic not in self._leaders})
         if not unknown:
             return {}
-        request = MetadataRequest(
-            topics=tuple(MetadataRequestTopic(topic_id=None, name=TopicName(topic)) for topic in unknown),
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-        answer = self._ask(request, MetadataResponse)
+        answer = self.metadata(unknown)
         if not answer.brokers:
             # A broker that has just started knows no brokers and no topics yet.
             return dict.fromkeys(unknown, ErrorCode.leader_not_available)

@@ -21,12 +21,11 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
-from rollbridge.calls import patience_s
+from rollbridge.calls import Backoff, Deadline, patience_s
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16, i32Timedelta
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import (
@@ -157,7 +158,7 @@ class Pipeline:
         self._failed: dict[int, tuple[_Stamped, ErrorCode]] = {}
         self._failing_since: dict[Partition, float] = {}
         self._catching_up = False
-        self._backoff_s = 0.0
+        self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S, at_once=True)
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
         self._request_start = request_start(producer.transactional_id, request_timeout_ms // 2)
 
@@ -272,7 +273,7 @@ class Pipeline:
                     self._offsets[item.index] = partition.base_offset
                     self._session.joined = True
                     self._failing_since.pop(item.target, None)
-                    self._backoff_s = 0.0
+                    self._backoff.reset()
                     continue
                 try:
                     self._judge(item, partition.error_code, partition.error_message)
@@ -326,8 +327,8 @@ class Pipeline:
         self._catching_up = True
         self._again = deque(sorted(backlog, key=lambda item: item.index))
         # The broker delays CONCURRENT_TRANSACTIONS itself, so no back-off is needed.
-        time.sleep(0 if at_once else self._backoff_s)
-        self._backoff_s = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, self._backoff_s * 2))
+        pause_s = self._backoff.grow()
+        time.sleep(0 if at_once else pause_s)
 
     def _finish(self) -> None:
         for lane in self._lanes.values():
@@ -460,7 +461,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
         producer_id=ProducerId(-1),
         producer_epoch=i16(-1),
     )
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         answer = cluster.ask_any(request, InitProducerIdResponse)
         if answer.error_code == ErrorCode.none:
@@ -470,7 +471,7 @@ def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int
             raise NotAuthorizedError(
                 f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
             )
-        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or time.monotonic() >= deadline:
+        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or deadline.passed():
             raise KafkaUnavailableError(f"no broker gave a producer id: {codes.name(answer.error_code)}")
         time.sleep(_PAUSE_S)
 

@@ -46,6 +46,7 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import TopicName
 from kio.static.primitive import Records, i16, i32, i32Timedelta
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
@@ -53,7 +54,6 @@ from rollbridge.kafka.coordination import Barrier, corrupt_batch
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import CLIENT, LATEST, by_topic, offsets_request
-from rollbridge.kafka.retry import Backoff
 from rollbridge.model.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class Sealer:
         """
         self._cluster = cluster
         self._configure = configure
-        self._timeout_s = timeout_s
         self._barrier = Barrier(cluster, transactional_id)
+        self._deadline = Deadline(timeout_s)
         self._started = time.monotonic()
         self._waiting_for: dict[Partition, str] = {}
         self._away_since: dict[Partition, float] = {}
@@ -229,7 +229,7 @@ class Sealer:
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
-                self._barrier.open(self._left_s())
+                self._barrier.open(self._deadline.left())
                 for item, (code, _) in self._ask_leaders(pending, self._join).items():
                     match code:
                         case ErrorCode.message_too_large | ErrorCode.corrupt_message:
@@ -245,7 +245,7 @@ class Sealer:
                 if not self._barrier.is_open:
                     pending, joined = pending | joined, set()
                 elif not pending:
-                    self._barrier.close(self._left_s())
+                    self._barrier.close(self._deadline.left())
                     return
             except KafkaUnavailableError as exc:
                 logger.info("sealing: the barrier is put up anew: %s", exc)
@@ -270,10 +270,10 @@ class Sealer:
         """
         pending = set(before)
         settled: dict[Partition, int] = {}
-        give_up_at = float("inf") if foreign_s is None else time.monotonic() + foreign_s
+        foreign = Deadline(inf if foreign_s is None else foreign_s)
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
-            is_over = time.monotonic() >= give_up_at
+            is_over = foreign.passed()
             held: set[Partition] = set()
             for item, (stable, end) in self._ends(pending).items():
                 if end.leader_epoch != before[item].leader_epoch:
@@ -344,7 +344,8 @@ class Sealer:
                 for item in asked:
                     self._note_away(item)
                     self._cluster.forget_leader(item[0])
-                    if self._left_s() or item not in self._waiting_for:  # else our own deadline cut it short
+                    # Once our own deadline has passed, it is what cut the request short.
+                    if not self._deadline.passed() or item not in self._waiting_for:
                         self._waiting_for[item] = f"its leader to answer ({exc})"
         return answers
 
@@ -370,9 +371,6 @@ class Sealer:
             case _:
                 raise KafkaUnavailableError(f"cannot seal topic {topic}: {codes.name(code)}")
 
-    def _left_s(self) -> float:
-        return max(0.0, self._started + self._timeout_s - time.monotonic())
-
     def _pause(self, pending: Iterable[Partition], backoff: Backoff) -> None:
         """Sleep before the next attempt if partitions are pending."""
         left = {item: self._waiting_for.get(item, "its leader to answer") for item in sorted(pending)}
@@ -381,7 +379,7 @@ class Sealer:
         now = time.monotonic()
         waited_s = now - self._started
         away_s = max((now - self._away_since[item] for item in left if item in self._away_since), default=0.0)
-        if waited_s >= self._timeout_s or away_s >= self._away_s:
+        if self._deadline.passed() or away_s >= self._away_s:
             reasons = "; ".join(f"{show_partition(item)} waits for {reason}" for item, reason in left.items())
             raise SealTimeoutError(
                 f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch_plan import Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import Backoff, Deadline, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from rollbridge.calls import Deadline, Errand
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Clusters, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, offsets_question
-from rollbridge.kafka.retry import Deadline, Errand
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)

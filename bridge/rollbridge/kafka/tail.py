@@ -25,7 +25,7 @@ from rollbridge.kafka.fetch import NO_EPOCH
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))

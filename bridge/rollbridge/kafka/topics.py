@@ -36,13 +36,12 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import Payload
 
-from rollbridge.calls import patience_s
+from rollbridge.calls import Backoff, Deadline, patience_s
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
 from rollbridge.model.names import Partition

@@ -14,14 +14,12 @@ from typing import Final, TypeVar
 
 from kio.schema.describe_cluster.v0 import DescribeClusterRequest, DescribeClusterResponse
 from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
-from kio.schema.metadata.v12.request import MetadataRequestTopic
+from kio.schema.metadata.v12 import MetadataResponse
 from kio.schema.metadata.v12.response import MetadataResponseTopic
-from kio.schema.types import TopicName
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.kafka.errors import KafkaUnavailableError, is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError
-from rollbridge.kafka.retry import Backoff, Deadline
 from rollbridge.kafka.seal import SEALED
 
 _NOT_SAID: Final = -(1 << 31)
@@ -80,16 +78,10 @@ def view_topics(
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
         NotAuthorizedError, InvalidRequestError: A topic was refused.
     """
-    request = MetadataRequest(
-        topics=tuple(MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in names),
-        allow_auto_topic_creation=False,
-        include_topic_authorized_operations=with_operations,
-    )
+    wanted = tuple(names)
 
     def ask() -> dict[str, TopicDescription]:
-        answer = cluster.ask_any(request, MetadataResponse)
-        if not answer.brokers:
-            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
+        answer = _metadata(cluster, wanted, with_operations=with_operations)
         return {str(item.name): _description(item) for item in answer.topics if not _is_missing(item)}
 
     return _patiently(ask, timeout_s, "describe topics")
@@ -101,13 +93,9 @@ def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
     """
-    request = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
     def ask() -> frozenset[str]:
-        answer = cluster.ask_any(request, MetadataResponse)
-        if not answer.brokers:
-            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
-        return frozenset(str(item.name) for item in answer.topics)
+        return frozenset(str(item.name) for item in _metadata(cluster, None).topics)
 
     return _patiently(ask, timeout_s, "list topics")
 
@@ -124,8 +112,7 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
     def ask() -> ClusterView:
         answer = cluster.ask_any(request, DescribeClusterResponse)
         _check(answer.error_code, "the cluster")
-        if not answer.brokers:
-            raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
+        _check_knows_brokers(answer)
         brokers = {int(item.broker_id): Broker(item.host, item.port) for item in answer.brokers}
         return ClusterView(answer.cluster_id, brokers, _operations(answer.cluster_authorized_operations))
 
@@ -147,6 +134,18 @@ def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
         except CodeError as fault:
             raise refusal(fault.code, doing, fault.subject) from fault
         backoff.sleep(deadline)
+
+
+def _metadata(cluster: Cluster, topics: Iterable[str] | None, *, with_operations: bool = False) -> MetadataResponse:
+    answer = cluster.metadata(topics, with_operations=with_operations)
+    _check_knows_brokers(answer)
+    return answer
+
+
+def _check_knows_brokers(answer: MetadataResponse | DescribeClusterResponse) -> None:
+    """Refuse the answer of a broker that has just started: the topics and brokers it leaves out may exist."""
+    if not answer.brokers:
+        raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
 
 
 def _is_missing(topic: MetadataResponseTopic) -> bool:

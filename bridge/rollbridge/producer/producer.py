@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rollbridge.calls import answers_within, patience_s
+from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.client.futures import WriteFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.connection import Bridge, connect
@@ -149,16 +149,16 @@ class Producer:
             Number of records that the brokers do not have yet, or whose callback was not called yet. Records of an open
             transaction are in its buffer then; they count as written, and their callbacks follow its end.
         """
-        deadline = time.monotonic() + (_FOREVER_S if timeout is None or timeout < 0 else timeout)
+        deadline = Deadline(_FOREVER_S if timeout is None or timeout < 0 else timeout)
         for writer in list(self._writers.values()):
             try:
-                writer.flush(max(deadline - time.monotonic(), 0.0))
+                writer.flush(deadline.left())
             except RollbridgeError:
                 continue  # reported by the callbacks; after a timeout also counted below
         transaction = self._transaction
         if transaction is not None and self._phase is _Phase.IN_TRANSACTION:
             try:
-                transaction.flush(max(deadline - time.monotonic(), 0.0))
+                transaction.flush(deadline.left())
             except RollbridgeError:
                 return len(self)
         while True:
@@ -166,9 +166,9 @@ class Producer:
             left = sum(writer.unacknowledged for writer in list(self._writers.values()))
             # Records of an open transaction are reported after its end.
             waiting = 0 if self._phase is _Phase.IN_TRANSACTION else self._reports.pending
-            if not (left or waiting or self._reports) or time.monotonic() >= deadline:
+            if not (left or waiting or self._reports) or deadline.passed():
                 return max(left, waiting) + len(self._reports)
-            self._reports.wait(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
+            self._reports.wait(min(_LOOK_S, deadline.left()))
 
     def __len__(self) -> int:
         """Return the number of records without an outcome, or whose callback has not been called."""

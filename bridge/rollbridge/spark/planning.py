@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Front = Mapping[SegmentId, int]
 
 CHAIN_MAX: Final = 100_000
-"""Most offsets of a chain of segments that one task reads in a micro-batch."""
+"""Maximum number of offsets that one task reads of a chain of segments in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def advance(
         history: The epochs as of now.
         start: Front at which the last micro-batch ended.
         ends: Offsets to which the :func:`unsealed` segments can be read; others are readable to their sealed ends.
-        limit: Most offsets to read, 1 or more; None for no limit.
+        limit: Maximum number of offsets to read, 1 or more; None for no limit.
         chain_max: See :data:`CHAIN_MAX`; None where the order of segments does not matter.
 
     Raises:

@@ -194,8 +194,8 @@ class ReadOptions:
     end: str = option("", key=ENDING)
     """End of a batch, exclusive, in the same formats. If left out: ``latest``."""
     max_records: int | None = option(None, key=MAX_RECORDS, low=1)
-    """Most offsets of a micro-batch, shared out among segments in proportion to their backlog; control markers count,
-    so there may be fewer rows. If left out: no limit."""
+    """Maximum number of offsets in a micro-batch, shared out among segments in proportion to their backlog; control
+    markers count, so there may be fewer rows. If left out: no limit."""
     fail_on_data_loss: bool = option(True, key=FAIL_ON_DATA_LOSS)
     """Fail if records to be read were deleted or lost; ``false`` logs a warning, and the query goes on at what is
     left."""
@@ -218,7 +218,7 @@ class SourceOptions(ReadOptions):
     """Options of the format ``rollbridge``."""
 
     min_partitions: int | None = option(None, key=MIN_PARTITIONS, low=1)
-    """Least number of tasks, approximately; ranges are cut for it."""
+    """Minimum number of tasks, approximately; ranges are split to reach it."""
     isolation: str = option(COMMITTED, key=ISOLATION, choices=(COMMITTED, UNCOMMITTED))
     """``read_uncommitted``, only in a batch: also read the records of transactions that are open now, with
     ``committed`` false."""

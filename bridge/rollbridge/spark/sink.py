@@ -125,7 +125,7 @@ _ABORT_TIMEOUT: Final = timedelta(seconds=30)
 """Longest time of an abort, which delays the report of a failure; after it the next run aborts."""
 _LOOKED_MAX: Final = 100
 _looked: Final[dict[str, str]] = {}
-"""Latest run by client name whose next micro-batches this process knows to be committed by no earlier run."""
+"""By client name, the latest run whose next micro-batches are known to be beyond those of all earlier runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,8 @@ class SinkOptions:
     """``compare``: a repeated micro-batch or job must have the rows that were committed; ``trust`` takes it for the
     same without a comparison."""
     segments_per_task: int | None = option(None, key=SEGMENTS_PER_TASK, low=1)
-    """Most segments to which the rows of one task go; needed with very many tasks, see docs/spark.md#limits."""
+    """Maximum number of segments to which the rows of one task go; needed with very many tasks, see
+    docs/spark.md#limits."""
     lease_hours: int = option(24, key="lease.hours", high=7 * 24)
     """Lease of a transaction: hours that it may stay open."""
     commit_seconds: int = option(600, key="commit.timeout.seconds", low=1)
@@ -165,7 +166,7 @@ class SinkTarget:
     trusts_replays: bool = False
     """True if a replay is taken for what was committed, without a comparison."""
     segments_per_task: int | None = None
-    """Most segments to which the rows of a task go; None if unknown."""
+    """Maximum number of segments to which the rows of a task go; None if unknown."""
 
     def connect(self) -> Bridge:
         """Return the connection of this process."""

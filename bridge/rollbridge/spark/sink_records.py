@@ -55,7 +55,7 @@ _ENCODERS: Final = {
     Compression.ZSTD: zstd_encode,
 }
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
-"""Most bytes of length, attributes, offset delta and timestamp delta of a record."""
+"""Maximum bytes of length, attributes, offset delta and timestamp delta of a record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class _Waiting:
 
 
 KEPT_MAX: Final = 4
-"""Most connections kept by a process, to different clusters or with different credentials; an LRU cache."""
+"""Maximum connections kept by a process, to different clusters or with different credentials; an LRU cache."""
 
 
 class _Closable(Protocol):

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _FETCH_BYTES: Final = 2 << 20
 _ROWS_MAX: Final = 16_384
-"""Most rows of an Arrow batch: larger ones exceed the processor's cache, smaller ones cost overhead."""
+"""Maximum rows of an Arrow batch: larger ones exceed the processor's cache, smaller ones cost overhead."""
 _WAIT_MS: Final = 500
 _STALLED_S: Final = 60.0
 _PREVIEW_PAUSE_S: Final = 0.01

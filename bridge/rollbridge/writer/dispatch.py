@@ -23,6 +23,7 @@ from kio.schema.list_offsets.v7 import ListOffsetsResponse
 from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
+from rollbridge.calls import Backoff
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import stamped_header
@@ -112,7 +113,7 @@ class RequestDispatcher:
         self._notify = settled
         self._start = request_start(None, int(options.request_timeout_s * 500))
         self._held: dict[Partition, float] = {}
-        self._backoff_s = 0.0
+        self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._unknown: dict[Partition, PartitionQueue[ProducerBatch]] = {}
         self._unreached: set[NodeId] = set()
         self._asked: set[PartitionQueue[ProducerBatch]] = set()
@@ -324,14 +325,13 @@ class RequestDispatcher:
     ) -> None:
         found = verdict(answer.error_code)
         if found is ProduceVerdict.WRITTEN and answer.base_offset < 0:
-            found = (
-                ProduceVerdict.DOUBTFUL
-            )  # the answer does not prove that the batch was written; sending it again will tell, with the offset
+            # The answer does not prove that the batch was written; sending it again will tell, with the offset.
+            found = ProduceVerdict.DOUBTFUL
         if found is not ProduceVerdict.WRITTEN:
             logger.info("segment %s: a batch met %s", lane.topic, codes.name(answer.error_code))
         match found:
             case ProduceVerdict.WRITTEN:
-                self._backoff_s = 0.0
+                self._backoff.reset()
                 lane.acknowledge(batch, answer.base_offset + batch.count - 1)
                 self.settle(batch, lambda: batch.written(lane, answer.base_offset))
             case ProduceVerdict.SEALED:
@@ -445,5 +445,4 @@ class RequestDispatcher:
         self._held[lane.target] = now + _HOLD_S
 
     def back_off(self) -> None:
-        self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, self._backoff_s * 2))
-        self.retry_at = time.monotonic() + self._backoff_s
+        self.retry_at = time.monotonic() + self._backoff.grow()

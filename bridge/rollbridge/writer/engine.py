@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from rollbridge.calls import Backoff, Deadline, Errand
 from rollbridge.errors import BackpressureError, KafkaUnavailableError, NotFoundError, RollbridgeError, UnavailableError
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.pipeline import OwnBatches, new_producer_id
-from rollbridge.kafka.retry import Backoff, Errand
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import accumulator as faults
 from rollbridge.writer.accumulator import ProducerBatch, StreamAccumulator, WriterOptions
@@ -290,12 +290,12 @@ class PlainSender:
 
     def close(self, timeout_s: float) -> int:
         """Send what is left within ``timeout_s`` and stop; return the number of records that were not acknowledged."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         with self.lock:
             for channel in self._channels.values():
                 channel.cut_older(float("inf"))
             self.pump()
-            self._room.wait_for(lambda: not self._unsettled(), max(deadline - time.monotonic(), 0.0))
+            self._room.wait_for(lambda: not self._unsettled(), deadline.left())
             left = self._unsettled()
             self._stopping = True
             self._room.notify_all()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from xxhash import xxh64_intdigest
 
-from rollbridge.calls import Timeout, as_seconds, in_chunks
+from rollbridge.calls import Deadline, Timeout, as_seconds, in_chunks
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
 from rollbridge.forks import hold, is_gone
 from rollbridge.model.keyspace import HASH_SEED
@@ -155,7 +155,7 @@ class StreamWriter:
             UnavailableError: Records were not acknowledged in time; they are still being sent.
             RollbridgeError: Records of this writer failed since its last flush; this is the error of the first of them.
         """
-        deadline = time.monotonic() + self._seconds(timeout)
+        deadline = Deadline(self._seconds(timeout))
         with self._lock:
             self._channel.cut_older(float("inf"))
             self._engine.pump()
@@ -163,13 +163,12 @@ class StreamWriter:
         while waiting:
             batch = waiting.pop()
             while not batch.is_decided():
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if deadline.passed():
                     raise UnavailableError(
                         f"the brokers have not acknowledged everything of {self.stream} within "
-                        f"{self._seconds(timeout):g} s; it is still being sent"
+                        f"{deadline.timeout_s:g} s; it is still being sent"
                     )
-                batch.wait(left)
+                batch.wait(deadline.left())
             if batch.where is not None:
                 waiting.extend({id(piece): piece for piece, _ in batch.where}.values())
         with self._lock:

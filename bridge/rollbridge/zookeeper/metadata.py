@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rollbridge.calls import answers_within, patience_s
+from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.errors import (
     CoordinatorUnavailableError,
     CorruptDataError,
@@ -247,7 +247,8 @@ class Metadata:
             CoordinatorUnavailableError: not repaired in time; nothing was written.
             CorruptDataError: the group has no number yet, and the counter of groups without one is damaged.
         """
-        deadline = time.monotonic() + patience_s(SET_RIGHT_S)
+        deadline = Deadline(patience_s(SET_RIGHT_S))
+        race_over = Deadline(deadline.timeout_s + SET_RIGHT_S)
         changed: threading.Event | None = None
         while True:
             if changed is None:
@@ -260,8 +261,7 @@ class Metadata:
                 return self._reserve_shared(count)
             first = None if node is None else parse_number(node.value, COUNT_MAX, known.counter_floor)
             if first is None or node is None or first + count > known.counter_ceiling:
-                left_s = deadline - time.monotonic()
-                if changed is not None and (left_s <= 0 or not changed.wait(left_s)):
+                if changed is not None and (deadline.passed() or not changed.wait(deadline.left())):
                     held = "does not exist" if node is None else f"holds {node.value[:40]!r}"
                     raise CoordinatorUnavailableError(
                         f"ZooKeeper node {paths.counter(group)} {held} where a decimal number from "
@@ -274,7 +274,7 @@ class Metadata:
                 self.session.set(paths.counter(group), str(first + count).encode(), node.version)
             except (NodeMissingError, NodeVersionMismatchError, UnknownWriteError):
                 # Another client was faster, or the write is unknown; counters that are skipped do no harm.
-                if time.monotonic() < deadline + SET_RIGHT_S:
+                if not race_over.passed():
                     continue
                 raise
             start = counter_of(known.number, first)
@@ -349,13 +349,13 @@ class Metadata:
             return self._ask(group, request, timeout_s)
 
     def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float) -> AdminAnswer:
-        deadline = time.monotonic() + patience_s(timeout_s)  # less, if the caller has less
+        deadline = Deadline(patience_s(timeout_s))  # less, if the caller has less
         name = self._put_request(group, request)
         answer = self._await_answer(group, name, deadline)
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
-        answer = self._await_answer(group, name, 0.0)  # the answer may have come between the two
+        answer = self._await_answer(group, name, None)  # the answer may have come between the two
         if answer is not None:
             return answer
         if withdrawn and not self._may_be_under_way(group, request):
@@ -395,16 +395,16 @@ class Metadata:
             return own[-1]
         return path.rpartition("/")[2]
 
-    def _await_answer(self, group: GroupName, name: str, deadline: float) -> AdminAnswer | None:
-        """Take the answer away and return it; None at the deadline."""
+    def _await_answer(self, group: GroupName, name: str, deadline: Deadline | None) -> AdminAnswer | None:
+        """Take the answer away and return it; None at the deadline. Without a deadline, look once."""
         path = f"{paths.answers(group)}/{name}"
         while True:
             changed = threading.Event()
-            node = self.session.get(path, changed.set if deadline else None)
+            node = self.session.get(path, None if deadline is None else changed.set)
             if node is not None:
                 self._withdraw(path)
                 return AdminAnswer.from_json(node.value)
-            if not changed.wait(max(deadline - time.monotonic(), 0.0)):
+            if deadline is None or not changed.wait(deadline.left()):
                 return None
 
     def _withdraw(self, path: str) -> bool:

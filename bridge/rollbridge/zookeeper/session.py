@@ -32,7 +32,7 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
-from rollbridge.calls import patience_s
+from rollbridge.calls import Deadline, patience_s
 from rollbridge.errors import ConfigError, RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.forks import hold
 from rollbridge.model.records import ROOT_CHARACTERS_MAX, CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
@@ -479,14 +479,14 @@ class ZooKeeperSession:
 
     def _read(self, path: str, send: Callable[..., IAsyncResult], watch: Watch | None) -> Any:
         """Retry a read until it is answered or the time is up."""
-        deadline = time.monotonic() + patience_s(self._operation_timeout_s)
+        deadline = Deadline(patience_s(self._operation_timeout_s))
         arguments = (self._full(path),) if watch is None else (self._full(path), Once.event(watch))
         while True:
-            left = deadline - time.monotonic()
+            left_s = deadline.left()
             try:
-                return send(*arguments).get(timeout=max(left, 0.0))
+                return send(*arguments).get(timeout=left_s)
             except (KazooException, KazooTimeoutError) as fault:
-                if self._closed or left <= RETRY_PAUSE_S or not is_transient(fault):
+                if self._closed or left_s <= RETRY_PAUSE_S or not is_transient(fault):
                     raise self._fault(fault, path, writes=False) from fault
             time.sleep(RETRY_PAUSE_S)
 

@@ -35,7 +35,7 @@ from rollbridge_coordinator.state.group import GroupState
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 20
-"""Attempts of a conditional write, in one go, that writes of members get ahead of."""
+"""Attempts of a conditional write in a row, each of which fails if a member has written in between."""
 SHARED_STRIDE: Final = 1 << 56
 """Largest plausible rise of the shared counter between two looks; a repair raises it by 2^48."""
 

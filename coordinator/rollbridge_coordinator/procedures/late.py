@@ -3,7 +3,7 @@
 :mod:`rollbridge.kafka.seal` says how a record can arrive there; it was acknowledged, and no reader would ever see it.
 The copies are appended in one native transaction of the leader's. ZooKeeper says before it what is begun, with the
 places to search for copies, and after it what is done. A leader that finds something begun searches for a copy: all of
-them are in one transaction, which no earlier leader can commit any more, so one copy tells of all.
+them are in one transaction, which no earlier leader can commit any more, so one copy proves that all are there.
 
 Copies keep the order of their segment, and come after everything that was written to the heir before them. An order
 against other records of the same key that were in flight at the same time was never promised.

@@ -1,8 +1,8 @@
 """The loop of a leader: which procedure comes next. Commits and scales of a group run one after the other.
 
 Chores are housekeeping that no transaction waits for. A broker or ZooKeeper may refuse one for ever: a right is
-missing, a quota is exceeded, a topic of snapshots was reconfigured. Such a chore rests with a growing back-off, and all
-other work goes on.
+missing, a quota is exceeded, a topic of snapshots was reconfigured. Such a chore is postponed with a growing back-off,
+and all other work goes on.
 
 Source: PDP-24, "Linearize scale and commit transactions on a single processing channel".
 """
@@ -46,7 +46,7 @@ Chore = Callable[[GroupState, int], Steps[None]]
 
 
 def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[None]:
-    """Do a chore unless it rests. A refused chore leaves nothing behind in the round, and rests."""
+    """Do a chore unless it is postponed. A refused chore is postponed, and leaves nothing in the round."""
     if group.housekeeping.is_resting(name, now_ms):
         return
     try:

@@ -220,7 +220,8 @@ def _try(items: Items) -> Steps[EffectRefusedError | None]:
 def probe(group: GroupState, places: Sequence[Partition]) -> Steps[None]:
     """Check that the partitions and the commit log take records; the records of the probe are aborted.
 
-    If an append leaves a doubt, the term ends before any transaction is suspected; a refusal is left to the round.
+    If the outcome of an append is unknown, the term ends before any transaction is suspected; a refusal is left to
+    the round.
     """
     group.log_end = None
     group.forecast.forget(places)
@@ -332,7 +333,7 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
         return
     for transaction in list(group.fold.decided.values()):
         if group.is_rolling(transaction):
-            continue  # a suspended rolling commit names it, and must let it go first
+            continue  # a suspended rolling commit names it, and must release it first
         name = group.waits_for(transaction)
         fault = None if name is None else group.faults.get(name)
         if fault is None or name is None or group.is_suspended(name) or fault.code == SUSPENDED:

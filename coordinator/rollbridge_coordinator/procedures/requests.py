@@ -333,7 +333,7 @@ def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> 
 
 
 def _check_was_aborted(group: GroupState, identifier: TransactionId, request: AdminRequest) -> None:
-    """Check that an ended transaction was aborted as the request asks, by a leader that did not come to answer.
+    """Check that an ended transaction was aborted as the request asks, by a leader that ended before it answered.
 
     Raises:
         TransactionNotFoundError: it was not, or its outcome is not remembered; the request has done nothing.

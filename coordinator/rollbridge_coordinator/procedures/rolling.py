@@ -12,7 +12,7 @@ The order of the effects, each of which may be the last before a crash:
 8. their ends are published, of one stream after the other, and ``committing`` is removed.
 
 A ZooKeeper multi holds 1 MiB, and a transaction may have a thousand streams, so it may take several to publish all.
-That shows nowhere: nothing is visible before step 6, and a leader that finds a part done does the rest.
+Nobody can see that: nothing is visible before step 6, and a leader that finds a part done does the rest.
 
 PDP-24 merges and seals first and seals the active segments last. Here they are sealed before the commit becomes
 visible, because a plain write after the commit's answer could otherwise land in a segment that readers take before

@@ -1,18 +1,18 @@
 """Streams: create and delete them, and drop epochs that nothing refers to. Every step may be repeated after a crash.
 
-A stream that is created under the name of a deleted one goes on above the numbers which that has used
+A stream that is created under the name of a deleted one continues above the numbers that the former one has used
 (:mod:`rollbridge.model.position`), so no topic name is ever used by two streams.
 
 A deletion is marked first, and then carried out in bounded steps, while everything else goes on: a ZooKeeper multi
 holds 1 MiB, and a stream may have tens of thousands of epochs. The mark takes the request and keeps its name, so the
 answer says what was done whichever leader finishes. From then on the stream no longer belongs to the group. The numbers
-it has used are written down first. Then its parts go in an order in which the rest always says what is left to do: the
+it has used are written down first. Then its parts go in an order in which what remains shows what is left to do: the
 buffer; from the newest epoch to the oldest, the topics of the segments that began in it, and its node; with the oldest
 epoch everything else in ZooKeeper, and the answers.
 
 Epochs of which nothing is left are dropped from ZooKeeper, the oldest first. Their nodes and what is kept of them
 change in one multi, so a reader of the history finds the epochs or what they left. Scales and rolling commits name
-epochs as well, but none is in progress here: they run on the same line, and a suspended one keeps its stream out.
+epochs as well, but none is in progress here: all run one after the other, and streams of a suspended one are left out.
 """
 
 from __future__ import annotations

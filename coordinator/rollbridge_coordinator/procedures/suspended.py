@@ -10,7 +10,7 @@ A native transaction may begin after the look and before the segments are closed
 undone: writers have been refused, and look for successors. So after some seconds the seal returns, and the change is
 moved from its own node, of which there is only one, to one of the group's ``suspended`` nodes. From then on
 
-- the streams that it changes take no transactions: they are in an error state that says for whom they wait, and plain
+- the streams that it changes take no transactions: they are in an error state that names what they wait for, and plain
   writers wait for successors. All other streams go on;
 - nothing else changes these streams: scales wait, or are refused after a bound, and nothing of them is deleted for its
   age. A stream that has no open transactions can be deleted as a whole;

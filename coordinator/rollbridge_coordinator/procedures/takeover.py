@@ -199,7 +199,7 @@ def _choose_ongoing(
     snapshot: Snapshot,
     found: Mapping[bytes, bytes],
 ) -> OngoingTransactions | None:
-    """Return the record of ongoing transactions to read on from, None if that would spare nothing."""
+    """Return the record of ongoing transactions to read on from, None if that saves nothing."""
     state = group.snapshots
     keys = ongoing_keys(partition)
     choice = choose_ongoing([found.get(key) for key in keys], snapshot)

@@ -7,7 +7,7 @@ again.
 Threads: the main thread runs :meth:`Daemon.run` and sleeps on one event, which watches (session thread), leaderships
 (one thread per group) and :meth:`Daemon.stop` set. Metrics and health are asked for from threads of the HTTP server.
 
-:func:`end_on_signals` ends the process in good order if possible, and within a bound in any case. Nothing is done in a
+:func:`end_on_signals` ends the process cleanly if possible, and within a bound in any case. Nothing is done in a
 signal handler. Handlers run in the main thread, between any two of its instructions: one that sets a
 :class:`threading.Event` deadlocks if the main thread was just about to wait for that event and holds its lock, and none
 runs at all while the main thread is inside a library. So the signal is written to a pipe, which the interpreter does at
@@ -20,7 +20,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -28,6 +27,7 @@ from typing import Final, NoReturn
 
 import psutil
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -106,9 +106,9 @@ class Daemon:
             finally:
                 for leadership in self._leaderships.values():
                     leadership.stop()
-                deadline = time.monotonic() + END_S
+                deadline = Deadline(END_S)
                 for leadership in self._leaderships.values():
-                    leadership.join(max(0.0, deadline - time.monotonic()))
+                    leadership.join(deadline.left())
                 self._vigils.stop()
                 self._session.close()
         return not any(leadership.is_alive() for leadership in self._leaderships.values())
@@ -191,7 +191,7 @@ class Daemon:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Show the other coordinators inside the block that this process lives, if they can reach it."""
+        """Keep this process visible to the other coordinators inside the block, if they can reach it."""
         given = self._settings.peer_endpoint
         address = given or (local_address(self._settings.zookeeper), 0)
         if not self._settings.is_shown or address[0] is None:
@@ -315,7 +315,7 @@ def end_on_signals(stop: Callable[[], None], is_serving: Callable[[], bool]) -> 
     """End the process on SIGTERM or SIGINT from now on. Call this from the main thread.
 
     Args:
-        stop: Makes the main thread end the process in good order, soon; called from another thread.
+        stop: Makes the main thread end the process cleanly, soon; called from another thread.
         is_serving: Tells if there may be something to hand over; if not, the process ends at once.
     """
     asked, tell = os.pipe()

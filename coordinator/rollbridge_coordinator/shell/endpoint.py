@@ -21,8 +21,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
-
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -239,8 +237,7 @@ class Pulse:
         Raises:
             KafkaUnavailableError: no broker answers.
         """
-        request = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
-        self._cluster.ask_any(request, MetadataResponse)
+        self._cluster.metadata(())
         self._asked = time.monotonic()
 
     def is_there(self) -> bool:

@@ -35,7 +35,7 @@ from rollbridge.kafka.fetch_plan import Fetched
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.retry import limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind

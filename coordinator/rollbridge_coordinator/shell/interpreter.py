@@ -2,7 +2,8 @@
 
 Each kind of effect has one method, entered into :data:`HANDLERS` by a decorator that holds the method to the effect's
 type of result. :func:`refusal` decides which errors of the adapters say for certain that an effect was not, and will
-not be, carried out: these are thrown into the procedure. All others leave a doubt, and end the leader's term.
+not be, carried out: these are thrown into the procedure. After any other the outcome is unknown, and the leader's term
+ends.
 
 Only the leader's thread runs effects, one at a time, so nothing here is locked.
 """
@@ -10,12 +11,12 @@ Only the leader's thread runs effects, one at a time, so nothing here is locked.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from typing import Any, Final, Literal, TypeVar
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
@@ -105,12 +106,13 @@ _DOUBTFUL: Final = (
     AuthenticationError,  # the connection is refused, not the request
     UnsupportedBrokerError,
 )
-"""Subclasses of definite errors that say nothing about the effect. Every error that is not definite leaves a doubt as
-well: time-outs, lost connections, ``AppendUnknownError``, and all of ZooKeeper's but a refused write."""
+"""Subclasses of definite errors that say nothing about the effect. The outcome is unknown after these, and after every
+error that is not definite: time-outs, lost connections, ``AppendUnknownError``, and all of ZooKeeper's
+but a refused write."""
 
 
 def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.EffectRefusedError | None:
-    """Return the refusal to throw into a procedure for an error of its effect; None if the error leaves a doubt.
+    """Return the refusal to throw into a procedure for an error of its effect; None if the outcome is unknown.
 
     Args:
         effect: Effect that was tried.
@@ -124,7 +126,7 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
     if isinstance(fault, ZooKeeperRefusedError) and isinstance(effect, fx.ON_ZOOKEEPER):
         return fx.EffectRefusedError(effect, str(fault), code=fault.code)
     if isinstance(fault, AppendUnknownError) and fault.batch is not None and feed is not None:
-        # A round that was not to be committed yet leaves no doubt once it has been aborted, as :meth:`run` does.
+        # The outcome of a round that was not to be committed yet is known once :meth:`run` has aborted it.
         places = feed.items_of(fault.batch)
         return (
             fx.EffectRefusedError(effect, str(fault), code=fx.STUMBLED, topic=fault.topic, places=places)
@@ -132,7 +134,7 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
             else None
         )
     if isinstance(fault, AppendUnknownError) and fault.topic is not None and not is_group_topic(fault.topic):
-        # Nor does a round with a segment that has no partition leader now.
+        # So is that of a round with a segment that has no partition leader now.
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic)
     topic = _topic_of(fault) if isinstance(fault, RollbridgeError) else None
     if (
@@ -253,7 +255,7 @@ class Interpreter:
         """Carry out a procedure and return its result.
 
         Raises:
-            RollbridgeError: an effect failed, and the procedure does not handle its refusal, or there is a doubt.
+            RollbridgeError: an effect failed, and the procedure does not handle its refusal, or its outcome is unknown.
         """
         result: Any = None
         refused: fx.EffectRefusedError | None = None
@@ -482,7 +484,7 @@ class Interpreter:
         The bound keeps the broker of one consumer group from holding up all others.
         """
         items = effect.items
-        deadline = time.monotonic() + OFFSETS_S
+        deadline = Deadline(OFFSETS_S)
         while True:
             sent = 0
             try:
@@ -494,7 +496,7 @@ class Interpreter:
                 return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
             except AppendUnknownError as fault:
                 self._current.init()
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
                 logger.info("%s: offsets are sent again: %s", self._group, fault)
             else:

@@ -13,10 +13,10 @@ All of them belong to the leader's thread.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
@@ -25,7 +25,7 @@ from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, leader_bytes, offsets_question
-from rollbridge.kafka.retry import Backoff, Deadline, limited
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.cas import Scope
 from rollbridge.model.late import LATE_HEADER, LateRecord, origin
 from rollbridge.model.names import Partition, SegmentPlaces, show_partition
@@ -62,11 +62,11 @@ class Outlook:
         Raises:
             TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError
         """
-        deadline = time.monotonic() + CONDITIONS_S
+        deadline = Deadline(CONDITIONS_S)
         confirmed: set[Partition] = set()
         return [self._answer(query, deadline, confirmed) for query in queries]
 
-    def _answer(self, query: Query, deadline: float, confirmed: set[Partition]) -> Found | Undecided:
+    def _answer(self, query: Query, deadline: Deadline, confirmed: set[Partition]) -> Found | Undecided:
         logs = self._logs.setdefault(query.places, StreamLogs(query.places.of))
         condition = query.condition
         try:
@@ -85,7 +85,7 @@ class Outlook:
             return Undecided(f"an earlier native transaction stays open: {fault}")
         return Found(last, end, disturbed)
 
-    def _is_disturbed(self, query: Query, deadline: float) -> bool:
+    def _is_disturbed(self, query: Query, deadline: Deadline) -> bool:
         """Return True if a record of another writer, committed or not, in scope stands between the query's own."""
         wanted = query.condition.key if query.condition.scope is Scope.KEY else None
         topic, number = active = query.places.of(query.course.active)
@@ -97,7 +97,7 @@ class Outlook:
                 )
                 if any(record.offset < after.start and wanted in (None, record.key) for record in part.records):
                     return True
-                if part.end == place and time.monotonic() >= deadline:
+                if part.end == place and deadline.passed():
                     raise WaitedTooLongError(active, place, after.start)  # the log has lost what was appended there
                 place = part.end
         return False

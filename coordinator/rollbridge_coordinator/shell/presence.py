@@ -36,8 +36,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+from rollbridge.calls import Backoff
 from rollbridge.errors import CorruptDataError, InvalidRequestError, LocalEnvironmentError, RollbridgeError
-from rollbridge.kafka.retry import Backoff
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator, DeleteNode
