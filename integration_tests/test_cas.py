@@ -28,8 +28,9 @@ from rollbridge.errors import (
     TransactionIdOutOfOrderError,
 )
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import Token
 from rollbridge.zookeeper.catalog import Catalog
 
@@ -56,7 +57,7 @@ def two_keys(client: rollbridge.Bridge, stream: str) -> tuple[bytes, bytes]:
     found: dict[SegmentId, bytes] = {}
     for number in range(1000):
         key = b"key-%d" % number
-        found.setdefault(active.segment_at(position_of_key(key)).id, key)
+        found.setdefault(active.segment_at(KeySpace().position(key)).id, key)
         if len(found) == 2:
             break
     one, other = found.values()

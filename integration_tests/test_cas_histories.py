@@ -36,12 +36,12 @@ from rollbridge.kafka.fetch import LogReader, Stretch
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.cas import Accepted, Verdict
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.paths import cas_slots
 from rollbridge.zookeeper.session import ZooKeeperSession
 
-KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if position_of_key(key.encode()) < 0.05)[:4]
+KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if KeySpace().position(key.encode()) < 0.05)[:4]
 """Keys that stay in one segment through the scales below, so that there is one log to be linearizable."""
 
 

@@ -36,12 +36,15 @@ from integration_tests.history.events import (
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import DLSN
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
 KEYS = [
-    next(key for key in (f"{half}-{number}" for number in range(99)) if (position_of_key(key.encode()) < 0.5) == low)
+    next(
+        key for key in (f"{half}-{number}" for number in range(99)) if (KeySpace().position(key.encode()) < 0.5) == low
+    )
     for half, low in (("low", True), ("high", False))
 ]
 
@@ -59,7 +62,7 @@ class Bench:
 
     def put(self, stream: str, key: str, value: str, transaction: str | None = None, local: int = 0) -> Write:
         """A record becomes visible in the active segment."""
-        segment = self.histories[stream].active.segment_at(position_of_key(key.encode())).id
+        segment = self.histories[stream].active.segment_at(KeySpace().position(key.encode())).id
         offset = self.ends.get((stream, segment), 0)
         self.ends[stream, segment] = offset + 1
         self.rows[stream].setdefault(segment, []).append(Row(offset, key, value, transaction, local))

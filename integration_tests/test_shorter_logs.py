@@ -28,9 +28,9 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.pipeline import OwnBatches
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.spark import source, transactions
 from rollbridge.spark.columns import schema_of
 from rollbridge.spark.planning import LogOffset, StreamOffset
@@ -217,7 +217,7 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
         client.admin.create_stream(STREAM)
         with client.cas_writer(STREAM) as writer:
             first = writer.write(b"k", b"first", expected=EMPTY, scope="key")
-        course = KeyLineage(client.admin.history(STREAM), position_of_key(b"k"))
+        course = KeyLineage(client.admin.history(STREAM), KeySpace().position(b"k"))
     grow(site, [(b"other", b"lost")] * 10)
     outlook = Outlook(CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper))
     condition = Condition(first, Scope.KEY, b"k")

@@ -29,8 +29,8 @@ from rollbridge.errors import (
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.synchronizer import MARK_HEADER
 from spark_examples.demo.competing import finish, kill, start
 
@@ -192,11 +192,11 @@ def test_records_of_other_keys_are_found_in_whatever_is_continued(client: rollbr
         one.update(add(b"a"))
         one.compact(truncate=True)
         client.admin.scale(ledger, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
-        own = client.admin.history(ledger).active.segment_at(position_of_key(KEY)).id
+        own = client.admin.history(ledger).active.segment_at(KeySpace().position(KEY)).id
         elsewhere = next(
             key
             for key in (b"%d" % number for number in range(100))
-            if client.admin.history(ledger).active.segment_at(position_of_key(key)).id != own
+            if client.admin.history(ledger).active.segment_at(KeySpace().position(key)).id != own
         )
         with client.writer(ledger) as plain:
             plain.write(elsewhere, b"of somebody else").result(120)

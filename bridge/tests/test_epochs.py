@@ -14,7 +14,8 @@ from bridge.tests.strategies import histories, partitions
 from rollbridge.errors import InvalidRangesError, InvalidRequestError
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_key
+from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.segment_graph import Segment
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
@@ -51,7 +52,7 @@ def test_a_position_lies_in_exactly_one_segment_of_each_epoch(history: EpochHist
 def test_a_key_goes_to_the_segment_of_its_hash(key: bytes, segments: int) -> None:
     """With a power of two segments of the same size, the upper bits of the hash are the number of the segment."""
     active = EpochHistory.create(even_ranges(segments), 0).active
-    assert active.segment_at(position_of_key(key)).id.number == key_hash(key) * segments >> 64
+    assert active.segment_at(KeySpace().position(key)).id.number == key_hash(key) * segments >> 64
 
 
 @given(histories())

@@ -18,8 +18,9 @@ from rollbridge.kafka.batches import Compression, LogRecord, read_records, valid
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
 from rollbridge.model.ids import TransactionId, local_sequence
-from rollbridge.model.keyspace import even_ranges, position_of_key
+from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
@@ -133,7 +134,7 @@ def test_every_record_comes_out_once_in_order_with_its_headers(
                     record.timestamp,
                 )
                 if record.key is not None:
-                    home = history_of(segments).active.segment_at(position_of_key(record.key))
+                    home = history_of(segments).active.segment_at(KeySpace().position(record.key))
                     assert home.id.number == number
     assert [came_out[count] for count in sorted(came_out)] == written
 

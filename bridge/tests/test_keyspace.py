@@ -18,9 +18,9 @@ from rollbridge.model.keyspace import (
     even_ranges,
     key_hash,
     position_of_hash,
-    position_of_key,
     ranges_of,
 )
+from rollbridge.model.partitioners import KeySpace
 
 # Computed once with pyspark 4.2.0, not with this package:
 #   spark.sql("select xxhash64(unhex('616263'))")       (unhex gives a binary column; seed 42 is Spark's own)
@@ -54,8 +54,8 @@ def test_hash_of_a_key_is_sparks_xxhash64(key: bytes, signed: int) -> None:
 @pytest.mark.parametrize(("key", "signed"), SPARK_XXHASH64)
 def test_position_of_a_key_is_the_hash_scaled_by_its_upper_53_bits(key: bytes, signed: int) -> None:
     exact = Fraction((signed % (1 << 64)) >> 11, 1 << 53)
-    assert Fraction(position_of_key(key)) == exact
-    assert position_of_key(key) == position_of_hash(signed % (1 << 64))
+    assert Fraction(KeySpace().position(key)) == exact
+    assert KeySpace().position(key) == position_of_hash(signed % (1 << 64))
 
 
 @given(st.integers(0, (1 << 64) - 1))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, position_of_key
+from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of, origin
+from rollbridge.model.partitioners import KeySpace
 
 S0 = SegmentId.of(0, 0)
 ids = st.builds(SegmentId.of, st.integers(0, 99), st.integers(0, 99))
@@ -47,8 +48,8 @@ def test_a_late_record_goes_to_the_active_segment_of_its_key(key: bytes | None) 
     history = EpochHistory.create([KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 0)
     for seal, ranges in (([0], [KeyRange(0.0, 0.25), KeyRange(0.25, 0.5)]), ([2], [KeyRange(0.0, 0.25)])):
         history = history.with_records(history.plan_scale(seal, ranges, 0))
-    heir = heir_of(history, S0, key)
-    position = 0.0 if key is None else position_of_key(key)
+    heir = heir_of(history, KeySpace(), S0, key)
+    position = 0.0 if key is None else KeySpace().position(key)
     expected = history.active.segment_at(position if position < 0.5 else 0.0).id
     assert heir == expected
     assert heir in history.active.segment_ids

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh64_intdigest
 
 from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.keyspace import SEGMENTS_MAX, even_ranges, position_of_key
+from rollbridge.model.keyspace import HASH_SEED, SEGMENTS_MAX, even_ranges, position_of_hash
 from rollbridge.model.partitioners import KeySpace, Partitioner, fit, native_partition
+from rollbridge.model.routing import hash_bounds
 
 # Expectations of Kafka's UtilsTest.testMurmur2.
 JAVA = {
@@ -48,18 +52,29 @@ def test_a_position_lies_in_the_range_of_the_native_partition(
     assert space.position(key) in even_ranges(partitions)[native_partition(partitioner, key, partitions)]
 
 
+@pytest.mark.parametrize("edge", [0, (1 << 64) - 1])
 @pytest.mark.parametrize("partitions", [1, 3, 7, 4096, SEGMENTS_MAX])
-def test_the_highest_hash_stays_within_its_partition(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollbridge.model.partitioners.key_hash", lambda _: (1 << 64) - 1)
+def test_the_lowest_and_the_highest_hash_stay_within_their_partition(
+    partitions: int, edge: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollbridge.model.partitioners.xxh64_intdigest", lambda key, seed: edge)
     space = KeySpace(Partitioner.CONSISTENT, partitions)
     for number in range(1000):
         key = b"%d" % number
         assert space.position(key) in even_ranges(partitions)[native_partition(Partitioner.CONSISTENT, key, partitions)]
 
 
+@given(st.sampled_from(Partitioner), st.binary(max_size=40), st.integers(1, 200))
+def test_hashes_choose_the_native_partition(partitioner: Partitioner, key: bytes, partitions: int) -> None:
+    """As writers do, without positions."""
+    space, bounds = KeySpace(partitioner, partitions), hash_bounds([item.low for item in even_ranges(partitions)])
+    assert bisect_right(bounds, space.hash_of(key, HASH_SEED)) == native_partition(partitioner, key, partitions)
+
+
 @given(st.binary(max_size=40))
 def test_keys_of_own_streams_lie_where_they_did(key: bytes) -> None:
-    assert KeySpace().position(key) == position_of_key(key)
+    assert KeySpace().hash_of(key, HASH_SEED) == xxh64_intdigest(key, 42)
+    assert KeySpace().position(key) == position_of_hash(xxh64_intdigest(key, 42))
     assert KeySpace().position(None) == KeySpace(Partitioner.MURMUR2, 3).position(None) == 0.0
 
 

@@ -21,6 +21,7 @@ from rollbridge.model.frames import FrameHeader, unpack_header
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.names import GroupName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.routing import Route, hash_bounds
 from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 
@@ -268,6 +269,7 @@ class HeldPart:
                 "b",
                 1,
                 record_bytes_max,
+                KeySpace(),
             )
             for stream in STREAMS
         ]

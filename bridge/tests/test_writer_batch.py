@@ -14,7 +14,8 @@ from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.batches import read_records
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges, position_of_key
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.accumulator import PlainFuture, ProducerBatch, WriterOptions
 from rollbridge.writer.lanes import PartitionQueue, StreamQueues
@@ -42,7 +43,7 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
 def lanes(count: int) -> list[PartitionQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
     course: StreamQueues[ProducerBatch] = StreamQueues(
-        history, lambda segment: (str(segment), 0), lambda batch, heirs: batch.take_apart(heirs, 1 << 20)
+        history, lambda segment: (str(segment), 0), lambda batch, heirs: batch.take_apart(heirs, KeySpace(), 1 << 20)
     )
     return course.active
 
@@ -63,13 +64,13 @@ def test_taken_apart_every_record_goes_on_and_its_future_follows(
     batch = batch_of(rows)
     batch.ids = dict.fromkeys(range(0, len(rows), 3), 7)
     before = [(item.timestamp, item.key, item.value, item.headers) for item in read_records(batch.data)]
-    made = list(batch.take_apart(lanes(count), limit_bytes))
+    made = list(batch.take_apart(lanes(count), KeySpace(), limit_bytes))
     assert not batch.settled
     written: dict[DLSN, Any] = {}
     for number, (piece, lane) in enumerate(made):
         base = 10_000 * number
         for delta, item in enumerate(read_records(piece.data)):
-            assert item.key is None or position_of_key(item.key) in lane.segment.range
+            assert item.key is None or KeySpace().position(item.key) in lane.segment.range
             written[DLSN.of(lane.id, base + delta)] = (item.timestamp, item.key, item.value, item.headers)
         piece.written(lane, base)
     assert len(written) == len(rows)
@@ -89,7 +90,7 @@ def test_taken_apart_every_record_goes_on_and_its_future_follows(
 def test_a_key_goes_to_the_first_lane_that_holds_it() -> None:
     """Of two lanes in line the older one, which may be about to hand over what came later for the same key."""
     older, newer = lanes(1)[0], lanes(1)[0]
-    [(piece, lane)] = batch_of([(b"a", b"1"), (b"b", b"2")]).take_apart([older, newer], 1 << 20)
+    [(piece, lane)] = batch_of([(b"a", b"1"), (b"b", b"2")]).take_apart([older, newer], KeySpace(), 1 << 20)
     assert (lane, piece.count) == (older, 2)
     assert KeyRange(0.0, 1.0).holds(KeyRange(0.25, 0.5))
     assert not KeyRange(0.25, 0.5).holds(KeyRange(0.25, 0.6))
@@ -103,7 +104,7 @@ def test_who_waits_is_woken_by_the_batch_that_holds_the_record_in_the_end() -> N
     seen: list[int] = []
     batch.watch(0, lambda held, index: seen.append(held.base_offset + index))
     [lane] = lanes(1)
-    for piece, _ in list(batch.take_apart([lane], 1 << 20)):
+    for piece, _ in list(batch.take_apart([lane], KeySpace(), 1 << 20)):
         piece.written(lane, 40)
         piece.tell()
     thread.join(30)

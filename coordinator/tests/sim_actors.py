@@ -33,8 +33,8 @@ from rollbridge.model.frames import (
 )
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, Partition, StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminRequest, RequestKind
@@ -267,7 +267,7 @@ class Client:
         stream = StreamName.parse(self.rng.choice(list(attempt.begin.streams)))
         epoch = whole_history_of(self.world, stream).record(attempt.begin.streams[str(stream)])
         first = self._next(stream)
-        number = epoch.segment_at(position_of_key(first.key.encode())).id.number
+        number = epoch.segment_at(KeySpace().position(first.key.encode())).id.number
         rows = [first]
         while len(rows) < self.rng.randint(1, 3):
             count = int(rows[-1].value.split("=")[1]) + 1
@@ -309,7 +309,7 @@ class Client:
     def _plain(self, stream: StreamName, record: Record) -> None:
         """Write to the segment that this client believes to be active; look for the successor when it is refused."""
         view = self.views.setdefault(stream, history_of(self.world, stream))
-        segment = view.active.segment_at(position_of_key(record.key.encode()))
+        segment = view.active.segment_at(KeySpace().position(record.key.encode()))
         if self.world.produce(stream.segment_topic(segment.id), record) is None:
             self.views[stream] = history_of(self.world, stream)
             self.pending = (stream, record)

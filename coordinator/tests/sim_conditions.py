@@ -10,9 +10,9 @@ from rollbridge.errors import UnavailableError
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import DLSN, EMPTY, SN
 
 
@@ -32,7 +32,7 @@ def expectation(
     key = rng.choice(keys)
     scope = rng.choice(list(Scope))
     try:
-        rows = list(rows_of(world, stream, history, position_of(key.encode())))
+        rows = list(rows_of(world, stream, history, KeySpace().position(key.encode())))
     except UnavailableError:
         return None  # a rolling commit is under way
     found = [sn for sn, record in rows if scope is Scope.SEGMENT or record.key == key]
@@ -46,7 +46,7 @@ def condition_faults(
 ) -> Iterator[str]:
     """Why a committed transaction could not rely on a condition, as far as its own records show where it stands."""
     condition = item.condition
-    rows = list(rows_of(world, stream, history, item.position))
+    rows = list(rows_of(world, stream, history, KeySpace().position(condition.key)))
     own = [place for place, (_, record) in enumerate(rows) if record.transaction == transaction]
     if not own:
         return

@@ -20,8 +20,8 @@ from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 from rollbridge.errors import RollbridgeError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import CreateNode, Group, NodeOperation, StreamConfig, StreamState
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
@@ -148,7 +148,7 @@ class Run:
         life, history = self.view
         self.count += 1
         key = self.rng.choice(KEYS)
-        topic = ORDERS.segment_topic(history.active.segment_at(position_of_key(key.encode())).id)
+        topic = ORDERS.segment_topic(history.active.segment_at(KeySpace().position(key.encode())).id)
         if self.world.produce(topic, Record(key, f"{key}={self.count}")) is None:
             self.view = None
         else:

@@ -20,8 +20,9 @@ from rollbridge.cli.tables import lineage_svg
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import key_hash, position_of_key
+from rollbridge.model.keyspace import key_hash
 from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.partitioners import KeySpace
 from spark_examples.demo import flights
 from spark_examples.demo.cast import Cast, assemble, happens, require
 from spark_examples.demo.flights import Flights
@@ -233,7 +234,7 @@ def _agrees(item: Routed, history: EpochHistory) -> bool:
     """Whether Spark's hash of a key is ours, and its topic is a segment that holds the key's position."""
     _, segment = parse_segment_topic(item.topic)
     holds = history.segments()[segment].range
-    return item.hash % (1 << 64) == key_hash(item.key) and position_of_key(item.key) in holds
+    return item.hash % (1 << 64) == key_hash(item.key) and KeySpace().position(item.key) in holds
 
 
 def tell(out: Path) -> bool:

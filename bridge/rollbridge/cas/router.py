@@ -10,7 +10,6 @@ from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.paths import epochs
@@ -56,6 +55,10 @@ class SegmentRouter:
     def place(self, segment: SegmentId) -> Partition:
         """Return the partition that a segment is."""
         return self._catalog.view(self._name).config.place(segment)
+
+    def position(self, key: bytes | None) -> float:
+        """Return the position of a key in the key space of the stream."""
+        return self._catalog.view(self._name).config.keys.position(key)
 
     def segments(self) -> int:
         """Return the number of active segments."""
@@ -155,7 +158,7 @@ class SegmentRouter:
         Raises:
             InvalidRequestError: the keys of the run are in several segments.
         """
-        positions = [position_of(key) for key in keys]
+        positions = [self.position(key) for key in keys]
         history = self._catalog.view(self._name).history
         if len({history.active.segment_at(position).id for position in positions}) > 1:
             raise InvalidRequestError(

@@ -38,7 +38,6 @@ from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.model.cas import Scope
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.sn import ANY, DLSN, SN, Token
@@ -86,7 +85,7 @@ class TopicKeyLog:
         self._reader = LogReader(cluster)
         self._shape = shape
         self._key = key
-        self._position = position_of_key(key)
+        self._position = shape.position(key)
         self._timeout_s = timeout_s
         self._logs = StreamLogs(shape.place)
         self._read_to: tuple[DLSN, int] | None = None

@@ -29,7 +29,6 @@ from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.batches import record_size_max
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
-from rollbridge.model.keyspace import position_of, position_of_key
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
@@ -186,7 +185,7 @@ class CasWriter:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
         deadline = Deadline(self._timeout_s)
-        course = self._shape.await_course(position_of(key), deadline)
+        course = self._shape.await_course(self._shape.position(key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
                 log = logs.active(course)
@@ -231,7 +230,7 @@ class CasWriter:
         asked = Token.parse(token) if isinstance(token, str) else token
         self._shape.check_current()
         deadline = Deadline(self._timeout_s)
-        course = self._shape.await_course(position_of(asked.key), deadline)
+        course = self._shape.await_course(self._shape.position(asked.key), deadline)
         with self._channel.reading() as (logs, reader):
             try:
                 found = self._find(asked, course, logs, reader, deadline)
@@ -318,7 +317,7 @@ class CasWriter:
         if len(run) > 1:
             position = self._shape.position_of_run([key for key, _ in run])
         elif first is not None:
-            position = position_of_key(first)
+            position = self._shape.position(first)
         elif self._shape.segments() > 1:
             raise InvalidRequestError(
                 f"{self.stream} has several segments: a record needs a key to choose one; nothing was written"

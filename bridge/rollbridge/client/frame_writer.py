@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from xxhash import xxh64_intdigest
 
 from rollbridge.client.futures import (
     Completion,
@@ -263,7 +262,7 @@ class PartWriter:
         if key is None:
             at = lane.sticky
         elif lane.bounds:
-            at = bisect_right(lane.bounds, xxh64_intdigest(key, HASH_SEED))
+            at = bisect_right(lane.bounds, lane.hash_of(key, HASH_SEED))
         else:
             at = 0
         slot = lane.slots[at]
@@ -305,7 +304,7 @@ class PartWriter:
 
     def _write_to_many(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
-        hash_of, locate, name, seed = xxh64_intdigest, bisect_right, RECORD_HEADER, HASH_SEED
+        hash_of, locate, name, seed = lane.hash_of, bisect_right, RECORD_HEADER, HASH_SEED
         now_ms = int(time.time() * 1000)
         count = self.count
         try:

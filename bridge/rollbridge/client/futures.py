@@ -471,12 +471,23 @@ class PartSegment:
 class PartStream:
     """Stream as one part writes to it."""
 
-    __slots__ = ("bounds", "frame_bytes", "open_slots", "place", "record_bytes_max", "route", "slots", "sticky")
+    __slots__ = (
+        "bounds",
+        "frame_bytes",
+        "hash_of",
+        "open_slots",
+        "place",
+        "record_bytes_max",
+        "route",
+        "slots",
+        "sticky",
+    )
 
     def __init__(self, route: Route, place: int, limits: FrameLimits, sticky: int) -> None:
         self.route = route
         self.place = place
         self.bounds = route.bounds
+        self.hash_of = route.keys.hash_of
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
         self.slots: list[PartSegment | None] = [None] * len(route.numbers)

@@ -25,15 +25,13 @@ from rollbridge.errors import (
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
-from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT, LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.keyspace import position_of
 from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName
 from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
-from rollbridge.model.routing import Route
+from rollbridge.model.routing import Route, StreamView
 from rollbridge.zookeeper.catalog import Catalog
 
 
@@ -258,10 +256,10 @@ def new_condition(
         raise InvalidRequestError(f"a key is bytes, not {type(key).__name__}; nothing was sent")
     condition = Condition(as_sn(sn), as_scope(scope), key)
     try:
-        _check_place(runtime.catalog.view(stream).history, stream, condition)
+        _check_place(runtime.catalog.view(stream), stream, condition)
     except InvalidRequestError:
         # The SN may come from an epoch that is not cached here yet.
-        _check_place(runtime.catalog.read(stream).history, stream, condition)
+        _check_place(runtime.catalog.read(stream), stream, condition)
     return StreamCondition(place, condition)
 
 
@@ -280,13 +278,13 @@ def with_condition(known: tuple[StreamCondition, ...], condition: StreamConditio
     return (*known, condition)
 
 
-def _check_place(history: EpochHistory, stream: str, condition: Condition) -> None:
-    if condition.key is None and len(history.active.segments) > 1:
+def _check_place(view: StreamView, stream: str, condition: Condition) -> None:
+    if condition.key is None and len(view.history.active.segments) > 1:
         raise InvalidRequestError(
             f"{stream} has several segments: a condition needs a key to choose one; nothing was sent"
         )
     try:
-        course = KeyLineage(history, position_of(condition.key))
+        course = KeyLineage(view.history, view.config.keys.position(condition.key))
     except UnavailableError:
         return  # a scale is in progress; the leader will check
     place_of(condition.expected, course)

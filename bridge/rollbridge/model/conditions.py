@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rollbridge.model.cas import Condition
-from rollbridge.model.keyspace import position_of
 from rollbridge.model.names import show_partition
 from rollbridge.model.sn import SN
 
@@ -33,11 +32,6 @@ class StreamCondition:
 
     stream: int
     condition: Condition
-
-    @property
-    def position(self) -> float:
-        """Position of its key in the key space; a stream of one segment needs no key."""
-        return position_of(self.condition.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The key space [0, 1): positions of keys and the ranges that segments hold.
 
-A key's position is its XXH64 hash with seed 42, scaled by its upper 53 bits, so it is exactly representable and always
+A key's position in a stream of our own is its XXH64 hash with seed 42 (:mod:`rollbridge.model.partitioners` has that
+of adopted topics), scaled by its upper 53 bits, so it is exactly representable and always
 below 1. Spark's ``xxhash64(key)`` on a binary column gives the same 64 bits (as a signed number).
 """
 
@@ -31,16 +32,6 @@ def key_hash(key: bytes) -> int:
 def position_of_hash(value: int) -> float:
     """Return the position in [0, 1) of an unsigned 64-bit hash."""
     return (value >> _POSITION_SHIFT) * _POSITION_SCALE
-
-
-def position_of_key(key: bytes) -> float:
-    """Return the position in [0, 1) of a key."""
-    return (xxhash.xxh64_intdigest(key, HASH_SEED) >> _POSITION_SHIFT) * _POSITION_SCALE
-
-
-def position_of(key: bytes | None) -> float:
-    """Return the position of a key; None means the only segment of a stream."""
-    return 0.0 if key is None else position_of_key(key)
 
 
 @dataclass(frozen=True, slots=True, order=True)

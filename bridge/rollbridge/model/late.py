@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import position_of_key
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import Partition
+from rollbridge.model.partitioners import KeySpace
 
 LATE_HEADER: Final = "rollbridge-late"
 """Header of a copy, which names the late record; see :func:`origin`."""
@@ -108,14 +108,14 @@ class LateNotes(NodeRecord):
         return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
 
 
-def heir_of(history: EpochHistory, segment: SegmentId, key: bytes | None) -> SegmentId:
+def heir_of(history: EpochHistory, keys: KeySpace, segment: SegmentId, key: bytes | None) -> SegmentId:
     """Return the active segment that takes a late record: that of its key.
 
     A record without a key, or with a key of another segment's range, goes to the low end of the range in which it
     stands; such records have no order to rely on.
     """
     home = history.segments()[segment].range
-    position = home.low if key is None else position_of_key(key)
+    position = home.low if key is None else keys.position(key)
     if not home.low <= position < home.high:
         position = home.low
     return history.active.segment_at(position).id

@@ -24,14 +24,15 @@ from functools import cache
 from typing import Final
 
 from confluent_kafka import cimpl
+from xxhash import xxh64_intdigest
 
 from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.keyspace import SEGMENTS_MAX, key_hash, position_of_key
+from rollbridge.model.keyspace import HASH_SEED, SEGMENTS_MAX, position_of_hash
 
-_FRACTION_BITS: Final = 39
-"""Bits of the hash within a partition: with the 14 of the partition's number they are exact in a float."""
-_FRACTION_SHIFT: Final = 64 - _FRACTION_BITS
-_FRACTION_SCALE: Final = 1.0 / (1 << _FRACTION_BITS)
+_MIDDLE: Final = 1 << 27
+_WITHIN: Final = (1 << 64) - 2 * _MIDDLE
+"""Bits of the hash that count within a partition. With the middle of the others no key is so near to an end of a
+partition's range that rounding could put it into another, with up to 10,000 partitions."""
 
 
 class Partitioner(StrEnum):
@@ -71,7 +72,7 @@ def native_partition(partitioner: Partitioner, key: bytes, partitions: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """Positions of a stream's keys in ``[0, 1)``.
+    """Hashes of a stream's keys, and their positions in ``[0, 1)``.
 
     Attributes:
         partitioner: Rule of the adopted topic; None for a stream of our own, whose keys lie where XXH64 puts them.
@@ -88,14 +89,32 @@ class KeySpace:
                 "possible, and both or none have to be given; nothing was written"
             )
 
+    @property
+    def hash_of(self) -> Callable[[bytes, int], int]:
+        """Function of a key and ``HASH_SEED`` that returns the key's unsigned 64-bit hash, in the order of positions.
+
+        Writers call it for each record; for streams of our own it is the hash function of the library itself.
+        """
+        return xxh64_intdigest if self.partitioner is None else self._refined
+
     def position(self, key: bytes | None) -> float:
         """Return the position of a key; None means the only segment of a stream."""
-        if key is None:
-            return 0.0
-        if self.partitioner is None:
-            return position_of_key(key)
-        fraction = (key_hash(key) >> _FRACTION_SHIFT) * _FRACTION_SCALE
-        return (native_partition(self.partitioner, key, self.partitions) + fraction) / self.partitions
+        return 0.0 if key is None else position_of_hash(self.hash_of(key, HASH_SEED))
+
+    def _refined(self, key: bytes, seed: int) -> int:
+        assert self.partitioner is not None
+        within = xxh64_intdigest(key, seed) & _WITHIN | _MIDDLE
+        return ((native_partition(self.partitioner, key, self.partitions) << 64) + within) // self.partitions
+
+
+@cache
+def key_space(partitioner: str, partitions: int) -> KeySpace:
+    """Return the key space that a stream's record names; an empty partitioner is that of streams of our own.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    return KeySpace(Partitioner.parse(partitioner), partitions) if partitioner else KeySpace()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName
+from rollbridge.model.partitioners import KeySpace, key_space
 
 # Operations on nodes; a multi carries out all of its operations or none.
 
@@ -171,6 +172,10 @@ class StreamConfig(NodeRecord):
     """How often its settings have been changed."""
     topic: str = ""
     """The adopted topic, whose partitions are the segments of the first epoch; empty if the stream has adopted none."""
+    partitioner: str = ""
+    """By which rule the topic's producers choose the partition of a key; empty if the stream has adopted none."""
+    partitions: int = 0
+    """How many partitions the topic had when it was adopted; 0 if the stream has adopted none."""
 
     @property
     def buffer_topic(self) -> str:
@@ -181,6 +186,11 @@ class StreamConfig(NodeRecord):
     def places(self) -> SegmentPlaces:
         """Where its segments lie in Kafka."""
         return SegmentPlaces(self.name, self.topic, self.first_epoch)
+
+    @property
+    def keys(self) -> KeySpace:
+        """Where its keys lie in the key space."""
+        return key_space(self.partitioner, self.partitions)
 
     def place(self, segment: SegmentId) -> Partition:
         """Return where a segment lies in Kafka."""

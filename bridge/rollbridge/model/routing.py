@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.names import GroupName
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import StreamConfig
 
 _POSITION_BITS = 53
@@ -27,8 +28,8 @@ def hash_bounds(lower_ends: Sequence[float]) -> tuple[int, ...]:
 class Route:
     """How the records of one stream find their segment in one epoch.
 
-    ``numbers`` are the segment numbers in order of their ranges; the segment of a hash is
-    ``numbers[bisect_right(bounds, hash)]``.
+    ``numbers`` are the segment numbers in order of their ranges; the segment of a key is
+    ``numbers[bisect_right(bounds, keys.hash_of(key, HASH_SEED))]``.
     """
 
     stream: str
@@ -39,6 +40,7 @@ class Route:
     buffer_topic: str
     buffer_partitions: int
     record_bytes_max: int
+    keys: KeySpace
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -52,6 +54,7 @@ class Route:
             buffer_topic=config.buffer_topic,
             buffer_partitions=config.buffer_partitions,
             record_bytes_max=config.record_bytes_max,
+            keys=config.keys,
         )
 
 

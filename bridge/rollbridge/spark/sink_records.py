@@ -23,7 +23,7 @@ Source: Kafka documentation, "Record Batch" and "Record".
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -419,13 +419,13 @@ _NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
 _FIRST, _SECOND, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
 
 
-def hashes_of(column: pa.BinaryArray) -> Numbers:
-    """Return the xxHash64 of each value, with the seed by which keys choose their segments."""
+def hashes_of(column: pa.BinaryArray, hash_of: Callable[[bytes, int], int] = xxh64_intdigest) -> Numbers:
+    """Return the hash of each value, by default its xxHash64, with the seed by which keys choose their segments."""
     if column.null_count == len(column):
         return np.full(len(column), _NULL)
     present = column.fill_null(b"") if column.null_count else column
     values = present.to_numpy(zero_copy_only=False).tolist()
-    found = np.fromiter(map(xxh64_intdigest, values, repeat(HASH_SEED)), np.uint64, len(column))
+    found = np.fromiter(map(hash_of, values, repeat(HASH_SEED)), np.uint64, len(column))
     if column.null_count:
         found[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return found

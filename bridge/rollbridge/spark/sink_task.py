@@ -21,7 +21,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.connection import Bridge
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
-from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_bytes, encode_batch
+from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_bytes, encode_batch, hashes_of
 
 
 class PartitionWriter:
@@ -127,6 +127,8 @@ class _LaneRows:
 
         Rows without a key stay together, in the next segment with each batch (sticky partitioning).
         """
+        if self._lane.route.keys.partitioner is not None:
+            hashes = hashes_of(keys, self._lane.hash_of)
         places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky

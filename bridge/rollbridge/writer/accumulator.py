@@ -22,7 +22,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from xxhash import xxh64_intdigest
 
 from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import (
@@ -39,8 +38,9 @@ from rollbridge.kafka.batches import BUFFER_BYTES_MIN, HEADER_BYTES, Compression
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import HASH_SEED, KeyRange, position_of_key
+from rollbridge.model.keyspace import HASH_SEED, KeyRange
 from rollbridge.model.options import KIB, MIB, faults_of, option
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.routing import StreamView, hash_bounds
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.lanes import Parcel, PartitionQueue, StreamQueues
@@ -286,7 +286,7 @@ class ProducerBatch(Parcel):
         event.wait(timeout_s)
 
     def take_apart(
-        self, heirs: Sequence[PartitionQueue[ProducerBatch]], limit_bytes: int
+        self, heirs: Sequence[PartitionQueue[ProducerBatch]], keys: KeySpace, limit_bytes: int
     ) -> Iterator[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
         """Divide it by key: yield new batches, each with its lane.
 
@@ -295,7 +295,7 @@ class ProducerBatch(Parcel):
         ranges = [heir.segment.range for heir in heirs]
         pieces = self._divide(
             len(heirs),
-            lambda _, key: 0 if key is None else _first(ranges, position_of_key(key)),
+            lambda _, key: 0 if key is None else _first(ranges, keys.position(key)),
             limit_bytes,
         )
         for heir, made in zip(heirs, pieces, strict=True):
@@ -446,6 +446,7 @@ class StreamAccumulator:
         self._engine = engine
         self.view = view
         self.stream = str(view.config.name)
+        self.hash_of = view.config.keys.hash_of
         self.record_bytes_max = min(view.config.record_bytes_max, engine.options.buffer_bytes // 2)
         self.batch_bytes = min(engine.options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
         self.opened: dict[PartitionQueue[ProducerBatch], None] = {}
@@ -466,7 +467,7 @@ class StreamAccumulator:
         """Return the lane of a record; records without a key share one until its batch is full."""
         if key is None:
             return self.lanes[self._sticky % len(self.lanes)]
-        return self.lanes[bisect_right(self.bounds, xxh64_intdigest(key, HASH_SEED))] if self.bounds else self.lanes[0]
+        return self.lanes[bisect_right(self.bounds, self.hash_of(key, HASH_SEED))] if self.bounds else self.lanes[0]
 
     def append(
         self,
@@ -603,7 +604,7 @@ class StreamAccumulator:
         self, batch: ProducerBatch, heirs: Sequence[PartitionQueue[ProducerBatch]]
     ) -> Iterable[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
         size = len(batch.data)
-        made = list(batch.take_apart(heirs, self._piece_bytes))
+        made = list(batch.take_apart(heirs, self.view.config.keys, self._piece_bytes))
         self._replaced(batch, size, [piece for piece, _ in made])
         return made
 

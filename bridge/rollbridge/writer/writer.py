@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from xxhash import xxh64_intdigest
-
 from rollbridge.calls import Deadline, Timeout, as_seconds, in_chunks
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
 from rollbridge.forks import hold, is_gone
@@ -88,7 +86,7 @@ class StreamWriter:
             if transaction_id is not None and self._rising_ids and transaction_id < self._last_id:
                 raise self._falling(transaction_id)
             if key is not None and channel.bounds:
-                batch = channel.lanes[bisect_right(channel.bounds, xxh64_intdigest(key, HASH_SEED))].open
+                batch = channel.lanes[bisect_right(channel.bounds, channel.hash_of(key, HASH_SEED))].open
             else:
                 batch = channel.lane_of(key).open
             if batch is not None and batch.append(batch.count, timestamp, key, value, headers) is not None:
@@ -129,7 +127,7 @@ class StreamWriter:
             self._write_some(records)
 
     def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        channel, hash_of, locate, seed = self._channel, xxh64_intdigest, bisect_right, HASH_SEED
+        channel, hash_of, locate, seed = self._channel, self._channel.hash_of, bisect_right, HASH_SEED
         headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
         for key, value in records:

@@ -136,7 +136,7 @@ def _forward(
     group: GroupState, stream: LedStream, segment: SegmentId, records: Sequence[LateRecord], reached: int
 ) -> Steps[str | None]:
     """Append and commit copies; return the reason if one is refused, and then none was committed."""
-    heirs = [heir_of(stream.history, segment, record.key) for record in records]
+    heirs = [heir_of(stream.history, stream.config.keys, segment, record.key) for record in records]
     places = {heir: stream.place_of(heir) for heir in heirs}
     ends = yield from EndOffsets(sorted(places.values()))
     targets = {heir: ends[place] for heir, place in places.items()}

@@ -164,7 +164,7 @@ def _query(
     condition = item.condition
     if condition.key is None and len(history.active.segments) > 1:
         raise InvalidRequestError(f"{name} has several segments, so a condition on it needs a key")
-    course = KeyLineage(history, item.position)
+    course = KeyLineage(history, stream.config.keys.position(condition.key))
     place = place_of(condition.expected, course)
     # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
