@@ -116,6 +116,8 @@ class Waiting:
 class Streams:
     """Streams of two segments whose first epoch is sealed."""
 
+    config = StreamConfig(name=StreamName.parse(ORDERS), group=GROUP, created_ms=0, buffer_topic_id="")
+
     def __init__(self) -> None:
         first = EpochHistory.create(even_ranges(2), 0)
         second = replace(
