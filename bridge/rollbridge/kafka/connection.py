@@ -38,10 +38,10 @@ Buffer = bytes | bytearray | memoryview
 
 # No answer to our requests comes near this size; a larger one means that the other side is not a broker.
 RESPONSE_BYTES_MAX: Final = 64 << 20
-# Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One idle for almost as long is
-# replaced, so that no request races with the broker's close.
 _REST_S: Final = 3.0
 """Longest pause within an answer that has begun to arrive."""
+# Brokers close a connection after connections.max.idle.ms, 10 minutes by default. One idle for almost as long is
+# replaced, so that no request races with the broker's close.
 _IDLE_MAX_S: Final = 540.0
 _READ_BUFFER_BYTES: Final = 64 << 10
 _LENGTH: Final = struct.Struct(">i")

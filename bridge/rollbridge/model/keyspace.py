@@ -1,8 +1,8 @@
 """The key space [0, 1): positions of keys and the ranges that segments hold.
 
 A key's position in a stream of our own is its XXH64 hash with seed 42 (:mod:`rollbridge.model.partitioners` has that
-of adopted topics), scaled by its upper 53 bits, so it is exactly representable and always
-below 1. Spark's ``xxhash64(key)`` on a binary column gives the same 64 bits (as a signed number).
+of adopted topics), scaled by its upper 53 bits, so it is exactly representable and always below 1. Spark's
+``xxhash64(key)`` on a binary column gives the same 64 bits (as a signed number).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ that range a key lies where its XXH64 hash puts it::
     0          1/N         2/N         3/N                     1
     |-----------|-----------|-----------|--- ... ---|-----------|
      partition 0 partition 1                         partition N-1
-         ^ (0 + fraction of XXH64) / N
+         ^ ((0 << 64) + XXH64) // N, as a 64-bit hash
 
 librdkafka's functions compute murmur2 and FNV-1a, in half a microsecond for a key.
 """
