@@ -23,7 +23,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rollbridge.calls import Deadline
-from rollbridge.errors import BackpressureError, RollbridgeError
+from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError
 from rollbridge.forks import hold
 from rollbridge.kafka.clients import library_logger, producer_config
 from rollbridge.kafka.errors import kafka_error, translate
@@ -94,10 +94,11 @@ class Sender:
 
         Raises:
             BackpressureError: the queue stayed full; the frame was not queued.
+            InvalidRequestError: the sender is closed; the frame was not queued.
         """
         try:
             self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
-        except (BufferError, KafkaException) as fault:
+        except (BufferError, KafkaException, RuntimeError) as fault:
             self._send_patiently(topic, partition, key, value, delivered, fault)
 
     def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
@@ -127,13 +128,18 @@ class Sender:
         return fault.code() > 0
 
     def close(self, timeout_s: float) -> int:
-        """Send what is queued and stop; return the number of frames not acknowledged in time."""
+        """Send what is queued and disconnect; return the number of frames not acknowledged in time.
+
+        Of these nobody hears any more: whether they stand in the buffer is unknown.
+        """
         self.wait_until(lambda: self.queued == 0, timeout_s)
         left = self.queued
         self._stopping.set()
         self._thread.join()
         if left:
             self._producer.purge()
+        # Producer and sender refer to each other, so the connections would stay until garbage is collected.
+        self._producer.close()
         return left
 
     def _connect(self) -> Producer:
@@ -148,6 +154,8 @@ class Sender:
         """Retry while the queue is full or the producer is being replaced."""
         deadline = Deadline(self._block_s)
         while True:
+            if self._stopping.is_set() and isinstance(fault, RuntimeError):
+                raise InvalidRequestError("this connection is closed; connect again; nothing was written") from fault
             if not _is_passing(fault):
                 raise translate(fault, f"send a frame to {topic}", topic) from fault
             if deadline.passed() or self._stopping.is_set():
@@ -159,7 +167,7 @@ class Sender:
                 self._progress.wait(min(deadline.left(), _POLL_S))
             try:
                 self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
-            except (BufferError, KafkaException) as again:
+            except (BufferError, KafkaException, RuntimeError) as again:
                 fault = again
             else:
                 return
@@ -197,6 +205,8 @@ class Sender:
 
     def _report(self, delivered: Delivered, fault: KafkaError | None, message: Message) -> None:
         """Pass on the delivery report of a frame, or send the frame again if the report has no offset."""
+        if self._stopping.is_set():
+            return  # purged
         if fault is None and message.offset() is None:
             topic, number = message.topic() or "", message.partition() or 0
             logger.info("a frame for %s[%d] was acknowledged without an offset; it is sent again", topic, number)
