@@ -118,10 +118,11 @@ class Site:
 
 
 def read_committed(
-    bootstrap_servers: str, topics: Sequence[str], *, isolation: str = "read_committed"
+    bootstrap_servers: str, topics: Sequence[str], *, isolation: str = "read_committed", partitions: int = 1
 ) -> list[Message]:
-    """The committed records of single-partition topics, topic by topic, or all records if those are asked for."""
-    found: dict[str, list[Message]] = {topic: [] for topic in topics}
+    """The committed records of topics, partition by partition, or all records if those are asked for."""
+    places = [(topic, number) for topic in topics for number in range(partitions)]
+    found: dict[tuple[str, int], list[Message]] = {place: [] for place in places}
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -135,23 +136,22 @@ def read_committed(
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, 0, 0) for topic in topics])
-        unread = set(topics)
+        consumer.assign([TopicPartition(*place, 0) for place in places])
+        unread = set(places)
         deadline = time.monotonic() + PATIENCE_S
         while unread:
             assert time.monotonic() < deadline, f"the ends of {unread} were not reached"
             message = consumer.poll(1.0)
             if message is None:
                 continue
-            topic, error = message.topic(), message.error()
-            assert topic is not None
+            place, error = (message.topic() or "", message.partition() or 0), message.error()
             if error is None:
-                found[topic].append(message)
+                found[place].append(message)
             elif error.name() == "_PARTITION_EOF":
-                unread.discard(topic)
+                unread.discard(place)
     finally:
         consumer.close()
-    return [message for topic in topics for message in found[topic]]
+    return [message for place in places for message in found[place]]
 
 
 def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> rollbridge.Consumer:

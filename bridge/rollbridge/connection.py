@@ -24,6 +24,7 @@ from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.synchronizer import Synchronizer
 from rollbridge.cas.writer import CasWriter
 from rollbridge.client.admin import Admin
+from rollbridge.client.adoption import sample_topic
 from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import ClientSessions, CommitNumbers, GroupCounters, find_cluster_id, own_name
@@ -212,6 +213,7 @@ class Bridge(Resuming):
             offsets=lambda: LogOffsets(
                 settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
             ),
+            sample=partial(sample_topic, settings),
             client_name=settings.client_name,
             timeout_s=options.admin_timeout_s,
         )
@@ -245,7 +247,7 @@ class Bridge(Resuming):
         :meth:`unfinished`.
 
         Args:
-            streams: ``scope/stream``, one or more of one transaction group.
+            streams: ``scope/stream`` or adopted topics, one or more of one transaction group.
             timeout: Lease: how long it may stay open, without pings; 24 hours by default.
             label: Free text, at most 1,000 characters, to find it again.
             retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
@@ -340,7 +342,7 @@ class Bridge(Resuming):
         """Read all segments of a stream, each key's records in the order in which they were written.
 
         Args:
-            stream: ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic.
             start: ``"earliest"``, ``"latest"``, a time (``datetime`` or ms since 1970), a DLSN or SN, several of them
                 in segments that do not continue each other, or a saved position; or the text of any of these. The
                 record at a DLSN is the first one returned; the predecessors of its segment are left out.
@@ -358,6 +360,7 @@ class Bridge(Resuming):
         self._check_open()
         if isolation not in ("read_committed", "read_uncommitted"):
             raise InvalidRequestError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
+        stream = self._catalog.name_of(stream)
         name = StreamName.parse(stream)
         preview: PreviewTail | None = None
         if isolation == "read_uncommitted":
@@ -431,7 +434,7 @@ class Bridge(Resuming):
         Writers of one connection to one stream, with the same time-outs, share their rounds, and win in turn.
 
         Args:
-            stream: ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic.
             rising_ids: Refuse a record whose ``transaction_id`` is lower than the last one in the log of its key's
                 segment and predecessors, whoever wrote that, as DistributedLog does. The first such write of a segment
                 searches back through the log for it; what was truncated does not count.
@@ -445,7 +448,7 @@ class Bridge(Resuming):
         self._check_open()
         writer = CasWriter(
             self._cas_channels,
-            StreamName.parse(stream),
+            StreamName.parse(self._catalog.name_of(stream)),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
             rising_ids=rising_ids,
@@ -468,7 +471,7 @@ class Bridge(Resuming):
         """Open a state that several processes share, from its newest snapshot and the log; see :class:`Synchronizer`.
 
         Args:
-            stream: ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic.
             key: Names the state; only synchronizers write under it. Other keys may live in the stream.
             initial: Initial state if nothing has been written; the first writer fixes it for all.
             apply: Makes a state and an update a new state. It must return the same in all processes, for ever, and
@@ -484,7 +487,7 @@ class Bridge(Resuming):
         synchronizer = Synchronizer(
             self.settings,
             self._cas_channels,
-            SegmentRouter(self._catalog, self._session, StreamName.parse(stream)),
+            SegmentRouter(self._catalog, self._session, StreamName.parse(self._catalog.name_of(stream))),
             key,
             Machine(initial, apply, states, updates),
             partial(self.admin.truncate, stream),
@@ -498,7 +501,7 @@ class Bridge(Resuming):
         """Open a writer of plain records: no transactions, and scaling goes unnoticed.
 
         Args:
-            stream: ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic.
             rising_ids: Refuse a record whose ``transaction_id`` is lower than the highest before, as DistributedLog
                 does.
             options: Sizes, delays and limits; those of this connection by default.
@@ -508,6 +511,7 @@ class Bridge(Resuming):
             KafkaUnavailableError, ZooKeeperUnavailableError: the stream could not be looked up.
         """
         self._check_open()
+        stream = self._catalog.name_of(stream)
         wanted = options or WriterOptions(
             batch_bytes=self.options.frame_bytes,
             compression=self.options.compression,

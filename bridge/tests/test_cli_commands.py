@@ -44,7 +44,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("stream update s/t", "say what to change"),
         ("txn list --state done", "Invalid value for '--state'"),
         ("txn describe", "Missing argument 'ID'"),
-        ("produce", "Missing argument 'SCOPE/STREAM'"),
+        ("produce", "Missing argument 'SCOPE/STREAM|TOPIC'"),
         ("produce s/t /no/such/file", "No such file or directory"),
         ("produce s/t --compression brotli -", "Invalid value for '--compression'"),
         ("produce s/t --header nope -", "use NAME=VALUE"),
@@ -56,7 +56,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("cas s/t v --expected 5", "seq=5 is a sequence id, and txid=5 the transaction id"),
         ("cas s/t v --expected any --scope stream", "Invalid value for '--scope'"),
         ("cas s/t v --outcome x", "goes with neither"),
-        ("tail", "Missing argument 'SCOPE/STREAM'"),
+        ("tail", "Missing argument 'SCOPE/STREAM|TOPIC'"),
         ("tail s/t --scope all", "Invalid value for '--scope'"),
         ("consume s/t --from-end", "would print nothing"),
         ("consume s/t --max-records 0", "Invalid value for '--max-records'"),
@@ -78,8 +78,8 @@ def test_wrong_usage(arguments: str, words: str, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("stream delete t --yes", "invalid-name"),
-        ("produce s.t -", "invalid-name"),
+        ("stream delete __t --yes", "invalid-name"),
+        ("produce s.commit-log -", "invalid-name"),
         ("produce s/t/u -", "invalid-name"),
         ("consume s/__", "invalid-name"),
         ("txn list --group s/t/u", "invalid-name"),

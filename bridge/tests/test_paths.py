@@ -35,6 +35,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.GROUP_NUMBERS,
         paths.coordinator("NAME"),
         f"{paths.cas_slots(StreamName('SCOPE', 'STREAM'))}/SLOT",
+        paths.adopted("TOPIC"),
         paths.stream(StreamName("SCOPE", "STREAM")),
         paths.epoch(StreamName("SCOPE", "STREAM"), 7).replace("0000000007", "E"),
         paths.truncation(StreamName("SCOPE", "STREAM")),

@@ -28,6 +28,12 @@ from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOper
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
 from rollbridge_coordinator.state import effects as fx
 
+SHARDS_MAX = 64
+"""Most partitions of a topic."""
+TOPIC_SETTINGS: dict[str, str | None] = {"max.message.bytes": None, "compression.type": "zstd"}
+"""What an adopted topic has of its own before it is sealed."""
+TOPIC_CONFIG = {"max.message.bytes": "1048588", "cleanup.policy": "delete", "message.timestamp.type": "CreateTime"}
+
 
 class Fenced(Exception):
     """A newer leader exists."""
@@ -341,6 +347,13 @@ class World:
                 return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
+            case fx.DescribeTopics(names):
+                return {name: self.state_of(name) for name in names if name in self.topics}
+            case fx.SetTopicConfig(name, config):
+                for number in range(self.count(name)):
+                    self.topics[shard(name, number)].sealed = False
+                assert dict(config) == TOPIC_SETTINGS, "the settings are not those of before"
+                return None
             case fx.Seal() if "visible-before-sealed" in self.faults and (leader in self.open or self.seal_waits):
                 if leader in self.open:
                     self.end(leader, "committed")
@@ -496,6 +509,17 @@ class World:
             for number in range(partitions):
                 self.topics[shard(name, number)] = Topic(f"id-{self.made}")
         return self.topics[name].id
+
+    def count(self, name: str) -> int:
+        """How many partitions a topic has."""
+        return sum(shard(name, number) in self.topics for number in range(SHARDS_MAX))
+
+    def state_of(self, name: str) -> fx.TopicState:
+        """What a leader is told of a topic."""
+        log = self.topics[name]
+        return fx.TopicState(
+            log.id, self.count(name), TOPIC_CONFIG, frozenset(), log.sealed, {} if log.sealed else TOPIC_SETTINGS
+        )
 
     def mend(self, specs: Sequence[fx.TopicCreation]) -> dict[str, str]:
         """What of topics is not as specified."""

@@ -23,14 +23,14 @@ from rollbridge.consumer.records import Record
 from rollbridge.consumer.transactions import CommittedTransaction
 from rollbridge.kafka.errors import translate
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, parse_qualified
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, check_stream_or_topic, parse_qualified
 
 _POLL_S = 0.2
 _BATCH = 500
 
 
 @click.command(epilog=f"Fields of a format: {', '.join(FIELDS)}.")
-@click.argument("name", metavar="SCOPE/STREAM")
+@click.argument("name", metavar="SCOPE/STREAM|TOPIC")
 @click.option(
     "--from",
     "start",
@@ -134,7 +134,7 @@ def consume(
         stream, segment, transaction = parse_qualified(name)
         name, wanted = str(stream), _part_of(segment, transaction)
     elif owner is None:
-        StreamName.parse(name)
+        check_stream_or_topic(name)
     line: LineFormat = json_line if context.json else line_of(template, null)
     show = _Printer(max_records)
     with connected(context) as b:

@@ -18,7 +18,7 @@ from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, ou
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
 from rollbridge.model.journal import plan
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import check_stream_or_topic
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -186,7 +186,7 @@ def rebuild(context: CliContext, stream_name: str) -> None:
 @click.pass_obj
 def clear(context: CliContext, stream_name: str, yes: bool) -> None:
     """Delete the snapshots of one stream. Nothing is lost: the leader reads the buffer again."""
-    StreamName.parse(stream_name)
+    check_stream_or_topic(stream_name)
     if not yes:
         if context.json or not sys.stdin.isatty():
             raise click.UsageError("this deletes all snapshots; give --yes where nobody can be asked")
@@ -197,11 +197,11 @@ def clear(context: CliContext, stream_name: str, yes: bool) -> None:
 
 
 def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[BufferSnapshot]]:
-    name = StreamName.parse(stream_name)
+    check_stream_or_topic(stream_name)
     with connected(context) as b:
-        config = b.admin.describe(str(name)).config
+        config = b.admin.describe(stream_name).config
     settings = context.settings()
-    reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, name.scope)
+    reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, config.name.scope)
     return reader, list(reader.of(config))
 
 

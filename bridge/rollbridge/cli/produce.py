@@ -22,7 +22,7 @@ from rollbridge.client.transaction import Transaction
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
 from rollbridge.kafka.batches import Compression
 from rollbridge.model.cas import Scope
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import check_stream_or_topic
 from rollbridge.model.sn import SN
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,7 +34,7 @@ HeaderPair = tuple[str, bytes]
 
 
 @click.command()
-@click.argument("stream_name", metavar="SCOPE/STREAM")
+@click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option(
     "--key-separator", type=values.escaped, metavar="TEXT", help="Separator between the key and the value of a line."
@@ -68,7 +68,7 @@ def produce(
 
     Readers see all of them at once, or none if anything fails.
     """
-    StreamName.parse(stream_name)
+    check_stream_or_topic(stream_name)
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
     separator = None if key_separator is None else key_separator.encode("utf-8", "surrogateescape")
@@ -197,7 +197,7 @@ def _progress(file: BinaryIO, shown: bool) -> Iterator[BinaryIO]:
 # ``rollbridge cas`` and ``rollbridge tail``
 
 
-_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 _KEY = click.option(
     "--key", metavar="TEXT", help="Key, which chooses the segment; may be left out if there is only one."
 )

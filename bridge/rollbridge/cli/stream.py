@@ -21,7 +21,8 @@ from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.names import DEFAULT_GROUP, StreamName
+from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
+from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.position import parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig
 from rollbridge.model.segment_graph import Segment
@@ -77,7 +78,7 @@ def retention_document(retention: Retention) -> dict[str, Any]:
     }
 
 
-_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 
 
 @click.group()
@@ -86,7 +87,7 @@ def stream() -> None:
 
 
 @stream.command()
-@_STREAM
+@click.argument("stream_name", metavar="SCOPE/STREAM")
 @click.option("--segments", type=int, metavar="N", help="Number of segments of the same size.  [default: 1]")
 @click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of one segment.")
 @click.option(
@@ -155,14 +156,100 @@ def create(
             retention_groups=retention_groups,
             exist_ok=if_not_exists,
         )
-        found = b.admin.history(stream_name)
+        found, places = b.admin.history(stream_name), b.admin.places(stream_name)
     active, numbers = found.active, found.graph.partitions
     size = counted(len(active.segments), "segment")
     text = f"{stream_name} exists, with {size}." if if_not_exists else f"Created {stream_name} with {size}."
     context.answer(
-        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), active, numbers)},
+        {"stream": stream_name, **_epoch_document(places, active, numbers)},
         f"{text}\n{_segment_table(active, numbers)}",
     )
+
+
+@stream.command()
+@click.argument("topic", metavar="TOPIC")
+@click.option("--stream", "stream_name", metavar="SCOPE/STREAM", help="Name of the stream.  [default: topics/TOPIC]")
+@click.option(
+    "--partitioner",
+    metavar="NAME",
+    help="Rule of the topic's producers: murmur2 (Java), consistent (librdkafka) or fnv1a (Sarama).  [default: the one "
+    "that explains where the newest keys are]",
+)
+@click.option("--unchecked", is_flag=True, help="Take the partitioner although keys are elsewhere.")
+@click.option(
+    "--group",
+    default=DEFAULT_GROUP,
+    show_default=True,
+    help="Transaction group within the scope; cannot be changed later.",
+)
+@click.option(
+    "--buffer-partitions",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Partitions of the transaction buffer.  [default: 1]",
+)
+@click.option(
+    "--replication-factor",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Replication factor of the buffer.  [default: the broker's]",
+)
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic that the stream has adopted as it is.")
+@click.pass_obj
+def adopt(
+    context: CliContext,
+    topic: str,
+    stream_name: str | None,
+    partitioner: str | None,
+    unchecked: bool,
+    group: str,
+    buffer_partitions: int,
+    replication_factor: int,
+    if_not_exists: bool,
+) -> None:
+    """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.
+
+    Its producers and consumers go on as before. `rollbridge stream release` makes it a plain topic again.
+    """
+    if unchecked and partitioner is None:
+        raise click.UsageError("--unchecked needs --partitioner")
+    with connected(context) as b:
+        found = b.admin.adopt_topic(
+            topic,
+            stream=stream_name,
+            partitioner=partitioner,
+            check=not unchecked,
+            group=group,
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            exist_ok=if_not_exists,
+        )
+    config = found.config
+    text = f"Stream {config.name} is topic {topic} with its {counted(config.partitions, 'partition')}."
+    if found.fit is None:
+        why = ""
+    elif found.fit.keys:
+        why = (
+            f", as {found.fit}"
+            if found.fit.matches[Partitioner(config.partitioner)] < found.fit.keys
+            else (f", where all of {counted(found.fit.keys, 'key')} in a sample are")
+        )
+    else:
+        why = ", Java's; the topic has no keys yet" if partitioner is None else "; the topic has no keys yet"
+    context.answer(_config_document(config), f"{text}\nKeys go where {config.partitioner} puts them{why}.")
+
+
+@stream.command()
+@click.argument("topic", metavar="TOPIC")
+@click.option("--if-exists", is_flag=True, help="Do nothing if no stream has adopted it.")
+@click.pass_obj
+def release(context: CliContext, topic: str, if_exists: bool) -> None:
+    """Make an adopted topic a plain one again. It keeps its records; its stream is gone then."""
+    with connected(context) as b:
+        b.admin.release_topic(topic, missing_ok=if_exists)
+    context.answer({"topic": topic, "released": True}, f"Topic {topic} is a plain topic.")
 
 
 @stream.command("list")
@@ -204,6 +291,11 @@ def describe(context: CliContext, stream_name: str) -> None:
 @click.option(
     "--abort-foreign", is_flag=True, help="Abort native transactions of others that are open on the segments to seal."
 )
+@click.option(
+    "--leave-topic",
+    is_flag=True,
+    help="Seal the adopted topic, for everybody, and go on in topics of the stream's own.",
+)
 @click.pass_obj
 def scale(
     context: CliContext,
@@ -212,6 +304,7 @@ def scale(
     ranges: tuple[tuple[float, float], ...],
     into: int | None,
     abort_foreign: bool,
+    leave_topic: bool,
 ) -> None:
     """Replace active segments by new ones; open transactions continue undisturbed.
 
@@ -227,10 +320,12 @@ def scale(
         wanted = [KeyRange(low, high) for low, high in ranges]
         if into is not None:
             wanted = divide(b.admin.history(stream_name).active, seal, into)
-        record = b.admin.scale(stream_name, seal=seal, ranges=wanted, abort_foreign=abort_foreign)
-        numbers = b.admin.history(stream_name).graph.partitions
+        record = b.admin.scale(
+            stream_name, seal=seal, ranges=wanted, abort_foreign=abort_foreign, leave_topic=leave_topic
+        )
+        numbers, places = b.admin.history(stream_name).graph.partitions, b.admin.places(stream_name)
     context.answer(
-        {"stream": stream_name, **_epoch_document(StreamName.parse(stream_name), record, numbers)},
+        {"stream": stream_name, **_epoch_document(places, record, numbers)},
         f"Epoch {record.epoch} of {stream_name}:\n{_segment_table(record, numbers)}",
     )
 
@@ -285,7 +380,8 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
 
     Times are compared with the timestamps of records. Segments of which nothing is left are removed.
     """
-    parse_start(StreamName.parse(stream_name), before)
+    if "/" in check_stream_or_topic(stream_name):
+        parse_start(StreamName.parse(stream_name), before)
     _confirm(context, f"Delete the records of {stream_name} before {before}?", yes, "records")
     with connected(context) as b:
         begin = b.admin.truncate(stream_name, before)
@@ -299,7 +395,7 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
 @click.pass_obj
 def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) -> None:
     """Delete a stream with all its topics and records."""
-    StreamName.parse(stream_name)
+    check_stream_or_topic(stream_name)
     _confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
         b.admin.delete_stream(stream_name, missing_ok=if_exists)
@@ -318,7 +414,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
     if svg == "-" and context.json:
         raise click.UsageError("--svg - and --json both write to standard output")
     with connected(context) as b:
-        found = b.admin.history(stream_name)
+        found, places = b.admin.history(stream_name), b.admin.places(stream_name)
     if svg is not None:
         picture = lineage_svg(found, stream_name)
         if svg == "-":
@@ -328,11 +424,10 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
             Path(svg).write_text(picture, encoding="utf-8")
         except OSError as exc:
             raise LocalEnvironmentError(f"cannot write the picture to {svg}: {exc.strerror}") from exc
-    name = StreamName.parse(stream_name)
     document: dict[str, Any] = {
         "stream": stream_name,
         "first_epoch": found.first,
-        "epochs": [_epoch_document(name, record, found.graph.partitions) for record in found.records],
+        "epochs": [_epoch_document(places, record, found.graph.partitions) for record in found.records],
         "removed": [str(segment) for segment in sorted(found.removed)],
     }
     text = history_table(found)
@@ -418,6 +513,11 @@ def _description_text(found: StreamDescription) -> str:
         ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),
+        *(
+            [("topic", f"{config.topic}, adopted with {config.partitions} partitions; keys by {config.partitioner}")]
+            if config.topic
+            else []
+        ),
         ("buffer", f"{config.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
         ("keeps", retention_text(config.retention)),
@@ -444,6 +544,8 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
         "group": str(config.group),
         "state": config.state.value.lower(),
         "created_ms": config.created_ms,
+        "topic": config.topic or None,
+        "partitioner": config.partitioner or None,
         "buffer_topic": config.buffer_topic,
         "buffer_partitions": config.buffer_partitions,
         "replication_factor": config.replication_factor,
@@ -458,7 +560,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
         "leader": found.leader,
         "epochs": found.epochs,
         "first_epoch": found.first_epoch,
-        "active": _epoch_document(found.config.name, found.active, found.partitions),
+        "active": _epoch_document(found.config.places, found.active, found.partitions),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
         "error": None
         if found.fault is None
@@ -471,7 +573,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
     }
 
 
-def _epoch_document(name: StreamName, record: EpochRecord, partitions: Mapping[SegmentId, int]) -> dict[str, Any]:
+def _epoch_document(places: SegmentPlaces, record: EpochRecord, partitions: Mapping[SegmentId, int]) -> dict[str, Any]:
     ends = record.sealed_ends
     return {
         "epoch": record.epoch,
@@ -486,7 +588,8 @@ def _epoch_document(name: StreamName, record: EpochRecord, partitions: Mapping[S
                 "partition": partitions.get(item.id),
                 "low": item.range.low,
                 "high": item.range.high,
-                "topic": name.segment_topic(item.id),
+                "topic": places.of(item.id)[0],
+                "topic_partition": places.of(item.id)[1],
             }
             for item in record.segments
         ],

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from rollbridge.calls import answers_within
+from rollbridge.client.adoption import Adoption, choose
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     InvalidRequestError,
@@ -30,7 +31,8 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable
+from rollbridge.model.partitioners import Fit, Partitioner
 from rollbridge.model.position import ReadPosition, StartLike, parse_start
 from rollbridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
@@ -101,12 +103,17 @@ class Admin:
         *,
         forget: Callable[[str], None],
         offsets: Callable[[], LogOffsets],
+        sample: Callable[[str, float], Fit],
         client_name: str,
         timeout_s: float,
     ) -> None:
-        """Use ``forget`` to report the name of a stream changed here, ``offsets`` to connect to the brokers."""
+        """Use ``forget`` to report the name of a stream changed here, ``offsets`` to connect to the brokers.
+
+        ``sample`` tells where the keys of a topic are, within a time in seconds.
+        """
         self._metadata: Final = metadata
         self._offsets = offsets
+        self._sample = sample
         self._forget = forget
         self._client_name = client_name
         self._timeout_s = timeout_s
@@ -184,6 +191,119 @@ class Admin:
         return self._config(name)
 
     @_within_its_time
+    def adopt_topic(
+        self,
+        topic: str,
+        *,
+        stream: str | None = None,
+        partitioner: str | None = None,
+        check: bool = True,
+        group: str = DEFAULT_GROUP,
+        buffer_partitions: int = 1,
+        replication_factor: int = -1,
+        exist_ok: bool = False,
+        timeout_s: float | None = None,
+    ) -> Adoption:
+        """Make a stream of a topic that exists, with the records that are there; nothing of the topic is changed.
+
+        Its partitions are the segments of the stream. Native producers and consumers go on as before.
+
+        Args:
+            topic: The topic.
+            stream: ``scope/stream``; by default ``topics/`` and the topic's name, with ``_`` for each ``.``. One
+                transaction writes to several streams if they are of one scope, and one group of it.
+            partitioner: Rule by which its producers choose the partition of a key: ``murmur2`` (Java), ``consistent``
+                (librdkafka's default) or ``fnv1a`` (Sarama), also with ``_random`` behind it. By default the one that
+                explains where the newest keys are, and ``murmur2`` if there are none.
+            check: Refuse a partitioner that does not explain where the newest keys are.
+            group: Transaction group inside the scope; the stream never leaves it.
+            buffer_partitions: Partitions of the transaction buffer.
+            replication_factor: Of the buffer; -1 is the broker's default.
+            exist_ok: Leave a topic that this stream has adopted as it is.
+            timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
+
+        Raises:
+            InvalidNameError, InvalidRequestError, NotFoundError: nothing was written.
+            ConflictError: another stream has adopted the topic, it is sealed, or no partitioner explains its keys.
+            StreamExistsError: the stream exists, or is still being deleted; nothing was written.
+            CoordinatorUnavailableError: no coordinator answered; nothing was written.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
+        """
+        check_adoptable(topic)
+        name = StreamName.of_topic(topic) if stream is None else StreamName.parse(stream)
+        owner = GroupName(name.scope, group)
+        wanted = None if partitioner is None else Partitioner.parse(partitioner)
+        if exist_ok and (known := self._in_use(name)) is not None and known.topic == topic:
+            return Adoption(known, None)
+        if wanted is None or check:
+            found = self._sample(topic, self._timeout_s if timeout_s is None else timeout_s)
+            wanted = choose(topic, found, wanted)
+        else:
+            found = None
+        self._metadata.ensure_group(owner)
+        request = AdminRequest(
+            kind=RequestKind.ADOPT_TOPIC,
+            stream=str(name),
+            topic=topic,
+            partitioner=str(wanted),
+            group=group,
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        try:
+            self._ask(owner, request, timeout_s)
+        except StreamExistsError:
+            known = self._in_use(name)  # another client may have adopted it meanwhile
+            if not exist_ok or known is None or known.topic != topic:
+                raise
+        return Adoption(self._config(name), found)
+
+    @_within_its_time
+    def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+        """Make an adopted topic a plain one again, with all its records; the stream is gone then.
+
+        Args:
+            topic: The topic, or the stream that has adopted it.
+            missing_ok: Do nothing if no stream has adopted it.
+            timeout_s: Seconds to wait for the answer.
+
+        Raises:
+            StreamNotFoundError, ScopeNotFoundError: no stream has adopted it.
+            StreamBusyError: the stream has open transactions; commit or abort them first.
+            InvalidRequestError: the stream has been scaled, and has topics of its own; nothing was done.
+            CoordinatorUnavailableError: no coordinator answered; nothing was done.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
+        """
+        try:
+            name = self.name_of(topic)
+        except StreamNotFoundError:
+            if missing_ok:
+                return
+            raise
+        config = self._metadata.stream(name)
+        if config is None:
+            raise self._missing(name)
+        request = AdminRequest(
+            kind=RequestKind.RELEASE_TOPIC,
+            stream=str(name),
+            topic=config.topic,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        self._ask(config.group, request, timeout_s)
+
+    def name_of(self, name: str) -> StreamName:
+        """Return the stream that a name means: ``scope/stream``, or a topic that a stream has adopted.
+
+        Raises:
+            StreamNotFoundError: no stream has adopted a topic of this name.
+            InvalidNameError: not a name.
+        """
+        return self._metadata.name_of(name)
+
+    @_within_its_time
     def scale(
         self,
         stream: str,
@@ -191,6 +311,7 @@ class Admin:
         seal: Iterable[int],
         ranges: Iterable[RangeLike],
         abort_foreign: bool = False,
+        leave_topic: bool = False,
         timeout_s: float | None = None,
     ) -> EpochRecord:
         """Replace active segments by new ones, with open transactions going on undisturbed; return the new epoch.
@@ -205,15 +326,19 @@ class Admin:
             abort_foreign: Abort such native transactions instead of waiting for them. The coordinator needs Write on
                 their transactional ids, and for hanging ones, which no transaction coordinator knows, ClusterAction on
                 the cluster.
+            leave_topic: Needed for a stream whose segments are the partitions of an adopted topic: the topic is
+                sealed, all of it, so that nobody writes to it any more, and the stream goes on in topics of its own,
+                which native clients do not know. Partitions that are not in ``seal`` become one segment each.
             timeout_s: Seconds to wait for the answer.
 
         Raises:
             StreamNotFoundError, InvalidRangesError: nothing was changed.
+            InvalidRequestError: the scale would leave an adopted topic, and ``leave_topic`` does not say so.
             StreamBusyError: native transactions of others, which are named, stayed open; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was changed.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         answer = self._ask(
             self._config(name).group,
             AdminRequest(
@@ -222,6 +347,7 @@ class Admin:
                 seal=tuple(seal),
                 ranges=tuple((item.low, item.high) for item in ranges_of(ranges)),
                 abort_foreign=abort_foreign,
+                leave_topic=leave_topic,
                 client_name=self._client_name,
                 created_ms=_now_ms(),
             ),
@@ -257,7 +383,7 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was changed.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         config = self._config(name)
         known = config.retention
         retention = Retention(
@@ -296,7 +422,7 @@ class Admin:
             UnavailableError: not all could be deleted; ask again.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         config = self._config(name)
         wanted = parse_start(name, before)
         cut = cut_before(self._offsets(), config.places, self.history(stream), wanted)
@@ -312,7 +438,7 @@ class Admin:
 
     def beginning(self, stream: str) -> ReadPosition:
         """Return the beginning of a stream: the offset of the first record left in each of its first segments."""
-        return beginning(self._offsets(), self._config(StreamName.parse(stream)).places, self.history(stream))
+        return beginning(self._offsets(), self._config(self.name_of(stream)).places, self.history(stream))
 
     @_within_its_time
     def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
@@ -329,7 +455,7 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         request = AdminRequest(
             kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
         )
@@ -350,7 +476,7 @@ class Admin:
         Raises:
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         config = self._config(name)
         history = self.history(stream)
         return StreamDescription(
@@ -367,6 +493,14 @@ class Admin:
             partitions={item.id: history.graph.partitions[item.id] for item in history.active.segments},
         )
 
+    def places(self, stream: str) -> SegmentPlaces:
+        """Return where the segments of a stream lie in Kafka.
+
+        Raises:
+            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+        """
+        return self._config(self.name_of(stream)).places
+
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:
         """Return the settings of all streams, or of those of a scope."""
         return self._metadata.streams(scope)
@@ -377,7 +511,7 @@ class Admin:
         Raises:
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         history = self._metadata.history(name, changed)
         if history is None:
             raise self._missing(name)
@@ -459,7 +593,7 @@ class Admin:
         self._ask_about_snapshots(RequestKind.REBUILD_SNAPSHOTS, stream, timeout_s)
 
     def _ask_about_snapshots(self, kind: RequestKind, stream: str, timeout_s: float | None) -> None:
-        name = StreamName.parse(stream)
+        name = self.name_of(stream)
         request = AdminRequest(kind=kind, stream=str(name), client_name=self._client_name, created_ms=_now_ms())
         self._ask(self._config(name).group, request, timeout_s)
 

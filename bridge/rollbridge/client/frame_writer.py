@@ -256,9 +256,7 @@ class PartWriter:
             InvalidRequestError: not a stream of the transaction, or one of rollbridge's headers among the user's.
             RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
         """
-        lane = self.lanes.get(stream)
-        if lane is None:
-            raise self._foreign(stream)
+        lane = self.lanes.get(stream) or self.lane_of(stream)
         if key is None:
             at = lane.sticky
         elif lane.bounds:
@@ -292,9 +290,7 @@ class PartWriter:
         Raises:
             As :meth:`write`; the records before the one at fault were written.
         """
-        lane = self.lanes.get(stream)
-        if lane is None:
-            raise self._foreign(stream)
+        lane = self.lanes.get(stream) or self.lane_of(stream)
         first = self.count
         if len(lane.slots) == 1:
             self._write_to_one(lane, records)
@@ -547,6 +543,19 @@ class PartWriter:
                 "record was not written: commit what there is, or abort",
                 limit_bytes=CONTROL_RECORD_BYTES_MAX,
             )
+
+    def lane_of(self, name: str) -> PartStream:
+        """Return the lane of a stream by its name, or by that of the topic that it has adopted.
+
+        Raises:
+            InvalidRequestError: not a stream of the transaction.
+        """
+        lane = self.lanes.get(name)
+        if lane is None and name:
+            lane = next((item for item in self.lanes.values() if item.route.topic == name), None)
+        if lane is None:
+            raise self._foreign(name)
+        return lane
 
     def _foreign(self, stream: str) -> InvalidRequestError:
         return InvalidRequestError(

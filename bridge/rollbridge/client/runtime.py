@@ -248,6 +248,8 @@ def new_condition(
     """
     place = plan.begin.places.get(stream)
     if place is None:
+        place = next((at for at, route in enumerate(plan.routes) if route.topic == stream != ""), None)
+    if place is None:
         raise InvalidRequestError(
             f"{stream} is not one of the transaction's streams, which are {', '.join(plan.begin.streams)}; nothing was "
             "sent"

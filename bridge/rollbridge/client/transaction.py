@@ -220,7 +220,7 @@ class Transaction(Writing):
     def _placed(self, offsets: Offsets) -> Iterator[tuple[tuple[str, int], int]]:
         """Yield offsets by Kafka's topics and partitions, without those of removed segments, which nobody reads."""
         for topic, partition, offset in _triples(offsets):
-            if "/" not in topic:
+            if "/" not in topic:  # also of an adopted topic, whose partitions are its segments
                 yield (topic, partition), offset
                 continue
             with suppress(TruncatedError):
@@ -237,7 +237,7 @@ class Transaction(Writing):
         there. Several conditions must all hold.
 
         Args:
-            stream: One of the transaction's streams; it need not write to it.
+            stream: One of the transaction's streams, or its adopted topic; the transaction need not write to it.
             key: Chooses the segment; may be left out for a stream of one segment.
             sn: SN or DLSN of the last record, as a conditional writer's ``tail`` or ``write`` returns it; ``EMPTY``:
                 there is none.

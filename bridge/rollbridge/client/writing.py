@@ -280,7 +280,7 @@ class Part(Writing):
 
     def lane(self, stream: str) -> PartStream:
         """Return one of the streams as this part writes to it, with its segments and limits; for :meth:`put_batch`."""
-        return self._writer.lanes[stream]
+        return self._writer.lane_of(stream)
 
     def check_parts(self, parts: int, each: int | None = None) -> None:
         """Refuse a number of parts, this one included, if each writes to all segments, or to ``each`` at most.

@@ -241,7 +241,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
 
 def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
     connection = cluster.broker_connection(node, place)
-    answers, configs = ask_to_describe_configs(cluster, RESOURCE_BROKER, [str(node)], connection)
+    answers, configs, _ = ask_to_describe_configs(cluster, RESOURCE_BROKER, [str(node)], connection)
     code, detail = answers[str(node)]
     if code is ErrorCode.cluster_authorization_failed:
         logger.warning("the settings of broker %d cannot be looked at: %s", node, detail or code.name)

@@ -94,7 +94,7 @@ class Sealer:
     def __init__(
         self,
         cluster: Cluster,
-        configure: Callable[[Iterable[str], Mapping[str, str]], None],
+        configure: Callable[[Iterable[str], Mapping[str, str | None]], None],
         *,
         transactional_id: str,
         timeout_s: float,

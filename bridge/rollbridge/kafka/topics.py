@@ -50,7 +50,10 @@ from rollbridge.model.names import Partition
 
 RESOURCE_TOPIC: Final = 2
 RESOURCE_BROKER: Final = 4
+_TOPIC_CONFIG: Final = 1
+"""Source of a setting that a topic has of its own. Source: Kafka's DescribeConfigsResponse.ConfigSource."""
 _SET: Final = 0
+_DELETE: Final = 1
 _BROKER_DEFAULT: Final = -1
 
 
@@ -119,9 +122,14 @@ def ask_to_delete(
     return found
 
 
-def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[str, str]) -> dict[str, ItemResult]:
-    """Ask to change settings of topics; raise KafkaUnavailableError if no answer comes."""
-    configs = tuple(AlterableConfig(name=key, config_operation=i8(_SET), value=value) for key, value in config.items())
+def ask_to_configure(
+    cluster: Cluster, topics: Iterable[str], config: Mapping[str, str | None]
+) -> dict[str, ItemResult]:
+    """Ask to change settings of topics; raise KafkaUnavailableError if no answer comes. None takes a setting back."""
+    configs = tuple(
+        AlterableConfig(name=key, config_operation=i8(_DELETE if value is None else _SET), value=value)
+        for key, value in config.items()
+    )
     request = IncrementalAlterConfigsRequest(
         resources=tuple(
             AlterConfigsResource(resource_type=i8(RESOURCE_TOPIC), resource_name=name, configs=configs)
@@ -135,8 +143,11 @@ def ask_to_configure(cluster: Cluster, topics: Iterable[str], config: Mapping[st
 
 def ask_to_describe_configs(
     cluster: Cluster, kind: int, names: Iterable[str], connection: Connection | None = None
-) -> tuple[dict[str, ItemResult], dict[str, dict[str, str]]]:
+) -> tuple[dict[str, ItemResult], dict[str, dict[str, str]], dict[str, frozenset[str]]]:
     """Ask for all settings of topics, or of the broker at the other end of a connection.
+
+    Returns:
+        By name the answer, the settings with their defaults, and which of them a topic has of its own.
 
     Raises:
         KafkaUnavailableError: No answer came.
@@ -151,11 +162,14 @@ def ask_to_describe_configs(
         answer = cluster.ask_any(request, DescribeConfigsResponse)
     else:
         answer = connection.call(request, DescribeConfigsResponse)
-    answers, configs = {}, {}
+    answers, configs, own = {}, {}, {}
     for item in answer.results:
         answers[item.resource_name] = ItemResult(item.error_code, item.error_message)
         configs[item.resource_name] = {entry.name: entry.value for entry in item.configs if entry.value is not None}
-    return answers, configs
+        own[item.resource_name] = frozenset(
+            entry.name for entry in item.configs if entry.config_source == _TOPIC_CONFIG
+        )
+    return answers, configs, own
 
 
 def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion:
@@ -325,10 +339,12 @@ class TopicAdmin:
     ) -> dict[str, TopicDescription]:
         topics = _described(cluster, names, deadline, with_operations=with_operations)
         configs: dict[str, dict[str, str]] = {}
+        own: dict[str, frozenset[str]] = {}
 
         def ask(wanted: Iterable[str]) -> Mapping[str, ItemResult]:
-            answers, found = ask_to_describe_configs(cluster, RESOURCE_TOPIC, wanted)
+            answers, found, set_here = ask_to_describe_configs(cluster, RESOURCE_TOPIC, wanted)
             configs.update(found)
+            own.update(set_here)
             return answers
 
         # One that was deleted between the two questions is left out.
@@ -336,13 +352,15 @@ class TopicAdmin:
             topics, ask, "describe topic {}", deadline, ignoring=ErrorCode.unknown_topic_or_partition
         )
         return {
-            name: replace(topic, config=configs.get(name, {})) for name, topic in topics.items() if name not in missing
+            name: replace(topic, config=configs.get(name, {}), own=own.get(name, frozenset()))
+            for name, topic in topics.items()
+            if name not in missing
         }
 
-    def set_topic_config(self, names: str | Iterable[str], config: Mapping[str, str]) -> None:
+    def set_topic_config(self, names: str | Iterable[str], config: Mapping[str, str | None]) -> None:
         """Change the given settings and no others; return when the controller has accepted them.
 
-        Brokers apply them a little later.
+        None takes back a setting that a topic has of its own. Brokers apply all that a little later.
         """
         topics = [names] if isinstance(names, str) else sorted(set(names))
         if not topics or not config:

@@ -43,6 +43,7 @@ class TopicDescription:
         is_led: True if every partition has a leader.
         operations: Operations permitted to the caller's principal, by Kafka's names; empty unless requested.
         config: Settings, defaults included, if requested.
+        own: Names of those settings that the topic has of its own.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TopicDescription:
     is_led: bool
     operations: frozenset[str]
     config: Mapping[str, str] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
 
     @property
     def sealed(self) -> bool:

@@ -34,6 +34,8 @@ from rollbridge.model.errors import InvalidNameError, InvalidRequestError
 from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 
 DEFAULT_GROUP: Final = "default"
+TOPICS_SCOPE: Final = "topics"
+"""The scope of streams that have adopted a topic, unless another one is given."""
 TOPIC_NAME_MAX: Final = 249
 """Kafka's limit for a topic name, which must hold after our affixes."""
 
@@ -42,6 +44,7 @@ Partition = tuple[str, int]
 taken for confluent-kafka's ``TopicPartition``, which has an offset as well."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 _TERMINATED: Final = "__terminated_txn_state_"
 _COMMIT_LOG: Final = ".commit-log"
@@ -106,6 +109,17 @@ class StreamName:
         if len(parts) != 2:
             raise InvalidNameError(f"{text!r} is not a stream name: scope/stream is expected; nothing was written")
         return cls(*parts)
+
+    @classmethod
+    def of_topic(cls, topic: str, scope: str = TOPICS_SCOPE) -> Self:
+        """Return the name of the stream that adopts a topic, unless another one is given.
+
+        Two topics of one cluster never differ in ``.`` and ``_`` alone, so no two of them have the same name here.
+
+        Raises:
+            InvalidNameError: the topic's name is too long for that, or begins as those of internal topics do.
+        """
+        return cls(scope, topic.replace(".", "_"))
 
     def segment_topic(self, segment: SegmentId) -> str:
         """Return the Kafka topic of a segment."""
@@ -248,6 +262,30 @@ def is_group_topic(topic: str) -> bool:
     No stream's segments lie in a topic with such a name, whoever has made it.
     """
     return topic.endswith(_COMMIT_LOG) or is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
+
+
+def check_adoptable(topic: str) -> None:
+    """Raise InvalidNameError unless a stream may adopt a topic of this name: it is nobody's internal topic."""
+    if topic.startswith("__") or is_group_topic(topic) or is_segment_topic(topic):
+        raise InvalidNameError(
+            f"topic {topic} cannot be adopted: by its name it is an internal topic of Kafka or of rollbridge; nothing "
+            "was written"
+        )
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidNameError(f"{topic!r} is not the name of a topic; nothing was written")
+
+
+def check_stream_or_topic(name: str) -> str:
+    """Return ``name`` if it can be that of a stream, or of a topic that a stream has adopted.
+
+    Raises:
+        InvalidNameError: it is neither.
+    """
+    if "/" in name:
+        StreamName.parse(name)
+    else:
+        check_adoptable(name)
+    return name
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,6 +13,7 @@
     /scopes/SCOPE/former/STREAM#E.S.P     of a deleted stream: first epoch, sequence id and partition not used by it
     /scopes/SCOPE/streams/STREAM/late        late: what came in behind the ends of its sealed segments
     /scopes/SCOPE/streams/STREAM/fault       stream_fault: what keeps its transactions from being merged
+    /topics/TOPIC                         name of the stream that has adopted a topic
     /groups/SCOPE.GROUP                   group
     /groups/SCOPE.GROUP/controller        controller epoch; every write of a leader checks its version
     /groups/SCOPE.GROUP/leader            ephemeral: name of the coordinator that leads
@@ -44,6 +45,7 @@ TRANSACTION_COUNTER: Final = "/counters/transaction"
 GROUP_NUMBERS: Final = "/counters/group"
 SCOPES: Final = "/scopes"
 GROUPS: Final = "/groups"
+TOPICS: Final = "/topics"
 CAS: Final = "/cas"
 
 BUCKETS: Final = 64
@@ -98,6 +100,11 @@ def late(name: StreamName) -> str:
 def stream_fault(name: StreamName) -> str:
     """Return the node of a stream's fault; it exists while the stream's transactions cannot be merged."""
     return f"{stream(name)}/fault"
+
+
+def adopted(topic: str) -> str:
+    """Return the node that says which stream has adopted a topic."""
+    return f"{TOPICS}/{topic}"
 
 
 def cas_slots(name: StreamName) -> str:

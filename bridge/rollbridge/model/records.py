@@ -7,10 +7,10 @@ written by anybody: a node that holds something else raises CorruptDataError, wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model.cooperative import JointWork, SharedSession
 from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
@@ -142,6 +142,45 @@ class Retention:
             raise InvalidRequestError("a consumer group is named twice")
 
 
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """What an adopted topic takes, as a leader has last seen it; its owner may change that at any time.
+
+    Attributes:
+        batch_bytes_max: Largest batch in bytes, ``max.message.bytes``.
+        is_compacted: Whether brokers refuse records without a key.
+        is_append_time: Whether brokers put their own time in place of a record's.
+        before_ms: How far the time of a record may lie in the past when it is appended, that is, at the commit.
+        after_ms: How far it may lie in the future.
+    """
+
+    batch_bytes_max: int
+    is_compacted: bool = False
+    is_append_time: bool = False
+    before_ms: int = _LONG_MAX
+    after_ms: int = _LONG_MAX
+
+    @classmethod
+    def of(cls, config: Mapping[str, str]) -> Self:
+        """Return the limits that a topic's settings, defaults included, say.
+
+        Raises:
+            InvalidRequestError: they do not say them.
+        """
+        try:
+            return cls(
+                int(config["max.message.bytes"]),
+                "compact" in config["cleanup.policy"].split(","),
+                config["message.timestamp.type"] == "LogAppendTime",
+                int(config.get("message.timestamp.before.max.ms", _LONG_MAX)),
+                int(config.get("message.timestamp.after.max.ms", _LONG_MAX)),
+            )
+        except (KeyError, ValueError) as fault:
+            raise InvalidRequestError(
+                f"the settings of the topic cannot be told ({fault}); nothing was written"
+            ) from fault
+
+
 _GROUP_IN_SCOPE: Final = StoredAs(
     write=lambda stream: {"group": stream.group.group},
     read=lambda stream: GroupName(stream["name"].partition("/")[0], stream["group"]),
@@ -176,6 +215,12 @@ class StreamConfig(NodeRecord):
     """By which rule the topic's producers choose the partition of a key; empty if the stream has adopted none."""
     partitions: int = 0
     """How many partitions the topic had when it was adopted; 0 if the stream has adopted none."""
+    topic_id: str = ""
+    """Kafka's id of the adopted topic; another one under its name is another topic."""
+    limits: TopicLimits | None = None
+    """What the adopted topic takes; None if the stream has adopted none."""
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    """Settings that a seal of the adopted topic has changed, as they were before; None for those that it had not."""
 
     @property
     def buffer_topic(self) -> str:

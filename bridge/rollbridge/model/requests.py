@@ -23,6 +23,8 @@ class RequestKind(StrEnum):
     """What an admin request asks for."""
 
     CREATE_STREAM = "create-stream"
+    ADOPT_TOPIC = "adopt-topic"
+    RELEASE_TOPIC = "release-topic"
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
     UPDATE_STREAM = "update-stream"
@@ -62,6 +64,9 @@ class AdminRequest(NodeRecord):
     cut: Mapping[SegmentId, int] = field(default_factory=dict)
     retention: Retention | None = None
     abort_foreign: bool = False
+    topic: str = ""
+    partitioner: str = ""
+    leave_topic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Route:
     buffer_partitions: int
     record_bytes_max: int
     keys: KeySpace
+    topic: str = ""
+    """The topic that the stream has adopted, which is another name of the stream."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -55,6 +57,7 @@ class Route:
             buffer_partitions=config.buffer_partitions,
             record_bytes_max=config.record_bytes_max,
             keys=config.keys,
+            topic=config.topic,
         )
 
 

@@ -38,25 +38,41 @@ class Catalog:
         self._metadata = metadata
         self._poke = poke
         self._views: dict[str, StreamView] = {}
+        self._adopted: dict[str, str] = {}
         self._stale: set[str] = set()
         self._lock = threading.Lock()
 
     def view(self, stream: str) -> StreamView:
-        """Return the cached view of a stream; read it if there is none.
+        """Return the cached view of a stream, or of the one that has adopted a topic; read it if there is none.
 
         Raises:
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._views.get(stream)
-        return self._read(stream) if view is None else view
+        return self._read(self.name_of(stream)) if view is None else view
 
     def read(self, stream: str) -> StreamView:
         """Read a stream as it is now. Raises as :meth:`view` does."""
-        return self._read(stream)
+        return self._read(self.name_of(stream))
+
+    def name_of(self, name: str) -> str:
+        """Return ``scope/stream`` for that, or for a topic that a stream has adopted.
+
+        Raises:
+            InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
+        """
+        if "/" in name:
+            return name
+        known = self._adopted.get(name)
+        view = None if known is None else self._views.get(known)
+        if view is not None and view.config.topic == name:
+            return str(view.config.name)
+        found = self._adopted[name] = str(self._metadata.name_of(name))
+        return found
 
     def suspect(self, stream: str) -> None:
         """Have a stream read again soon: something was met that the view does not explain."""
-        self._changed(stream)
+        self._changed(self._adopted.get(stream, stream))
 
     def route(self, stream: str, epoch: int) -> Route:
         """Return the route through one epoch of a stream.
@@ -68,7 +84,7 @@ class Catalog:
         if view.route.epoch == epoch:
             return view.route
         if epoch >= view.history.next_epoch:
-            view = self._read(stream)
+            view = self.read(stream)
         return Route.of(view.config, view.history.record(epoch))
 
     def place_of_partition(self, stream: str, partition: int) -> Partition:
@@ -80,7 +96,7 @@ class Catalog:
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self.view(stream)
-        return place_of_partition(view.config.places, partition, view.history, lambda: self._read(stream).history)
+        return place_of_partition(view.config.places, partition, view.history, lambda: self.read(stream).history)
 
     def partition_of(self, stream: str, segment: SegmentId) -> int:
         """Return the partition number of a segment; see :class:`rollbridge.model.segment_graph.SegmentNode`.
@@ -89,7 +105,7 @@ class Catalog:
             InvalidRequestError: the stream has no such segment, or does not keep it any more.
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
-        for read in (self.view, self._read):
+        for read in (self.view, self.read):
             found = read(stream).history.graph.partitions.get(segment)
             if found is not None:
                 return found
@@ -98,7 +114,7 @@ class Catalog:
     def forget(self, stream: str) -> None:
         """Drop the view of a stream, so that it is read again before its next use."""
         with self._lock:
-            self._views.pop(stream, None)
+            self._views.pop(self._adopted.pop(stream, stream), None)
             self.generation += 1
 
     def refresh(self) -> None:

@@ -18,6 +18,7 @@ from rollbridge.errors import (
     CoordinatorUnavailableError,
     CorruptDataError,
     InvalidRequestError,
+    StreamNotFoundError,
     UnknownWriteError,
     WrongClusterError,
 )
@@ -26,7 +27,7 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.ids import PART_MAX, SHARED_MAX, TransactionId, counter_of, need_number, parse_number
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, StreamName, check_adoptable
 from rollbridge.model.records import (
     LAYOUT_FORMAT,
     ClusterIdentity,
@@ -78,6 +79,26 @@ class Metadata:
         """Return a stream's configuration; None if the stream does not exist."""
         node = self.session.get(paths.stream(name), watch)
         return None if node is None else StreamConfig.from_json(node.value)
+
+    def name_of(self, name: str) -> StreamName:
+        """Return the stream that a name means: ``scope/stream``, or a topic that a stream has adopted.
+
+        Raises:
+            StreamNotFoundError: no stream has adopted a topic of this name.
+            InvalidNameError: not a name.
+        """
+        if "/" in name:
+            return StreamName.parse(name)
+        check_adoptable(name)
+        node = self.session.get(paths.adopted(name))
+        found = None if node is None else StreamName.parse(node.value.decode(errors="replace"))
+        config = None if found is None else self.stream(found)
+        if found is None or config is None or config.topic != name:
+            raise StreamNotFoundError(
+                f"no stream has adopted topic {name} (`rollbridge stream adopt {name}` does), and a stream is named "
+                "scope/stream; nothing was written"
+            )
+        return found
 
     def stream_fault(self, name: StreamName) -> StreamFault | None:
         """Return why a stream's transactions are not merged; None unless the stream is in an error state."""
@@ -137,7 +158,7 @@ class Metadata:
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""
-        for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS):
+        for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS, paths.TOPICS):
             self.session.ensure(path)
         for path in (paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS):
             self.session.ensure(path, str(FIRST_COUNTER).encode())
@@ -419,7 +440,13 @@ class Metadata:
     def _may_be_under_way(self, group: GroupName, request: AdminRequest) -> bool:
         """Return True if a leader may have begun on a request although its node was still there."""
         match request.kind:
-            case RequestKind.CREATE_STREAM | RequestKind.SCALE_STREAM | RequestKind.DELETE_STREAM:
+            case (
+                RequestKind.CREATE_STREAM
+                | RequestKind.ADOPT_TOPIC
+                | RequestKind.SCALE_STREAM
+                | RequestKind.DELETE_STREAM
+                | RequestKind.RELEASE_TOPIC
+            ):
                 return False  # all take the node away with the first thing that they write
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
                 return self.leader(group) is not None  # no harm is done by asking again

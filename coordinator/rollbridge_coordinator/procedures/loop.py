@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 
 from rollbridge.model.changes import CommittingTransactions, EpochTransition
+from rollbridge_coordinator.procedures.adoption import watch_topics
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
@@ -114,6 +115,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "truncation of buffers", truncate_buffers, now_ms)
     if group.doomed:
         left = (yield from delete_further(group, now_ms)) or left
+    yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)

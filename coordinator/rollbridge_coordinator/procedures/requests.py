@@ -262,11 +262,11 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
     try:
         request = AdminRequest.from_json(raw)
         match request.kind:
-            case RequestKind.CREATE_STREAM:
+            case RequestKind.CREATE_STREAM | RequestKind.ADOPT_TOPIC:
                 yield from create_stream(group, name, request, now_ms)
             case RequestKind.SCALE_STREAM:
                 yield from scale(group, _stream(group, request), name, request, now_ms)
-            case RequestKind.DELETE_STREAM:
+            case RequestKind.DELETE_STREAM | RequestKind.RELEASE_TOPIC:
                 yield from _delete(group, name, request, now_ms)
             case RequestKind.UPDATE_STREAM:
                 yield from update_stream(group, _stream(group, request), name, request, now_ms)
@@ -298,7 +298,29 @@ def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) ->
     if doomed is not None:
         yield from delete_again(group, name, doomed)
     else:
-        yield from delete_stream(group, name, _stream(group, request), now_ms)
+        stream = _stream(group, request)
+        _check_what_goes(stream, request)
+        yield from delete_stream(group, name, stream, now_ms)
+
+
+def _check_what_goes(stream: LedStream, request: AdminRequest) -> None:
+    """Raise InvalidRequestError if a release would delete records, or a deletion only release a topic."""
+    topic = stream.config.topic
+    if request.kind is RequestKind.RELEASE_TOPIC:
+        if not topic or (request.topic and request.topic != topic):
+            raise InvalidRequestError(
+                f"stream {request.stream} has not adopted topic {request.topic}; nothing was done"
+            )
+        if not stream.is_on_topic:
+            raise InvalidRequestError(
+                f"stream {request.stream} has left topic {topic} and has topics of its own, which a release would "
+                "delete: delete the stream if nobody needs them, and the topic is a plain one again; nothing was done"
+            )
+    elif stream.is_on_topic:
+        raise InvalidRequestError(
+            f"stream {request.stream} consists of topic {topic}, which is not deleted with it: release the topic "
+            f"(`rollbridge stream release {topic}`), and delete it with Kafka's tools if it is to go; nothing was done"
+        )
 
 
 def _truncate(group: GroupState, name: str, stream: LedStream, request: AdminRequest, now_ms: int) -> Steps[None]:

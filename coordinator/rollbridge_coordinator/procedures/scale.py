@@ -20,8 +20,9 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.names import Partition
-from rollbridge.model.records import CreateNode, DeleteNode, check_segments
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode, check_segments
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
+from rollbridge_coordinator.procedures.adoption import leaving, note_settings, refuse_to_leave
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
     abort_lasting,
@@ -50,6 +51,13 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
         InvalidRequestError: the stream would have too many segments.
         StreamBusyError: native transactions of others have been open for too long on what is to be sealed.
     """
+    config = stream.config
+    if stream.is_on_topic:
+        if not request.leave_topic:
+            raise refuse_to_leave(stream)
+        seal, wanted = leaving(stream, request.seal, request.ranges)
+        request = replace(request, seal=seal, ranges=wanted)
+        config = yield from note_settings(stream)
     ranges = ranges_of(request.ranges)
     record, _, closed = _plan(stream, request.seal, ranges, now_ms)
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
@@ -66,9 +74,14 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
         request.abort_foreign,
     )
     taken = yield from Write(
-        [DeleteNode(f"{paths.requests(group.name)}/{name}"), CreateNode(paths.scaling(group.name), scaling.to_json())]
+        [
+            DeleteNode(f"{paths.requests(group.name)}/{name}"),
+            CreateNode(paths.scaling(group.name), scaling.to_json()),
+            *([] if config is stream.config else [SetNode(paths.stream(config.name), config.to_json())]),
+        ]
     )
     if taken:
+        stream.config = config
         yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 

@@ -46,6 +46,7 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
+from rollbridge_coordinator.procedures.adoption import adopted_stream, claim, look_at_topic, open_again, unclaim
 from rollbridge_coordinator.procedures.journal import note_deletion
 from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
@@ -76,12 +77,16 @@ RECORD_BYTES_LIMIT = 64 * 1024 * 1024
 def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
     """Create a stream with its topics and its first epoch: 0, or above all that former lives of its name have used.
 
+    One that adopts a topic has the topic's partitions as segments, and only its buffer is created.
+
     Raises:
         InvalidRequestError: a bad name, range or number.
+        NotFoundError, ConflictError: the topic to adopt does not exist, is sealed, or is another stream's.
         StreamExistsError: it exists already, in whatever group.
         InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner.
     """
     stream = StreamName.parse(request.stream)
+    topic = (yield from look_at_topic(request.topic)) if request.topic else None
     check_segments(stream, len(request.ranges) or request.segments)
     ranges = ranges_of(request.ranges) if request.ranges else even_ranges(request.segments or 1)
     check_partition(ranges)
@@ -110,7 +115,13 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         retention=retention,
         first_epoch=former.epoch,
     )
-    wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
+    claimed: list[NodeOperation] = []
+    if topic is not None:
+        config, history = adopted_stream(config, request, topic, now_ms, former.sequence)
+        claimed = yield from claim(stream, request.topic)
+        wanted = [buffer_topic_spec(config)]
+    else:
+        wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
     old = yield from TopicIds([item.name for item in wanted])
     ids = yield from CreateTopics(wanted)
     ends = yield from EndOffsets(
@@ -125,7 +136,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     config = replace(config, buffer_topic_id=ids[config.buffer_topic])
     lost = Truncation(foundation=history.foundation)
     # The parent of slots as well: where ACLs are in force, conditional writers may not create it.
-    yield from EnsureNodes([paths.streams(stream.scope), paths.cas_slots(stream)])
+    yield from EnsureNodes([paths.streams(stream.scope), paths.cas_slots(stream), *([paths.TOPICS] if claimed else [])])
     created = yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
@@ -133,6 +144,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
             CreateNode(paths.epochs(stream), b""),
             CreateNode(paths.epoch(stream, former.epoch), history.active.to_json()),
             *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
+            *claimed,
             CreateNode(
                 f"{paths.answers(group.name)}/{name}",
                 AdminAnswer(ok=True, answered_ms=now_ms, epoch=former.epoch).to_json(),
@@ -182,7 +194,9 @@ ASKED_MAX: Final = 100
 
 
 def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:
-    """Take a request to delete a stream; :func:`delete_further` carries it out and answers.
+    """Take a request to delete a stream, or to release its topic; :func:`delete_further` carries it out and answers.
+
+    An adopted topic keeps its records, and gets its settings back if the stream has sealed it.
 
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
 
@@ -301,6 +315,7 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
     if len(taken) == len(numbers):
         kept = (paths.truncation(name), paths.retention(name), paths.late(name), paths.stream_fault(name))
         more = yield from ReadNodes(kept)
+        yield from open_again(doomed.config)
         raw = more[paths.truncation(name)]
         segments |= Truncation.from_json(raw).removing if raw is not None else frozenset()
     topics = doomed.config.places.own_topics(segments)
@@ -317,6 +332,7 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
             [
                 *gone,
                 *(DeleteNode(path) for path, value in more.items() if value is not None),
+                *(yield from unclaim(doomed.config)),
                 DeleteNode(paths.epochs(name)),
                 DeleteNode(paths.stream(name)),
                 *(
@@ -366,7 +382,9 @@ def _keep_numbers(stream: LedStream) -> Steps[None]:
         return  # an earlier leader did that, and a stream that is being deleted gets no more epochs
     open_ones = {stream.place_of(item): item for item in history.segments() if history.sealed_end(item) is None}
     there = yield from TopicIds(sorted({topic for topic, _ in open_ones}))
-    ends = yield from EndOffsets([place for place in sorted(open_ones) if place[0] in there])
+    # Of a topic that was created anew, nothing was the stream's.
+    other = {stream.config.topic} if there.get(stream.config.topic, "") != stream.config.topic_id else set()
+    ends = yield from EndOffsets([place for place in sorted(open_ones) if place[0] in there.keys() - other])
     former = former_of(history, {open_ones[place]: end for place, end in ends.items()})
     yield from EnsureNodes([paths.formers(name.scope)])
     if not (yield from Write([CreateNode(f"{paths.formers(name.scope)}/{former.node(name.stream)}", b"")])):

@@ -38,6 +38,7 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model import paths
@@ -390,6 +391,33 @@ class Interpreter:
                 raise
             logger.info("%s: topics could not be looked at, trying again later: %s", self._group, fault)
             return None
+
+    @_carries_out(fx.DescribeTopics)
+    def _describe_topics(self, effect: fx.DescribeTopics) -> Mapping[str, fx.TopicState] | None:
+        admin = self._keeper if effect.optional else self._admin
+        try:
+            found = admin.describe(effect.topics, with_operations=True)
+        except (KafkaUnavailableError, NotAuthorizedError) as fault:
+            if not effect.optional:
+                raise
+            logger.info("%s: topics could not be looked at, trying again later: %s", self._group, fault)
+            return None
+        return {
+            name: fx.TopicState(
+                str(item.topic_id),
+                item.partitions,
+                item.config,
+                item.operations,
+                item.sealed,
+                {key: item.config.get(key) if key in item.own else None for key in SEALED},
+            )
+            for name, item in found.items()
+        }
+
+    @_carries_out(fx.SetTopicConfig)
+    def _set_topic_config(self, effect: fx.SetTopicConfig) -> None:
+        self._look_at_fence(effect)
+        self._admin.set_topic_config(effect.topic, effect.config)
 
     @_carries_out(fx.DeleteTopics)
     def _delete_topics(self, effect: fx.DeleteTopics) -> bool:

@@ -147,6 +147,45 @@ class TopicIds(Effect[Mapping[str, str]]):
 
 
 @dataclass(frozen=True, slots=True)
+class TopicState:
+    """What a topic is.
+
+    Attributes:
+        topic_id: Kafka's id.
+        config: Its settings, defaults included.
+        operations: What this leader may do with it, by Kafka's names; empty if that is not told.
+        is_sealed: Whether it is closed to writers.
+        sealing: The settings that a seal changes, as they are now; None for those that it has not of its own.
+    """
+
+    topic_id: str
+    partitions: int
+    config: Mapping[str, str]
+    operations: frozenset[str] = frozenset()
+    is_sealed: bool = False
+    sealing: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeTopics(Effect[Mapping[str, TopicState] | None]):
+    """Describe those of the topics that exist.
+
+    Only if that is ``optional``, None is given where brokers do not answer in time or refuse to tell.
+    """
+
+    topics: Sequence[str]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetTopicConfig(Effect[None]):
+    """Give a topic settings of its own; None takes back one that it had, so that it has the broker's again."""
+
+    topic: str
+    config: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Seal(Effect[Mapping[Partition, int]]):
     """Close topics, so that no writer whatsoever can append to them any more; gives the end offset of each partition.
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from rollbridge.model.changes import StreamFault
+from rollbridge.model.changes import TOPIC_GROWN, WATCHED, StreamFault
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -56,8 +56,13 @@ class Faults:
         return self._present.get(stream)
 
     def first_of(self, streams: Collection[str]) -> str | None:
-        """Return one of these streams that is in an error state."""
-        return next((name for name in streams if name in self._present), None) if self._present else None
+        """Return one of these streams that is in an error state for which transactions wait."""
+        if not self._present:
+            return None
+        return next((name for name in streams if name in self._present and self._holds(name)), None)
+
+    def _holds(self, stream: str) -> bool:
+        return self._present[stream].code != TOPIC_GROWN
 
     def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
         """Note that a stream was refused, and return True if that is new; the next try is twice as far away.
@@ -99,12 +104,14 @@ class Faults:
         return [
             name
             for name in self._present
-            if name not in self._suspended and (name not in self._rests or self._rests[name].is_over(now_ms))
+            if name not in self._suspended
+            and self._present[name].code not in WATCHED
+            and (name not in self._rests or self._rests[name].is_over(now_ms))
         ]
 
     def is_tried(self, stream: str) -> bool:
-        """Return True if it was refused in this term, whether or not its rest is over."""
-        return stream in self._rests
+        """Return True if it was refused, or looked at, in this term, whether or not its rest is over."""
+        return stream in self._rests or self._present[stream].code in WATCHED
 
     def lift(self, stream: str) -> None:
         """Try what waits for a stream, which seems to be well again."""

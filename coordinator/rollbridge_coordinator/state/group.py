@@ -131,6 +131,8 @@ class LeaderSettings:
     """How often buffers are truncated, at most, and only where something was settled."""
     retention_check_ms: int = 30_000
     """How often it is looked whether streams with a retention hold what may be deleted."""
+    topic_check_ms: int = 10_000
+    """How often adopted topics are looked at for what their owners have changed."""
     bookkeeping_ms: int = 60_000
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     counter_check_ms: int = 5_000

@@ -40,6 +40,11 @@ class LedStream:
     """What came in behind the ends of its sealed segments."""
     counter: ByteCounter = field(default_factory=ByteCounter)
 
+    @property
+    def is_on_topic(self) -> bool:
+        """True if its active segments are the partitions of a topic that it has adopted."""
+        return bool(self.config.topic) and self.history.active.epoch == self.config.first_epoch
+
     def partitions(self) -> Iterator[Partition]:
         """Return the partitions of its buffer."""
         for number in range(self.config.buffer_partitions):
