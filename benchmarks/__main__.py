@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from benchmarks import (
+    adopted,
     bulk,
     conditional,
     dead_broker,
@@ -77,6 +78,16 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "spark-micro-batches": lambda site, rounds, quick: spark_sink.micro_batches(
         site, rounds=rounds or (1 if quick else 5), quick=quick
     ),
+    "adopted-bulk": lambda site, rounds, quick: adopted.bulk(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "adopted-small": lambda site, rounds, quick: adopted.small(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "adopted-conditional": lambda site, rounds, quick: adopted.conditional(
+        site, rounds=rounds or (2 if quick else 7), quick=quick
+    ),
+    "adopted-natives": lambda site, rounds, quick: adopted.natives(
+        site, rounds=rounds or (2 if quick else 7), quick=quick
+    ),
+    "adopted-spark": lambda site, rounds, quick: adopted.spark(site, rounds=rounds or (1 if quick else 5), quick=quick),
+    "adoption": lambda site, rounds, quick: adopted.adoption(site, rounds=rounds or (1 if quick else 5), quick=quick),
     "recovery": lambda site, rounds, quick: recovery.experiment(
         site, rounds=rounds or (1 if quick else 3), quick=quick
     ),

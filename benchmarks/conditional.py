@@ -113,7 +113,7 @@ def one_at_a_time(writer: CasWriter, pair: Pair, count: int) -> Measure:
     key, value = pair
 
     def measure() -> Measured:
-        sn = writer.tail()
+        sn = writer.tail(key)
         took = []
         for _ in range(count):
             start = time.perf_counter()

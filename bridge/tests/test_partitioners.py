@@ -12,7 +12,7 @@ from xxhash import xxh64_intdigest
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.keyspace import HASH_SEED, SEGMENTS_MAX, even_ranges, position_of_hash
 from rollbridge.model.partitioners import KeySpace, Partitioner, fit, native_partition
-from rollbridge.model.routing import hash_bounds
+from rollbridge.model.routing import hash_bounds, locator
 
 # Expectations of Kafka's UtilsTest.testMurmur2.
 JAVA = {
@@ -69,6 +69,21 @@ def test_hashes_choose_the_native_partition(partitioner: Partitioner, key: bytes
     """As writers do, without positions."""
     space, bounds = KeySpace(partitioner, partitions), hash_bounds([item.low for item in even_ranges(partitions)])
     assert bisect_right(bounds, space.hash_of(key, HASH_SEED)) == native_partition(partitioner, key, partitions)
+
+
+@given(st.sampled_from(Partitioner), st.binary(max_size=40), st.integers(1, 200), st.booleans())
+def test_writers_find_the_native_partition_and_after_a_scale_what_was_split_off_it(
+    partitioner: Partitioner, key: bytes, partitions: int, is_split: bool
+) -> None:
+    space, ranges = KeySpace(partitioner, partitions), even_ranges(partitions)
+    ends = [item.low for item in ranges]
+    if is_split:
+        ends = sorted({*ends, (ranges[-1].low + 1.0) / 2})
+    bounds, hash_of = locator(space, ends)
+    place = bisect_right(bounds, hash_of(key, HASH_SEED))
+    assert ends[place] <= space.position(key) < [*ends, 1.0][place + 1]
+    if not is_split:
+        assert place == native_partition(partitioner, key, partitions)
 
 
 @given(st.binary(max_size=40))

@@ -487,7 +487,7 @@ class PartStream:
         self.route = route
         self.place = place
         self.bounds = route.bounds
-        self.hash_of = route.keys.hash_of
+        self.hash_of = route.hash_of
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
         self.slots: list[PartSegment | None] = [None] * len(route.numbers)

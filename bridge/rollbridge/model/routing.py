@@ -7,10 +7,13 @@ lower end, scaled to 64 bits, decides the same and needs no float.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from xxhash import xxh64_intdigest
 
 from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import StreamConfig
@@ -24,12 +27,24 @@ def hash_bounds(lower_ends: Sequence[float]) -> tuple[int, ...]:
     return tuple(math.ceil(math.ldexp(low, _POSITION_BITS)) << _UNUSED_BITS for low in lower_ends[1:])
 
 
+def locator(keys: KeySpace, lower_ends: Sequence[float]) -> tuple[tuple[int, ...], Callable[[bytes, int], int]]:
+    """Return bounds and a function; the place of a key among ranges is ``bisect_right(bounds, function(key, seed))``.
+
+    Args:
+        keys: Where keys lie.
+        lower_ends: Of the ranges, which are in order and leave no gap.
+    """
+    if keys.partitions and tuple(lower_ends) == tuple(item.low for item in even_ranges(keys.partitions)):
+        return tuple(range(1, keys.partitions)), keys.partition_of
+    return hash_bounds(lower_ends), keys.hash_of
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """How the records of one stream find their segment in one epoch.
 
     ``numbers`` are the segment numbers in order of their ranges; the segment of a key is
-    ``numbers[bisect_right(bounds, keys.hash_of(key, HASH_SEED))]``.
+    ``numbers[bisect_right(bounds, hash_of(key, HASH_SEED))]``.
     """
 
     stream: str
@@ -41,22 +56,25 @@ class Route:
     buffer_partitions: int
     record_bytes_max: int
     keys: KeySpace
+    hash_of: Callable[[bytes, int], int] = field(default=xxh64_intdigest, compare=False)
     topic: str = ""
     """The topic that the stream has adopted, which is another name of the stream."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
         """Return the route through an epoch of a stream."""
+        bounds, hash_of = locator(config.keys, [segment.range.low for segment in record.segments])
         return cls(
             stream=str(config.name),
             epoch=record.epoch,
             group=config.group,
             numbers=tuple(segment.id.number for segment in record.segments),
-            bounds=hash_bounds([segment.range.low for segment in record.segments]),
+            bounds=bounds,
             buffer_topic=config.buffer_topic,
             buffer_partitions=config.buffer_partitions,
             record_bytes_max=config.record_bytes_max,
             keys=config.keys,
+            hash_of=hash_of,
             topic=config.topic,
         )
 

@@ -41,7 +41,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.routing import StreamView, hash_bounds
+from rollbridge.model.routing import StreamView, locator
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.lanes import Parcel, PartitionQueue, StreamQueues
 
@@ -446,7 +446,6 @@ class StreamAccumulator:
         self._engine = engine
         self.view = view
         self.stream = str(view.config.name)
-        self.hash_of = view.config.keys.hash_of
         self.record_bytes_max = min(view.config.record_bytes_max, engine.options.buffer_bytes // 2)
         self.batch_bytes = min(engine.options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
         self.opened: dict[PartitionQueue[ProducerBatch], None] = {}
@@ -589,7 +588,7 @@ class StreamAccumulator:
 
     def _route(self) -> None:
         self.lanes = self.course.active
-        self.bounds = hash_bounds([lane.segment.range.low for lane in self.lanes])
+        self.bounds, self.hash_of = locator(self.view.config.keys, [lane.segment.range.low for lane in self.lanes])
 
     def take_out(
         self, batch: ProducerBatch, faulty: Collection[int]

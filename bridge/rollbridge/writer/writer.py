@@ -127,7 +127,7 @@ class StreamWriter:
             self._write_some(records)
 
     def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        channel, hash_of, locate, seed = self._channel, self._channel.hash_of, bisect_right, HASH_SEED
+        channel, locate, seed = self._channel, bisect_right, HASH_SEED
         headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
         for key, value in records:
@@ -136,7 +136,7 @@ class StreamWriter:
                 batch = channel.lane_of(None).open
             else:
                 bounds = channel.bounds
-                batch = channel.lanes[locate(bounds, hash_of(key, seed)) if bounds else 0].open
+                batch = channel.lanes[locate(bounds, channel.hash_of(key, seed)) if bounds else 0].open
             if batch is not None and batch.append(batch.count, now_ms, key, value, headers) is not None:
                 batch.count += 1
             else:
