@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, write
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.names import GroupName, StreamName, segment_topic_pattern
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+COMMITTED = ["-X", "isolation.level=read_committed"]
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
 needs_kcat = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed (Debian: kcat)")
@@ -36,6 +39,10 @@ class Programs:
         """kcat; its librdkafka is older than ours."""
         command = ["kcat", "-b", self._servers, *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=180, check=False)
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        """Create a plain topic with the brokers' settings."""
+        TopicAdmin(self._servers).create_topics([TopicSpec(name=topic, partitions=partitions)])
 
     def kafka(self, main: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """A program of Apache Kafka."""
@@ -153,3 +160,65 @@ def test_kafkas_own_command_sees_the_leaders_transactions_and_none_that_hangs(
     producers = programs.kafka(TRANSACTIONS, "describe-producers", "--topic", topic_of(orders, 0), "--partition", "0")
     assert producers.returncode == 0, producers.stderr
     open_one.abort()
+
+
+ADOPTED_PARTITIONS = 3
+KEYED = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
+
+
+def lines_of(prefix: str, count: int = 60) -> bytes:
+    """Lines for a producer: keys and values."""
+    return b"".join(b"key-%d:%s-%d\n" % (number % 20, prefix.encode(), number) for number in range(count))
+
+
+@needs_kcat
+def test_kcat_and_kafkas_own_clients_use_a_topic_before_it_is_adopted_then_and_after_its_release(
+    client: rollbridge.Bridge, unique_name: Callable[[str], str], programs: Programs
+) -> None:
+    topic = unique_name("orders")
+    programs.create_topic(topic, ADOPTED_PARTITIONS)
+    expected: Counter[tuple[bytes, bytes]] = Counter()
+
+    def java(prefix: str) -> None:
+        assert programs.kafka(PRODUCER, "--topic", topic, *KEYED, stdin=lines_of(prefix)).returncode == 0
+        expected.update(pairs_of(lines_of(prefix)))
+
+    def kcat(prefix: str) -> None:
+        done = programs.kcat("-P", "-t", topic, "-K:", "-X", "partitioner=murmur2_random", stdin=lines_of(prefix))
+        assert done.returncode == 0, done.stderr
+        expected.update(pairs_of(lines_of(prefix)))
+
+    def check() -> None:
+        places: dict[bytes, set[bytes]] = {}
+        read = programs.kcat("-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%p %k:%s\n", *COMMITTED)
+        seen = [line.split(b" ", 1) for line in read.stdout.splitlines()]
+        assert Counter(pairs_of(b"\n".join(line for _, line in seen))) == expected, read.stderr
+        for partition, line in seen:
+            places.setdefault(line.split(b":")[0], set()).add(partition)
+        assert all(len(item) == 1 for item in places.values()), "a key is in one partition, whoever has written it"
+        options = ["--from-beginning", "--isolation-level", "read_committed", "--max-messages", str(expected.total())]
+        shown = ["--formatter-property", "print.key=true", "--formatter-property", "key.separator=:"]
+        read = programs.kafka(CONSUMER, "--topic", topic, *options, *shown, "--timeout-ms", "60000")
+        assert Counter(pairs_of(read.stdout)) == expected, read.stderr
+
+    java("java")
+    check()
+    adoption = client.admin.adopt_topic(topic)
+    assert adoption.config.partitioner == "murmur2", "as the keys that a Java producer has written show"
+    with client.transaction(topic) as transaction:
+        for key, value in pairs_of(lines_of("ours")):
+            transaction.write(topic, key, value)
+        transaction.flush()
+        java("java-beside")
+        kcat("kcat-beside")
+        check()
+    expected.update(pairs_of(lines_of("ours")))
+    check()
+    client.admin.release_topic(topic)
+    kcat("kcat-after")
+    check()
+
+
+def pairs_of(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Keys and values of lines."""
+    return [(key, value) for key, _, value in (line.partition(b":") for line in lines.splitlines())]
