@@ -55,7 +55,7 @@ def test_whoever_resumed_it_extends_it_and_its_former_owner_does_not(
     site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
     with site.connect("sleeper") as former:
-        left = former.begin(orders)
+        left = former.begin(orders, timeout=timedelta(minutes=10))
         left.write(orders, b"k", b"left")
         left.flush()
         resumed = client.resume(left.id)
