@@ -189,6 +189,8 @@ class Bridge(Resuming):
             options.commit_timeout_s,
             self._commits,
             self._who_leads,
+            options.lease_max,
+            self._lease_end,
             self._events,
         )
         self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
@@ -678,6 +680,9 @@ class Bridge(Resuming):
                 return self._metadata.who_leads(group)
         except RollbridgeError as fault:
             return str(fault)
+
+    def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int | None:
+        return self._resumer.lease_end(group, transaction, timeout_s)
 
     def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:
         """Return the last events of a transaction, for error messages; bounded by ``_EXPLAIN_S``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -152,6 +153,8 @@ class Bench:
             0.01,
             CommitNumbers(lambda _: 25_000),
             lambda group: f"nobody leads {group}",
+            timedelta(days=7),
+            lambda group, transaction, timeout_s: None,
             lambda group, transaction: self.events,
         )
 

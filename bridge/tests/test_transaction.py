@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridge.tests.buffers import STREAMS, Buffer, begin_frame
 from rollbridge.errors import InvalidTransitionError
 from rollbridge.model.buffer import BufferLimits
-from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, encode_abort
+from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, encode_abort, encode_extend
 from rollbridge.model.ids import OWNER_PART, TransactionId
 from rollbridge.model.transaction import DECISIONS, Drop, Event, Move, Row, State, Stay, decide
 
@@ -34,6 +34,7 @@ data-again            -       d    d          -        -
 data-of-former-owner  -       e    e          l        -
 commit                z       C    l          l        z
 abort                 z       T    l          l        z
+extend                z       t    l          l        z
 end-of-former-owner   -       e    e          e        -
 astray                f       f    f          f        -
 corrupt               r       r    r          r        r
@@ -106,7 +107,9 @@ OWNER: Final = 5
 def frame(buffer: Buffer, kind: FrameKind, part: int = OWNER, stream: str = A, value: bytes | None = None) -> None:
     if value is None:
         begin, end = begin_frame(A, B).encode(), encode_abort("client")
-        value = {FrameKind.BEGIN: begin, FrameKind.COMMIT: Manifest({}).encode(), FrameKind.ABORT: end}[kind]
+        commit, extend = Manifest({}).encode(), encode_extend(5)
+        kinds = (FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT, FrameKind.EXTEND)
+        value = dict(zip(kinds, (begin, commit, end, extend), strict=True))[kind]
     buffer.raw(FrameHeader(kind, T, part).pack(), value, stream)
 
 
@@ -131,6 +134,7 @@ DRIVE: Final[dict[Event, Callable[[Buffer], object]]] = {
     Event.DATA_OF_FORMER: lambda buffer: buffer.data(T, 10, 1, part=OWNER_PART),
     Event.COMMIT: lambda buffer: frame(buffer, FrameKind.COMMIT),
     Event.ABORT: lambda buffer: frame(buffer, FrameKind.ABORT),
+    Event.EXTEND: lambda buffer: frame(buffer, FrameKind.EXTEND),
     Event.END_OF_FORMER: lambda buffer: frame(buffer, FrameKind.ABORT, OWNER_PART),
     Event.ASTRAY: astray,
     Event.CORRUPT: lambda buffer: frame(buffer, FrameKind.ABORT, value=b""),

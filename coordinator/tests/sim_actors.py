@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,14 +30,16 @@ from rollbridge.model.frames import (
     PieceKey,
     buffer_partition,
     encode_abort,
+    encode_extend,
 )
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.pieces import Ages, BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
 from rollbridge_coordinator.state import effects as fx
@@ -163,6 +165,8 @@ class Client:
         self.read = 0
         self.stopping = False
         self.epoch = 0
+        self.extends = random.Random(f"{name}, {rng.getstate()[1][0]}")
+        """Whether a lease is extended, drawn beside everything else."""
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing."""
@@ -222,6 +226,10 @@ class Client:
             if self.clock_ms >= self.current.commits_ms:
                 self._ask_for_commit(self.current)
             return
+        if self.lease_ms == LEASE_MS and self.extends.random() < 0.05:
+            header = FrameHeader(FrameKind.EXTEND, self.current.id.bytes, self.current.part)
+            lease_ms = self.extends.randint(0, 2 * LEASE_MS)
+            self._send(self.current, self.current.begin.home, header, encode_extend(lease_ms))
         chance = self.rng.random()
         if chance < 0.75:
             self._write(self.current)
@@ -340,6 +348,23 @@ class HastyFold(BufferFold):
         return dict(self.positions)
 
 
+class StubbornAges(Ages):
+    """A defect: a lease that was extended still ends when it would have."""
+
+    def overdue(self, now_ms: int) -> list[BufferedTransaction]:
+        """Not what it promises."""
+        first = [item for item in self._known.values() if item.state is State.OPEN]
+        return [item for item in first if item.begun_ms + LEASE_MS < now_ms and item.begin.lease_ms < 5 * LEASE_MS]
+
+
+class StubbornFold(BufferFold):
+    """The same."""
+
+    def __init__(self, limits: BufferLimits, check: Callable[[bytes, int], str | None], terminated: Any = ()) -> None:
+        super().__init__(limits, check, terminated)
+        self.ages = StubbornAges(self.open)
+
+
 class CarelessFold(BufferFold):
     """A defect: no transaction refers to any epoch."""
 
@@ -379,7 +404,8 @@ def release_all(fold: BufferFold) -> None:
 def fold_of(world: World, terminated: Collection[bytes]) -> BufferFold:
     """An empty fold, of a leader or a standby."""
     limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
-    kind = HastyFold if "hasty-truncation" in world.faults else BufferFold
+    kind: type[BufferFold] = HastyFold if "hasty-truncation" in world.faults else BufferFold
+    kind = StubbornFold if "stubborn-lease" in world.faults else kind
     kind = CarelessFold if "careless-expiry" in world.faults else kind
     kind = UnorderedFold if "unordered-session" in world.faults else kind
     kind = ForgivingFold if "gaps-in-session" in world.faults else kind

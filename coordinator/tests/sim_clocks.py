@@ -8,7 +8,7 @@ from math import inf
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_world import World
 from rollbridge.model.control import EXPIRED, ControlRecord
-from rollbridge.model.frames import FrameKind, unpack_header
+from rollbridge.model.frames import FrameKind, decode_extend, unpack_header
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 
@@ -28,7 +28,7 @@ def lease_faults(world: World, attempt: Attempt, outcome: ControlRecord, decided
     """What is wrong with the end of a transaction, whose outcome was written at a time by the brokers' clock."""
     if not outcome.reason.startswith(EXPIRED):
         return
-    deadline_ms = attempt.begun_ms + attempt.begin.lease_ms
+    deadline_ms = deadline_of(world, attempt)
     if decided_ms < deadline_ms:
         yield f"{attempt.id} has expired {deadline_ms - decided_ms} ms before its lease has ended"
     if outcome.reason != EXPIRED:
@@ -36,6 +36,23 @@ def lease_faults(world: World, attempt: Attempt, outcome: ControlRecord, decided
     # What a connection that died had not delivered was never asked for, whatever its client believes.
     if attempt.ended == "commit" and attempt.asked_ms <= deadline_ms and _commit_ms(world, attempt) <= deadline_ms:
         yield f"{attempt.id} has expired although its commit was asked for in time"
+
+
+def deadline_of(world: World, attempt: Attempt) -> int:
+    """When the lease of a transaction ends: as its EXTEND frames say that were appended in time."""
+    deadline_ms = attempt.begun_ms + attempt.begin.lease_ms
+    for name, log in world.topics.items():
+        if ".transaction-buffer" in name:
+            for entry in log.entries:
+                header = None if entry.item is None else unpack_header(entry.item[0])
+                if (
+                    header is not None
+                    and header.kind is FrameKind.EXTEND
+                    and header.transaction == attempt.id.bytes
+                    and entry.appended_ms <= deadline_ms
+                ):
+                    deadline_ms = max(deadline_ms, entry.appended_ms + decode_extend(entry.item[1]))
+    return deadline_ms
 
 
 def _commit_ms(world: World, attempt: Attempt) -> float:

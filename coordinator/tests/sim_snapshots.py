@@ -73,7 +73,7 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         end = group.fold.positions.get((topic, number), 0)
         log = world.topics[shard(topic, number)]
         for offset, entry in enumerate(log.entries[log.start : end], log.start):
-            whole.fold(stream, (topic, number), offset, 0, *entry.item)
+            whole.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
     for transaction in whole.open.keys() | group.fold.open.keys():
         expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)
         if expected is None or actual is None:

@@ -184,7 +184,8 @@ class World:
     ``greedy-truncation`` (more is truncated than was asked for), ``hasty-truncation`` (it is asked for what was read),
     ``deaf-retention`` (what a group has read is not asked), ``greedy-expiry`` (more epochs are dropped than nobody
     needs), ``careless-expiry`` (open transactions are not asked for), ``baseless-expiry`` (where sequence ids begin is
-    not kept), ``forgetful-expiry`` (nor where records were),
+    not kept), ``forgetful-expiry`` (nor where records were), ``stubborn-lease`` (an extended lease ends
+    as before),
     ``visible-before-sealed`` (PDP-24's order of a rolling commit: its records can be read before it has sealed),
     ``trusts-its-clock`` (a leader asks nobody else for the time),
     ``untied-outcomes`` (what is remembered of outcomes is written outside of the round), ``first-guess`` (positions

@@ -11,7 +11,16 @@ from coordinator.tests.makers import Bench
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.changes import EpochTransition, StreamFault
 from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort, pack_bundle
+from rollbridge.model.frames import (
+    BeginFrame,
+    FrameHeader,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    encode_abort,
+    encode_extend,
+    pack_bundle,
+)
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.names import StreamName
@@ -88,6 +97,7 @@ def rubbish(draw: st.DrawFn) -> list[Frame]:
         FrameKind.ABORT: st.just(encode_abort("why")),
         FrameKind.BUNDLE: st.just(pack_bundle(inner)[1]),
         FrameKind.DATA: st.just(b"data"),
+        FrameKind.EXTEND: st.integers(-(1 << 63), (1 << 63) - 1).map(encode_extend),
     }
     return [(draw(st.sampled_from(STREAMS[:3])), header, draw(values[kind] | st.binary(max_size=60)))]
 

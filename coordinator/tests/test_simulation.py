@@ -551,6 +551,7 @@ def covered(seeds: Iterable[int]) -> Coverage:
 FOUND_AS = {
     "deaf-refusal": "tried for ever",
     "broad-refusal": "in an error state",
+    "stubborn-lease": "before its lease has ended",
     "hasty-expiry": "although its commit was asked for in time",
     "visible-before-sealed": "out of order",
 }
@@ -606,6 +607,7 @@ FOUND_FIRST = {
         "gaps-in-session",
         "trusts-its-clock",
         "hasty-expiry",
+        "stubborn-lease",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,

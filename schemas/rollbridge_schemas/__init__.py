@@ -32,6 +32,7 @@ NAMES: Final = (
     "controller_epoch",
     "coordinator",
     "epoch",
+    "extend_frame",
     "group",
     "late",
     "ongoing_transactions",

@@ -1,4 +1,4 @@
-"""``rollbridge txn``: list, describe and abort open transactions, and show outcomes.
+"""``rollbridge txn``: list, describe, extend and abort open transactions, and show outcomes.
 
 Like Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: the client that
 has one open, its age, and the end of its lease are what matters.
@@ -42,7 +42,7 @@ _ID = click.argument("transaction", metavar="ID")
 
 @click.group()
 def txn() -> None:
-    """List, describe and abort open transactions, and show the outcomes of others.
+    """List, describe, extend and abort open transactions, and show the outcomes of others.
 
     A transaction is listed once it has been open for about half a second, and until its end is logged.
     """
@@ -223,6 +223,25 @@ def abort(context: CliContext, transaction: str, reason: str) -> None:
     with connected(context) as b:
         b.admin.abort_transaction(identifier, reason=reason)
     context.answer({"transaction": str(identifier), "aborted": True, "reason": reason}, f"Aborted {identifier}.")
+
+
+@txn.command()
+@_ID
+@click.argument("lease", type=values.duration, metavar="DURATION")
+@click.pass_obj
+def extend(context: CliContext, transaction: str, lease: timedelta) -> None:
+    """Let an open transaction stay open for DURATION from now on, such as 2d, whoever began it.
+
+    Its owner goes on undisturbed. A lease is never made shorter, and the limit of the coordinators counts.
+    """
+    identifier = TransactionId.parse(transaction)
+    with connected(context) as b:
+        end = b.extend(identifier, lease)
+    ends_ms = int(end.timestamp() * 1000)
+    context.answer(
+        {"transaction": str(identifier), "lease_ends_ms": ends_ms},
+        f"Transaction {identifier} may stay open until {moment(ends_ms)}.",
+    )
 
 
 @txn.command()

@@ -10,10 +10,14 @@ neither write nor end the transaction.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from confluent_kafka import KafkaError, Message
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.frame_writer import piece_bytes
@@ -21,11 +25,19 @@ from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
 from rollbridge.client.results import Ends, Outcome, Piece, TransactionStory, find_ends
-from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime
+from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
 from rollbridge.client.transaction import Transaction
-from rollbridge.errors import InvalidRequestError, NotFoundError, UnavailableError
+from rollbridge.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    TransactionClosedError,
+    TransactionPreserverClosedError,
+    UnavailableError,
+)
+from rollbridge.kafka.errors import translate
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameKind
+from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.transaction import KnownTransaction, State
@@ -107,6 +119,13 @@ def settled(known: KnownTransaction) -> Completion:
     completion = Completion(known.id.bytes)
     completion.settle(record.encode_value(), known.position)
     return completion
+
+
+def _over(transaction: TransactionId) -> TransactionClosedError:
+    return TransactionClosedError(
+        f"transaction {transaction} has ended, so its lease cannot be extended; nothing was changed",
+        transaction=str(transaction),
+    )
 
 
 logger = logging.getLogger(__name__)
@@ -223,6 +242,30 @@ class Resuming(ABC):
         with answers_within(resumer.seconds(timeout)):
             return resumer.resume(transaction, timeout, client)
 
+    def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout = None) -> datetime:
+        """Let an open transaction stay open for longer, whoever began it; see :meth:`rollbridge.Transaction.extend`.
+
+        Its owner goes on undisturbed.
+
+        Args:
+            transaction: Its id.
+            lease: How long it may stay open from now on; at most the limit of the coordinators counts.
+            timeout: How long to wait for the answers of the leader; the connection's ``commit_timeout`` by default.
+
+        Returns:
+            When its lease ends.
+
+        Raises:
+            InvalidTimeoutError: longer than ``lease_max``, or not positive; nothing was changed.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
+            TransactionClosedError: it has ended; nothing was changed.
+            OutcomeUnknownError: no answer in time; ask again.
+            CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: likewise.
+        """
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.extend(transaction, lease, timeout)
+
 
 class Resumer:
     """Part of a connection that handles transactions begun elsewhere. Safe to use from several threads."""
@@ -299,6 +342,51 @@ class Resumer:
                 return self._take_over(group, known, epoch)
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
+
+    def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout) -> datetime:
+        """See :meth:`Resuming.extend`."""
+        value = encode_extend(extension_ms(lease, self._options.lease_max))
+        identifier = TransactionId.of_any(transaction)
+        deadline = Deadline(self.seconds(timeout))
+        group, known = self._inquiry.transaction(identifier, deadline.left())
+        if known.state is not State.OPEN:
+            raise _over(identifier)
+        config = self._catalog.view(next(iter(known.streams))).config
+        header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
+        place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
+        answered = threading.Event()
+        faults: list[KafkaError] = []
+
+        def delivered(fault: KafkaError | None, _: Message | None) -> None:
+            if fault is not None:
+                faults.append(fault)
+            answered.set()
+
+        self._runtime.sender.send(*place, header, value, delivered)
+        if not answered.wait(deadline.left()):
+            raise OutcomeUnknownError(
+                f"whether the lease of transaction {identifier} was extended is not known: the brokers have not "
+                "answered in time; ask again",
+                transaction=str(identifier),
+            )
+        if faults:
+            raise translate(faults[0], "extend a lease", place[0])
+        ends_ms = self.lease_end(group, identifier, deadline.left())
+        if ends_ms is None:
+            raise _over(identifier)
+        return datetime.fromtimestamp(ends_ms / 1000, UTC)
+
+    def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int | None:
+        """Return when the lease of a transaction ends, ms since 1970, with all that was written before; None if it has.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        try:
+            _, known = self._inquiry.transaction(transaction, timeout_s, group=group)
+        except (NotFoundError, TransactionPreserverClosedError):
+            return None  # it is not open, and nobody remembers how it has ended
+        return known.decided_ms + known.lease_ms if known.state is State.OPEN else None
 
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""

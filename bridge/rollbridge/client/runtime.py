@@ -47,6 +47,10 @@ class Runtime:
     commits: CommitNumbers
     who_leads: Callable[[GroupName], str]
     """Returns in half a sentence why a group may not answer."""
+    lease_max: timedelta
+    lease_end: Callable[[GroupName, TransactionId, float], int | None]
+    """Returns when the lease of an open transaction ends, ms since 1970, as its leader says once it has read all that
+    was written before; None if it has ended. Takes a time-out in seconds."""
     events: Callable[[GroupName, TransactionId], Sequence[str]]
     """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
 
@@ -124,6 +128,19 @@ class ClientOptions:
     def codec(self) -> Compression:
         """Number of the codec."""
         return Compression.named(self.compression)
+
+
+def extension_ms(lease: timedelta, lease_max: timedelta) -> int:
+    """Return for how long a lease is to be extended, ms.
+
+    Raises:
+        InvalidTimeoutError: not positive, or longer than a lease may be; nothing was changed.
+    """
+    if not timedelta(milliseconds=1) <= lease <= lease_max:
+        raise InvalidTimeoutError(
+            f"a lease may be extended by up to {lease_max} from now on, not by {lease}; nothing was changed"
+        )
+    return lease // timedelta(milliseconds=1)
 
 
 # Plans

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from types import TracebackType
@@ -26,7 +27,7 @@ from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece
 from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
-from rollbridge.client.runtime import BeginPlan, Runtime, new_condition, with_condition
+from rollbridge.client.runtime import BeginPlan, Runtime, extension_ms, new_condition, with_condition
 from rollbridge.client.sender import Delivered
 from rollbridge.client.writing import Writing
 from rollbridge.consumer.commits import check_offsets
@@ -38,6 +39,7 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     RollbridgeError,
     TransactionAbortedError,
+    TransactionClosedError,
     TransactionRefusedError,
     TransactionTooLargeError,
     TruncatedError,
@@ -56,6 +58,7 @@ from rollbridge.model.frames import (
     Manifest,
     PieceKey,
     encode_abort,
+    encode_extend,
 )
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from rollbridge.model.ids import OWNER_PART
@@ -256,6 +259,46 @@ class Transaction(Writing):
             conditions = with_condition(self._conditions, condition)
             self._writer.room.take(condition_bytes(condition), self.id, "this condition was not taken, the others were")
             self._conditions = conditions
+
+    def extend(self, lease: timedelta, timeout: Timeout = None) -> datetime:
+        """Let the transaction stay open for longer: until so long after now, and never for less than before.
+
+        Leases need no renewal; this is for those that turn out too short. It takes a round trip to the leader.
+
+        Args:
+            lease: How long it may stay open from now on; at most the limit of the coordinators counts.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Returns:
+            When its lease ends, as the leader has it: not later than before if somebody else has resumed the
+            transaction.
+
+        Raises:
+            InvalidTimeoutError: longer than ``lease_max``, or not positive; nothing was changed.
+            TransactionClosedError: its end was asked for, or it has ended; nothing was changed.
+            OutcomeUnknownError: no answer in time; ask again.
+        """
+        timeout_s = self._seconds(timeout)
+        deadline = Deadline(timeout_s)
+        value = encode_extend(extension_ms(lease, self._runtime.lease_max))
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._emit(0, self._key_of(FrameKind.EXTEND), value)
+        try:
+            self.flush(deadline.left())
+            ends_ms = self._runtime.lease_end(self._plan.group, self.id, deadline.left())
+        except UnavailableError as fault:
+            raise OutcomeUnknownError(
+                f"whether the lease of transaction {self.id} was extended is not known: no answer within "
+                f"{timeout_s:g} s ({fault}); ask again",
+                transaction=str(self.id),
+            ) from fault
+        if ends_ms is None:
+            raise TransactionClosedError(
+                f"transaction {self.id} has ended, so its lease cannot be extended", transaction=str(self.id)
+            )
+        return datetime.fromtimestamp(ends_ms / 1000, UTC)
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.

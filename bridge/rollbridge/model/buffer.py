@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Final
 
@@ -37,11 +37,13 @@ from rollbridge.model.control import (
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX, Fences
 from rollbridge.model.frames import (
+    ANYBODY,
     FrameHeader,
     FrameKind,
     PieceKey,
     decode_abort,
     decode_begin,
+    decode_extend,
     decode_manifest,
     unpack_bundle,
     unpack_header,
@@ -149,6 +151,7 @@ class BufferFold:
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
         fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
+        extended: the ids of transactions whose leases were extended, until whoever folds takes note.
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
         late_streams: the streams of which it is noted in ``late`` that they were named; None: any.
         late_bytes: memory that ``late`` takes, by its price.
@@ -183,6 +186,7 @@ class BufferFold:
         self.log_position = 0
         self.appended_ms = 0
         self.fresh: list[bytes] | None = None
+        self.extended: set[bytes] = set()
         self.late: dict[bytes, LateBegin] | None = None
         self.late_streams: Collection[str] | None = None
         self.late_bytes = 0
@@ -307,7 +311,10 @@ class BufferFold:
             item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms), begin_price(known.begin))
             item.log_position = known.log_position
             self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
+        before_ms = item.deadline_ms
         known.restore(item, stream, partition)
+        if item.deadline_ms > before_ms:
+            self.ages.extend(item)
         price = item.price()
         self.held_bytes += price - item.held_bytes
         item.held_bytes = price
@@ -437,6 +444,8 @@ class BufferFold:
                         self._begin(header, stream, partition, offset, appended_ms, value)
                     else:
                         self._begin_again(transaction, header, stream, partition, offset, appended_ms, value)
+                case FrameKind.EXTEND:
+                    self._extend(transaction, header, stream, decode_extend(value), appended_ms)
                 case FrameKind.COMMIT | FrameKind.ABORT:
                     try:
                         self._hear_end(transaction, header, stream, value, appended_ms)
@@ -444,6 +453,34 @@ class BufferFold:
                         self._meet(transaction, header)
         except CorruptDataError:
             self._corrupt(header, appended_ms)
+
+    def _extend(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        lease_ms: int,
+        appended_ms: int,
+    ) -> None:
+        """Let a lease end later: so long after the frame as it says, at most as the limit for a lease allows."""
+        if transaction is None:
+            self._drop(decide(self._state_of(header.transaction), Event.EXTEND))
+            return
+        event = Event.EXTEND if stream == transaction.begin.home else Event.ASTRAY
+        if header.part != ANYBODY and self._is_fenced(transaction, header):
+            event = Event.END_OF_FORMER
+        row = decide(transaction.state, event, transaction)
+        if row is not Stay.TAKEN:
+            self._drop(row)
+            return
+        deadline_ms = appended_ms + min(lease_ms, self.limits.lease_ms_max)
+        if deadline_ms > transaction.deadline_ms:
+            transaction.begin = replace(transaction.begin, lease_ms=deadline_ms - transaction.begun_ms)
+            self.ages.extend(transaction)
+            self.extended.add(transaction.id)
+            cause = f"its lease ends {deadline_ms - appended_ms} ms after the frame"
+            state = transaction.state
+            self.chronicle.changed(transaction.id, state, state, Event.EXTEND, cause, is_unusual=True)
 
     def _hear_end(
         self,

@@ -1,16 +1,17 @@
 """Frames: the messages of a transaction buffer.
 
 A frame is one Kafka message. Its key is a fixed header, so that nothing has to be decoded to route or drop the frame.
-Its value is a ready-made record batch (DATA) or an Avro record (BEGIN, COMMIT, ABORT)::
+Its value is a ready-made record batch (DATA) or an Avro record (all others but BUNDLE)::
 
     key, 44 bytes, big-endian                                                   value
     +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
     | magic | ver | kind | transaction id | part | segment | first count | records | epoch  |   | record batch |
-    | "RB"  |  1  | 1..5 |                |      |         |             |         |        |   | or Avro      |
+    | "RB"  |  1  | 1..6 |                |      |         |             |         |        |   | or Avro      |
     +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
     0       2     3      4                20     24        28            36        40      44
 
-    kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE
+    kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE, 6 EXTEND
+    part         of an EXTEND frame of an administrator: the highest number, which no part has
     segment      DATA: segment number; else 0
     first count  DATA: local sequence count of the first record; else 0
     records      DATA: number of records; BUNDLE: number of frames; else 0
@@ -80,6 +81,7 @@ class FrameKind(IntEnum):
     COMMIT = 3
     ABORT = 4
     BUNDLE = 5
+    EXTEND = 6
 
 
 class FrameHeader(NamedTuple):
@@ -102,6 +104,9 @@ class FrameHeader(NamedTuple):
         """Position of an end among the commits of its connection; None if it is not numbered."""
         return order_of(self.segment, self.first_count, self.records, self.client_epoch)
 
+
+ANYBODY: Final = PART_MAX
+"""The part in an EXTEND frame of somebody who does not own the transaction; no part has this number."""
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 _ENDS: Final = (FrameKind.COMMIT, FrameKind.ABORT)
@@ -322,6 +327,20 @@ _cached_manifest = lru_cache(maxsize=_CACHED_VALUES_MAX)(_manifest)
 def encode_abort(reason: str) -> bytes:
     """Encode the value of an ABORT frame."""
     return rollbridge_schemas.codec("abort_frame").encode({"reason": reason})
+
+
+def encode_extend(lease_ms: int) -> bytes:
+    """Encode the value of an EXTEND frame."""
+    return rollbridge_schemas.codec("extend_frame").encode({"lease_ms": lease_ms})
+
+
+def decode_extend(value: bytes) -> int:
+    """Decode how long a transaction may stay open from an EXTEND frame on, ms; 0 at least.
+
+    Raises:
+        CorruptDataError: The value does not decode.
+    """
+    return max(int(_decode("extend_frame", value)["lease_ms"]), 0)
 
 
 def decode_abort(value: bytes) -> str:

@@ -117,6 +117,9 @@ class OngoingTransaction:
         """Put it back into a transaction that nothing of this partition has been folded into."""
         if self.is_begun:
             transaction.begun_in.add(stream)
+        if self.begin.lease_ms > transaction.begin.lease_ms:
+            # It was extended, and the record of another buffer is older.
+            transaction.begin = self.begin
         transaction.first_offsets[partition] = self.first_position
         transaction.owners.restore(stream, self.owners, self.owner)
         transaction.frames.extend(self.frames)

@@ -446,6 +446,10 @@ class Ages:
         heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
         self._young.append(item)
 
+    def extend(self, item: BufferedTransaction) -> None:
+        """Note that the lease of a transaction ends later than was known."""
+        heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
+
     def overdue(self, now_ms: int) -> list[BufferedTransaction]:
         """Return open transactions whose lease has expired, oldest deadline first, changing nothing."""
         found: list[BufferedTransaction] = []
@@ -453,7 +457,7 @@ class Ages:
         while self._deadlines and self._deadlines[0][0] < now_ms:
             entry = heapq.heappop(self._deadlines)
             item = self._known.get(entry[1])
-            if item is not None and item.state is State.OPEN:
+            if item is not None and item.state is State.OPEN and item.deadline_ms <= entry[0]:
                 found.append(item)
                 kept.append(entry)
         for entry in kept:

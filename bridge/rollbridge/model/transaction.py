@@ -80,8 +80,10 @@ class Event(StrEnum):
     """The COMMIT frame, in the buffer of its first stream."""
     ABORT = "abort"
     """The ABORT frame, in the buffer of its first stream, or an admin request."""
+    EXTEND = "extend"
+    """An EXTEND frame, in the buffer of its first stream."""
     END_OF_FORMER = "end-of-former-owner"
-    """A COMMIT or ABORT frame of a former owner, or of a session that a newer one has fenced."""
+    """A COMMIT, ABORT or EXTEND frame of a former owner, or of a session that a newer one has fenced."""
     ASTRAY = "astray"
     """A frame in the buffer of a stream that is not one of its own, or an end that is not in that of the first."""
     CORRUPT = "corrupt"
@@ -145,6 +147,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA: _D.ZOMBIE,
         _E.COMMIT: _D.ZOMBIE,
         _E.ABORT: _D.ZOMBIE,
+        _E.EXTEND: _D.ZOMBIE,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
     },
@@ -156,6 +159,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.FENCED,
         _E.COMMIT: Move(_S.COMMITTING),
         _E.ABORT: Move(_S.ABORTING),
+        _E.EXTEND: Stay.TAKEN,
         _E.END_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
@@ -171,6 +175,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.FENCED,
         _E.COMMIT: _D.LATE,
         _E.ABORT: _D.LATE,
+        _E.EXTEND: _D.LATE,
         _E.END_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
@@ -186,6 +191,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.LATE,
         _E.COMMIT: _D.LATE,
         _E.ABORT: _D.LATE,
+        _E.EXTEND: _D.LATE,
         _E.END_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
@@ -200,6 +206,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA: _D.ZOMBIE,
         _E.COMMIT: _D.ZOMBIE,
         _E.ABORT: _D.ZOMBIE,
+        _E.EXTEND: _D.ZOMBIE,
         _E.CORRUPT: _D.CORRUPT,
     },
 }

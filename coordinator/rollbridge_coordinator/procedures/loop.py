@@ -31,8 +31,10 @@ from rollbridge_coordinator.procedures.upkeep import (
     await_frames,
     expire_bookkeeping,
     expire_overdue,
+    forget_barriers,
     forget_sessions,
     forsake_held,
+    record_extended,
     record_long,
     remove_records,
 )
@@ -99,6 +101,9 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     if group.held:
         yield from retry_held(group, stamp_ms)
     yield from keep_journal(group)
+    if group.fold.extended:
+        forget_barriers(group)
+        yield from undertake(group, "records of extended leases", record_extended, now_ms)
     deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < group.times.lease(now_ms):
         yield from expire_overdue(group, now_ms)

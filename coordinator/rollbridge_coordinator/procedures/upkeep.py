@@ -18,7 +18,7 @@ from rollbridge.model.cooperative import JointState
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import Partition, check_client_name
 from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, TransactionRecord, leading
+from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, SetNode, TransactionRecord, leading
 from rollbridge.model.requests import AdminAnswer
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
@@ -52,6 +52,27 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
         if barrier is not None and group.is_folded(barrier):
             group.fold.expire(transaction.id, now_ms)
             group.counts["transactions_expired"] += 1
+
+
+def forget_barriers(group: GroupState) -> None:
+    """Forget the ends of buffers that were looked up for leases which have been extended since: they lie too low."""
+    for transaction in group.fold.extended:
+        group.barriers.pop(transaction, None)
+
+
+def record_extended(group: GroupState, _: int) -> Steps[None]:
+    """Write the new leases into the ZooKeeper records of transactions that were extended."""
+    extended = set(group.fold.extended)
+    nodes = [
+        SetNode(*_record_node(group, group.fold.open[item]))
+        for item in sorted(extended & group.recorded & group.fold.open.keys())
+    ]
+    while nodes:
+        count = leading(nodes[:RECORDS_PER_WRITE], group.settings.write_bytes_max)
+        if not (yield from Write(nodes[:count])):
+            raise StaleStateError(f"a transaction record of {group.name} is gone that this leader has not removed")
+        del nodes[:count]
+    group.fold.extended -= extended
 
 
 def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
