@@ -88,13 +88,17 @@ CALLS: Final = frozenset(
         "Bridge.unfinished",
         "CasFuture.result",
         "CommitFuture.result",
+        "Consumer.cluster_id",
         "Consumer.committed",
         "Consumer.consume",
         "Consumer.get_watermark_offsets",
+        "Consumer.list_topics",
+        "Consumer.offsets_for_times",
         "Consumer.poll",
         "Part.flush",
         "PlainFuture.result",
         "Producer.abort_transaction",
+        "Producer.cluster_id",
         "Producer.commit_transaction",
         "Producer.flush",
         "Producer.init_transactions",
@@ -274,6 +278,9 @@ def _reading(lanes: Lanes, readers: Readers, stream: str) -> None:
     lanes.add("member", "Consumer.consume", lambda: member.consume(10, TIMEOUT_S))
     lanes.add("member", "Consumer.committed", lambda: member.committed([place], TIMEOUT_S))
     lanes.add("member", "Consumer.get_watermark_offsets", lambda: member.get_watermark_offsets(place, TIMEOUT_S))
+    lanes.add("member", "Consumer.offsets_for_times", lambda: member.offsets_for_times([place], TIMEOUT_S))
+    lanes.add("member", "Consumer.list_topics", lambda: member.list_topics(timeout=TIMEOUT_S))
+    lanes.add("member", "Consumer.cluster_id", lambda: member.cluster_id(TIMEOUT_S))
 
     def leave() -> None:
         # Its segments are revoked while it polls, and what it was given has not been committed.
@@ -372,6 +379,7 @@ def _producing(lanes: Lanes, site: Site, stream: str, group: str, stack: ExitSta
         item.produce(stream, b"v", b"k")
         item.flush(PATIENCE_S)
     lanes.add("starting", "Producer.list_topics", lambda: starting.list_topics(timeout=TIMEOUT_S))
+    lanes.add("starting", "Producer.cluster_id", lambda: starting.cluster_id(TIMEOUT_S))
     lanes.add("starting", "Producer.init_transactions", lambda: starting.init_transactions(TIMEOUT_S))
     place = TopicPartition("somewhere", 0, 1)
     lanes.add(

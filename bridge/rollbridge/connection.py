@@ -617,6 +617,29 @@ class Bridge(Resuming):
         self._check_open()
         return self._catalog.partition_of(stream, segment)
 
+    def partition_for(self, stream: str, key: bytes) -> int:
+        """Return the partition number of the active segment in which a key belongs.
+
+        Raises:
+            StreamNotFoundError, ScopeNotFoundError, InvalidNameError, ZooKeeperUnavailableError.
+        """
+        self._check_open()
+        view = self._catalog.view(stream)
+        segment = view.history.active.segment_at(view.config.keys.position(key)).id
+        return view.history.graph.partitions[segment]
+
+    def stream_of(self, name: str, *, reread: bool = False) -> str | None:
+        """Return ``scope/stream`` for that, or for a topic that a stream has adopted; None for a plain topic.
+
+        The answer is remembered, and so may be a moment old unless it is to be ``reread``.
+
+        Raises:
+            InvalidNameError: no topic of an application has this name.
+            ZooKeeperUnavailableError.
+        """
+        self._check_open()
+        return self._catalog.find(name, reread=reread)
+
     def _history_of(self, stream: StreamName) -> EpochHistory | None:
         """Return the cached epochs of a stream; None if the stream is gone."""
         try:

@@ -62,6 +62,7 @@ from rollbridge.model.frames import (
 )
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from rollbridge.model.ids import OWNER_PART
+from rollbridge.model.names import is_internal
 
 logger = logging.getLogger(__name__)
 
@@ -223,11 +224,13 @@ class Transaction(Writing):
     def _placed(self, offsets: Offsets) -> Iterator[tuple[tuple[str, int], int]]:
         """Yield offsets by Kafka's topics and partitions, without those of removed segments, which nobody reads."""
         for topic, partition, offset in _triples(offsets):
-            if "/" not in topic:  # also of an adopted topic, whose partitions are its segments
+            # Also of an adopted topic: its partitions are segments, but what follows a scale lies elsewhere.
+            stream = None if "/" not in topic and is_internal(topic) else self._runtime.catalog.find(topic)
+            if stream is None:
                 yield (topic, partition), offset
                 continue
             with suppress(TruncatedError):
-                yield self._runtime.catalog.place_of_partition(topic, partition), offset
+                yield self._runtime.catalog.place_of_partition(stream, partition), offset
 
     def expect(
         self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT

@@ -31,7 +31,7 @@ from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
 from rollbridge.model.lineage import place_of_partition
-from rollbridge.model.names import Partition, StreamName, show_partition
+from rollbridge.model.names import Partition, StreamName, is_segment_topic, show_partition
 from rollbridge.model.reader_group import Reset
 
 # Segments and offsets that callers name
@@ -39,6 +39,9 @@ from rollbridge.model.reader_group import Reset
 
 _TIMEOUT_S: Final = 30.0
 _nobody: Callable[[], None] = lambda: None  # noqa: E731
+
+FindStream = Callable[[str, Callable[[], None]], StreamName | None]
+"""Finder of the stream that has adopted a topic, given a callback for when the answer may change; None for none."""
 
 
 class PartitionNames:
@@ -50,31 +53,53 @@ class PartitionNames:
         members: Membership,
         offsets: LogOffsets,
         load: ReloadHistory,
+        find: FindStream,
         settings: ConsumerSettings,
     ) -> None:
         self._consumer = consumer
         self._members = members
         self._offsets = offsets
         self._load = load
+        self._find = find
         self._reset = settings.reset
 
     def find(self, place: TopicPartition) -> Partition:
-        """Return where the segment lies that ``place`` names.
+        """Return where the segment lies that ``place`` names, or the partition of a plain topic.
 
         Raises:
             InvalidRequestError: ``place`` names no segment.
             TruncatedError, StreamRecreatedError: The segment no longer exists.
             StreamNotFoundError, ZooKeeperUnavailableError.
         """
+        topic, members = place.topic, self._members
+        if topic in members.plain:
+            return topic, place.partition
+        if "/" not in topic and is_segment_topic(topic):
+            return topic, 0
         try:
-            if "/" not in place.topic:
-                self._members.index.find((place.topic, place.partition))
-                return place.topic, place.partition if place.topic in self._members.index.adopted else 0
-            name = StreamName.parse(place.topic)
+            name = self.stream(topic)
         except InvalidNameError as fault:
-            raise InvalidRequestError(f"{place.topic!r} names no segment: {fault}") from None
+            raise InvalidRequestError(f"{topic!r} names no segment: {fault}") from None
+        if name is None:
+            members.shared.add(topic)
+            return topic, place.partition
         history = self.learn(name)
-        return place_of_partition(self._members.places(name), place.partition, history, lambda: self._read(name))
+        return place_of_partition(members.places(name), place.partition, history, lambda: self._read(name))
+
+    def stream(self, name: str) -> StreamName | None:
+        """Return the stream that a name means, or that has adopted a topic; None for a plain topic.
+
+        Raises:
+            InvalidNameError: It is the name of none of these.
+            ZooKeeperUnavailableError.
+        """
+        if "/" in name:
+            return StreamName.parse(name)
+        known = self._members.index.adopted.get(name)
+        stream = self._find(name, _nobody) if known is None else known.stream
+        if stream is not None:
+            self._members.names[stream] = name
+        return stream
 
     def learn(self, stream: StreamName) -> EpochHistory:
         """Return the last known epochs of a stream; read them if there are none.
@@ -161,6 +186,7 @@ class Commits:
         if message is not None and offsets is not None:
             raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
         wanted: dict[Partition, int] = {}
+        notes: dict[Partition, str] = {}
         if message is not None:
             wanted[message.place] = (message.offset() or 0) + 1
         elif offsets is not None:
@@ -170,7 +196,8 @@ class Commits:
                 if place.offset < 0:
                     raise InvalidRequestError(f"offset {place.offset} cannot be committed; nothing was committed")
                 with suppress(TruncatedError):
-                    wanted[self._places.find(place)] = place.offset
+                    at = self._places.find(place)
+                    wanted[at], notes[at] = place.offset, place.metadata or ""
             if not wanted and any(place.offset != OFFSET_INVALID for place in offsets):
                 return [], []  # all of them were removed
         else:
@@ -183,7 +210,7 @@ class Commits:
         for at in wanted.keys() - over:
             self._members.check_commit(at, wanted[at])
         return (
-            [self._members.rounded(at, offset) for at, offset in wanted.items() if at not in over],
+            [self._members.rounded(at, offset, notes.get(at, "")) for at, offset in wanted.items() if at not in over],
             [TopicPartition(*at, wanted[at]) for at in wanted if at in over],
         )
 
@@ -286,6 +313,7 @@ class Rebalances:
     Attributes:
         tell: Callbacks of the application, by event.
         placing: True during the ``on_assign`` callback, in which ``assign`` chooses start offsets.
+        revoking: True during ``on_revoke`` and ``on_lost``, in which ``unassign`` has nothing to do.
     """
 
     def __init__(self, members: Membership, commits: Commits, *, cooperative: bool) -> None:
@@ -293,7 +321,7 @@ class Rebalances:
         self._commits = commits
         self._cooperative = cooperative
         self.tell: dict[str, Callable[[list[TopicPartition]], None]] = {}
-        self.placing = False
+        self.placing = self.revoking = False
 
     def assigned(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Take over segments and pause them; :meth:`.Membership.step` resumes each once it may be read."""
@@ -315,13 +343,20 @@ class Rebalances:
     def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Commit and give up segments that this member still owns."""
         self._commits.commit(map(_place, partitions))
-        self._call("revoke", partitions)
+        self._say_farewell("revoke", partitions)
         self._give_up(consumer, partitions)
 
     def lost(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Give up segments that already belong to others: nothing can be committed in them any more."""
-        self._call("lost" if "lost" in self.tell else "revoke", partitions)
+        self._say_farewell("lost" if "lost" in self.tell else "revoke", partitions)
         self._give_up(consumer, partitions)
+
+    def _say_farewell(self, event: str, partitions: list[TopicPartition]) -> None:
+        self.revoking = True
+        try:
+            self._call(event, partitions)
+        finally:
+            self.revoking = False
 
     def _give_up(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         self._members.revoked(map(_place, partitions))

@@ -3,13 +3,17 @@
 ::
 
     consumer = rollbridge.Consumer({"bootstrap.servers": "...", "zookeeper": "...", "group.id": "billing"})
-    consumer.subscribe(["sales/orders"])
+    consumer.subscribe(["sales/orders"])  # streams, adopted topics and plain ones
     while True:
         message = consumer.poll(1.0)
 
 Members share the segments by Kafka's own group protocol. A segment is handed out only after the group has committed
 its predecessors to their sealed ends, whichever member read them. An application that commits manually must therefore
 commit everything it has read, not only every so many records: after a seal, nothing else may arrive until it does.
+
+An adopted topic is named as ever, and its partitions are Kafka's: the group's offsets are the topic's own, so that
+native consumers go on where this one has stopped, and the other way round. A plain topic, which no stream has adopted,
+is read as confluent-kafka does. If it is adopted or released meanwhile, reading goes on where it was.
 
 Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them keeps working;
 all others are of :mod:`rollbridge.errors`.
@@ -22,11 +26,11 @@ lives. The topic of a segment is accepted as well. Partitions that are returned 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
-from threading import Thread
 from typing import Any, Final, Self
 
 from confluent_kafka import (
@@ -38,12 +42,21 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from rollbridge.calls import Deadline
+from rollbridge.calls import Deadline, answers_within
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
+from rollbridge.consumer.listing import list_all
 from rollbridge.consumer.records import Message, Origin, last_offsets
-from rollbridge.consumer.settings import consumer_settings
-from rollbridge.errors import InvalidRequestError, NotFoundError, StreamNotFoundError
+from rollbridge.consumer.settings import consumer_settings, dotted
+from rollbridge.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    UnavailableError,
+)
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.clients import TICK_S, open_consumer
 from rollbridge.kafka.errors import translate
@@ -51,7 +64,8 @@ from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.names import SegmentPlaces, StreamName, show_partition
+from rollbridge.model.names import SegmentPlaces, StreamName, is_segment_topic, is_topic_name, show_partition
+from rollbridge.model.records import StreamState
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -63,29 +77,33 @@ _SLICE_S: Final = 0.1
 _STEP_S: Final = 0.02
 _CONNECT_S: Final = 10.0
 _CLOSE_S: Final = 10.0
+_RENEW_S: Final = 1.0
+"""Seconds that ZooKeeper may take to say whether topics were adopted or released; asked again later."""
 _FOREVER_S: Final = 10.0**9
 
 
 class Consumer:
     """Member of a consumer group over streams. Only one thread at a time may use it. Close it, or use ``with``."""
 
-    def __init__(self, config: Mapping[str, Any], /, *, logger: logging.Logger = logger) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
         """Connect; a subscription or an assignment comes next.
 
         Args:
             config: confluent-kafka's settings, as far as :mod:`rollbridge.consumer.settings` allows them, and
-                ``zookeeper`` (``host:port,...``) and ``zookeeper.root``.
-            logger: Receiver of librdkafka's messages.
+                ``zookeeper`` (``host:port,...``) and ``zookeeper.root``. ``logger`` receives librdkafka's messages.
+            settings: The same, with underscores for dots.
 
         Raises:
             ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
             ZooKeeperUnavailableError: No server answered.
         """
-        self._settings = settings = consumer_settings(config)
-        connection = settings.connection
-        self._consumer = open_consumer({**settings.kafka, "on_commit": self._committed}, "start a consumer", logger)
+        whole = {**(config or {}), **dotted(settings)}
+        log = whole.pop("logger", logger)
+        self._settings = checked = consumer_settings(whole)
+        connection = checked.connection
+        self._consumer = open_consumer({**checked.kafka, "on_commit": self._committed}, "start a consumer", log)
         security = {
-            key: value for key, value in settings.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
+            key: value for key, value in checked.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
         }
         address, name = connection.bootstrap_servers, connection.client_name
         self._offsets = LogOffsets(address, security=security, client_id=name)
@@ -101,22 +119,26 @@ class Consumer:
             self._consumer.close()
             raise
         self._metadata = Metadata(self._session)
-        group = GroupOffsetStore(address, settings.group_id, security=security, client_id=name)
+        group = GroupOffsetStore(address, checked.group_id, security=security, client_id=name)
         self._members = Membership(
             self._consumer,
-            settings.group_id,
-            settings.reset,
+            checked.group_id,
+            checked.reset,
             group,
             self._offsets,
             self._load,
             self._places_of,
-            auto_commit=settings.auto_commit,
+            auto_commit=checked.auto_commit,
         )
-        self._origin = Origin(lambda stream: self._members.known.get(stream), index=self._members.index)
-        self._places = PartitionNames(self._consumer, self._members, self._offsets, self._load, settings)
-        self._commits = Commits(self._consumer, group, self._members, self._places, settings)
-        self._rebalances = Rebalances(self._members, self._commits, cooperative=settings.cooperative)
+        members = self._members
+        self._origin = Origin(lambda stream: members.known.get(stream), index=members.index, names=members.names)
+        self._places = PartitionNames(self._consumer, members, self._offsets, self._load, self._find, checked)
+        self._commits = Commits(self._consumer, group, self._members, self._places, checked)
+        self._rebalances = Rebalances(self._members, self._commits, cooperative=checked.cooperative)
         hold(self, "_consumer", "_members", "_commits", "_places", "_rebalances", "_session", "_offsets")
+        self._topics: list[str] = []
+        self._named: dict[str, SegmentPlaces | None] = {}
+        self._renamed = threading.Event()  # set by ZooKeeper's watches: a topic was adopted or released
         self._subscribed: frozenset[str] = frozenset()
         self._manual = False
         self._closed = self._left = False
@@ -134,7 +156,9 @@ class Consumer:
         """Subscribe to streams: share their segments, those of later epochs included, with the group's other members.
 
         Args:
-            topics: Streams, ``scope/stream``. All members of a group name the same ones.
+            topics: Streams, ``scope/stream``, of which all members of a group name the same ones; adopted topics; plain
+                ones; and patterns of topics, ``^...``. What a pattern matches is read as native consumers read it, so
+                name streams, and topics that may be scaled.
             on_assign: Called, while polling, with this consumer and newly assigned segments. The callback may call
                 :meth:`assign` with other offsets, to begin there; a segment still waits for its predecessors.
             on_revoke: Called before segments are given up; the last chance to commit.
@@ -145,9 +169,10 @@ class Consumer:
             InvalidNameError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
-        names = [StreamName.parse(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
-        if not names:
+        wanted = [topics] if isinstance(topics, str) else list(topics)
+        if not wanted:
             raise InvalidRequestError("no stream to subscribe to was named")
+        named = self._look_up(wanted)
         self._rebalances.tell = {
             event: partial(callback, self)
             for event, callback in (("assign", on_assign), ("revoke", on_revoke), ("lost", on_lost))
@@ -155,42 +180,84 @@ class Consumer:
         }
         self._manual = False
         self._subscribed = frozenset()
-        self._subscribe(self._members.begin(names))
+        self._begin(wanted, named)
 
     def unsubscribe(self) -> None:
         """Leave the group's segments to its other members."""
         self._consumer.unsubscribe()
+        self._topics, self._named = [], {}
         self._members.histories.clear()
+        self._members.plain.clear()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Read exactly these segments, without a group; within ``on_assign``, set the offsets to begin at."""
         self._check_open()
         if self._rebalances.placing:
-            for place in partitions:
-                item = self._members.owned.get(self._places.find(place))
-                if item is not None and place.offset not in (OFFSET_INVALID, OFFSET_STORED):
-                    item.override = self._places.absolute(item.place, place.offset)
+            self._choose_offsets(partitions)
             return
         self._manual = True
         self._members.revoked(list(self._members.owned))
         self._members.histories = {}
-        places: list[TopicPartition] = []
+        self._consumer.assign([self._take_on(place) for place in partitions])
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these segments, too, without a group; within ``on_assign``, set the offsets to begin at.
+
+        Raises:
+            KafkaException: Segments are shared with the group's other members, as was subscribed.
+        """
+        self._check_open()
+        if self._rebalances.placing:
+            self._choose_offsets(partitions)
+            return
+        self._check_manual()
+        self._manual = True
+        self._consumer.incremental_assign([self._take_on(place) for place in partitions])
+
+    def _choose_offsets(self, partitions: Iterable[TopicPartition]) -> None:
         for place in partitions:
-            at = self._places.find(place)
-            stream, segment = self._members.index.find(at)
+            item = self._members.owned.get(self._places.find(place))
+            if item is not None and place.offset not in (OFFSET_INVALID, OFFSET_STORED):
+                item.override = self._places.absolute(item.place, place.offset)
+
+    def _take_on(self, place: TopicPartition) -> TopicPartition:
+        """Own a segment that is assigned by hand; return where reading begins."""
+        at = self._places.find(place)
+        stream, segment = self._members.what(at)
+        if stream is not None:
             self._places.learn(stream)
-            offset = place.offset
-            if offset in (OFFSET_INVALID, OFFSET_STORED):
-                offset = self._places.stored(at)
-            offset = self._places.absolute(at, offset)
-            self._members.owned[at] = Owned(at, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset)
-            places.append(TopicPartition(*at, offset))
-        self._consumer.assign(places)
+        offset = place.offset
+        if offset in (OFFSET_INVALID, OFFSET_STORED):
+            offset = self._places.stored(at)
+        offset = self._places.absolute(at, offset)
+        self._members.owned[at] = Owned(at, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset)
+        return TopicPartition(*at, offset)
 
     def unassign(self) -> None:
-        """Stop reading all segments."""
+        """Stop reading all segments; within ``on_revoke``, that is done anyway."""
+        if self._rebalances.revoking:
+            return
         self._consumer.unassign()
         self._members.revoked(list(self._members.owned))
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Stop reading these segments, which were assigned by hand; within ``on_revoke``, that is done anyway.
+
+        Raises:
+            KafkaException: Segments are shared with the group's other members, or one of these is not read.
+        """
+        self._check_open()
+        if self._rebalances.revoking:
+            return
+        self._check_manual()
+        places = [self._places.find(place) for place in partitions]
+        self._consumer.incremental_unassign([TopicPartition(*place) for place in places])
+        self._members.revoked(places)
+
+    def _check_manual(self) -> None:
+        if self._topics and not self._manual:
+            why = "the group shares out what was subscribed to: offsets to begin at may be set in on_assign"
+            raise KafkaException(KafkaError(KafkaError._STATE, why))
 
     def assignment(self) -> list[TopicPartition]:
         """Return the segments assigned to this member, including those that wait for their predecessors."""
@@ -236,7 +303,7 @@ class Consumer:
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
         owned = self._members.owned
         if not any(map(KafkaMessage.error, messages)):
-            lasts = last_offsets(messages, self._members.index.adopted)
+            lasts = last_offsets(messages, self._members.shared)
             items = [owned.get(place) for place in lasts]
             late = any(self._members.is_late(place, last) for place, last in lasts.items())
             if not late and all(item is not None and item.phase is Phase.OPEN for item in items):
@@ -254,7 +321,8 @@ class Consumer:
             if error.code() == KafkaError._PARTITION_EOF and offset is not None:
                 self._members.reached(place, offset)
                 return self._settings.show_ends
-            if isinstance(translate(error, "read"), NotFoundError) and self._members.histories:
+            is_ours = not self._manual and place[0] not in self._members.plain
+            if is_ours and isinstance(translate(error, "read"), NotFoundError):
                 # Brokers learn of new topics one after the other; whether the stream itself is gone, its epochs tell.
                 logger.info("reading %s: %s", show_partition(place), error)
                 self._members.recheck()
@@ -283,14 +351,22 @@ class Consumer:
             self._commits.commit_sometimes()
             self._step_at = now + _STEP_S
             return
+        self._renew()
         self._refresh()
         self._members.step()
         self._commits.commit_sometimes()
         self._step_at = now + _STEP_S
 
     def _refresh(self) -> None:
-        if self._members.refresh():
-            self._subscribe(self._members.topics())
+        try:
+            changed = self._members.refresh()
+        except (StreamNotFoundError, StreamRecreatedError):
+            self._renamed.set()
+            if not self._renew():
+                raise
+        else:
+            if changed:
+                self._subscribe(self._members.topics())
 
     def _subscribe(self, topics: list[str]) -> None:
         if not set(topics) - self._subscribed:
@@ -300,6 +376,60 @@ class Consumer:
         self._consumer.subscribe(
             topics, on_assign=rebalances.assigned, on_revoke=rebalances.revoked, on_lost=rebalances.lost
         )
+
+    # Topics that are adopted or released -------------------------------------------------------------------------
+
+    def _begin(self, topics: list[str], named: dict[str, SegmentPlaces | None], *, at_once: bool = True) -> None:
+        adopted = {places.stream: topic for topic, places in named.items() if places is not None}
+        streams = [StreamName.parse(topic) for topic in topics if topic not in named]
+        self._topics, self._named = topics, named
+        self._members.names.update(adopted)
+        plain = [topic for topic, places in named.items() if places is None]
+        self._subscribe(self._members.begin([*streams, *adopted], plain, at_once=at_once))
+
+    def _look_up(self, names: Iterable[str]) -> dict[str, SegmentPlaces | None]:
+        """Return, for each name without a scope, where the segments of the stream lie that has adopted the topic.
+
+        None stands for a plain topic, and for a pattern of topics.
+
+        Raises:
+            InvalidNameError: One is the name of no topic, or that of a segment.
+            ZooKeeperUnavailableError.
+        """
+        found: dict[str, SegmentPlaces | None] = {}
+        for name in names:
+            if "/" in name:
+                continue
+            stream: StreamName | None = None
+            if not name.startswith("^"):
+                if not is_topic_name(name):
+                    raise InvalidNameError(f"{name!r} is not the name of a topic, and a stream is named scope/stream")
+                if is_segment_topic(name):
+                    raise InvalidNameError(f"topic {name} is a segment of a stream: subscribe to the stream")
+                stream = self._find(name, self._renamed.set)
+            found[name] = None if stream is None else self._places_of(stream)
+        return found
+
+    def _renew(self) -> bool:
+        """Read on otherwise if a topic was adopted or released meanwhile; return True if one was."""
+        if not self._renamed.is_set():
+            return False
+        self._renamed.clear()
+        try:
+            with answers_within(_RENEW_S):
+                named = self._look_up(self._named)
+                if named == self._named:
+                    return False
+                logger.info("topics of %s were adopted or released: %s", self._settings.group_id, _changes(named))
+                self._begin(self._topics, named, at_once=False)
+        except UnavailableError as fault:
+            logger.info("whether topics were adopted or released cannot be read now, trying again: %s", fault)
+            self._renamed.set()
+            return False
+        except RollbridgeError:
+            self._renamed.set()  # raised again by the next call
+            raise
+        return True
 
     # Offsets ---------------------------------------------------------------------------------------------------
 
@@ -392,6 +522,33 @@ class Consumer:
             TopicPartition(*self._places.find(partition)), timeout=timeout, cached=cached
         )
 
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the offset of the first record with the time, or a later one, that stands as offset, in ms since 1970.
+
+        ``OFFSET_END`` where there is none. A segment holds part of its stream's time only.
+        """
+        places = [TopicPartition(*self._places.find(item), item.offset) for item in partitions]
+        return self._consumer.offsets_for_times(places, timeout)
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """Return confluent-kafka's ``ClusterMetadata``, with the streams beside the topics, or of one of these.
+
+        Raises:
+            StreamNotFoundError, ZooKeeperUnavailableError.
+            KafkaException: No broker answers.
+        """
+        self._check_open()
+        with nullcontext() if timeout < 0 else answers_within(timeout):
+            return list_all(self._consumer, topic, timeout, self._metadata.streams, self._history)
+
+    def _history(self, name: str) -> EpochHistory:
+        return self._load(StreamName.parse(name), _nothing, None)
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the id of the Kafka cluster."""
+        self._check_open()
+        return self._consumer.cluster_id(timeout)
+
     # The group -------------------------------------------------------------------------------------------------
 
     def consumer_group_metadata(self) -> Any:
@@ -440,7 +597,7 @@ class Consumer:
 
         librdkafka's ``close`` waits for minutes if the group coordinator is silent, so it runs on a thread of its own.
         """
-        closing = Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
+        closing = threading.Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
         closing.start()
         closing.join(deadline.left())
         if closing.is_alive():
@@ -454,7 +611,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, exc_type: object, exc_value: object, exc_traceback: object) -> None:
         self.close()
 
     # Inside ----------------------------------------------------------------------------------------------------
@@ -469,6 +626,14 @@ class Consumer:
         if history is None:
             raise StreamNotFoundError(f"stream {name} does not exist")
         return history
+
+    def _find(self, topic: str, changed: Callable[[], None]) -> StreamName | None:
+        try:
+            stream = self._metadata.name_of(topic, changed)
+        except (StreamNotFoundError, InvalidNameError):  # the latter for internal topics
+            return None
+        config = self._metadata.stream(stream)
+        return None if config is None or config.state is StreamState.DELETING else stream
 
     def _places_of(self, name: StreamName) -> SegmentPlaces:
         config = self._metadata.stream(name)
@@ -488,3 +653,11 @@ class Consumer:
         """Process the outcome of a commit; librdkafka calls this while polling."""
         if self._commits.confirmed(error, partitions) and self._settings.on_commit is not None:
             self._settings.on_commit(error, partitions)
+
+
+def _nothing() -> None:
+    """Ignore the change."""
+
+
+def _changes(named: Mapping[str, SegmentPlaces | None]) -> str:
+    return ", ".join(f"{topic} is {places.stream if places else 'a plain topic'}" for topic, places in named.items())

@@ -41,7 +41,16 @@ from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
-from rollbridge.model.reader_group import Reset, SegmentStanding, SegmentVerdict, check_streams, decide, mark_of, wanted
+from rollbridge.model.reader_group import (
+    Reset,
+    SegmentStanding,
+    SegmentVerdict,
+    check_streams,
+    decide,
+    decide_plain,
+    mark_of,
+    wanted,
+)
 
 logger = limited(logging.getLogger(__name__))
 
@@ -78,6 +87,8 @@ class Owned:
 
     Attributes:
         place: Where it lies.
+        stream, segment: What it is; None if it is a partition of a plain topic, which is read and committed likewise,
+            but continues nothing.
         next: Offset behind the last record handed out, or the one at which the segment was begun.
         handled: Offset below which everything counts as processed, as far as the application has told.
         committed: Offset that the group is known to have committed.
@@ -87,8 +98,8 @@ class Owned:
     """
 
     place: Partition
-    stream: StreamName
-    segment: SegmentId
+    stream: StreamName | None
+    segment: SegmentId | None
     phase: Phase = Phase.WAITING
     next: int = _BEHIND
     handled: int = _BEHIND
@@ -106,13 +117,13 @@ class _Asked:
     Attributes:
         everything: True if all commits were asked for, False if those of relevant segments.
         found: The commits.
-        ends: Ends of the segments that are to be begun at their end.
+        begins: Where segments begin that are to be begun at their end, or at the first record that a topic still has.
         age: Number of commits sent or confirmed when the question was asked; a larger one by now makes it stale.
     """
 
     everything: bool
     found: list[CommittedOffset]
-    ends: Mapping[Partition, int]
+    begins: Mapping[Partition, int]
     age: int
 
 
@@ -150,6 +161,8 @@ class Membership:
         self._verdicts: dict[StreamName, dict[SegmentId, SegmentVerdict]] = {}
         self._sealed: dict[Partition, int | None] = {}
         self._mark = ""
+        self._marked: frozenset[StreamName] = frozenset()
+        """Streams whose commits carry the mark: those that have adopted no topic."""
         self._ask_all = False
         self._ask_at = self._ends_at = 0.0
         self._ask_every_s = _ASK_S
@@ -158,7 +171,9 @@ class Membership:
         self._loading: Errand[dict[StreamName, EpochHistory]] = Errand("rollbridge-epochs")
         self._asking: Errand[_Asked] = Errand("rollbridge-commits")
         self._age = 0
-        self._ends: dict[Partition, int] = {}
+        self._begins: dict[Partition, int] = {}
+        self._plain_commits: dict[Partition, int] = {}
+        """What the group has committed in plain topics that were assigned; ``_BEHIND`` for nothing."""
         self._sending: dict[Partition, tuple[int, float]] = {}
         self._fault: Exception | None = None
         self._recreated: str | None = None
@@ -173,11 +188,19 @@ class Membership:
         self.owned: dict[Partition, Owned] = {}
         self.index: Final = PlaceIndex()
         """What partitions are, as far as streams were ever read."""
+        self.names: Final[dict[StreamName, str]] = {}
+        """Streams that the application knows by the topic that they have adopted."""
+        self.plain: Final[set[str]] = set()
+        """Topics that no stream has adopted, and patterns of such."""
+        self.shared: Final[set[str]] = set()
+        """Topics with several partitions: adopted and plain ones."""
 
     # Streams and topics ----------------------------------------------------------------------------------------
 
-    def begin(self, streams: Iterable[StreamName]) -> list[str]:
-        """Adopt the streams of the group; return the topics to subscribe to.
+    def begin(self, streams: Iterable[StreamName], plain: Iterable[str] = (), *, at_once: bool = True) -> list[str]:
+        """Take up the streams and plain topics of the group; return the topics to subscribe to.
+
+        Asks for the group's commits ``at_once``, or with the next :meth:`step`.
 
         Raises:
             ConflictError: The group reads other streams.
@@ -189,27 +212,41 @@ class Membership:
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
         for name in names:
             self.learn_places(name)
+        self.plain.clear()
+        self.plain.update(plain)
         for known in (self._verdicts, self._committed, self._sealed):
             known.clear()
-        self._mark = mark_of(map(str, names))
+        # Native consumers of an adopted topic share its commits, and know no marks.
+        self._marked = frozenset(name for name in names if not self._places[name].topic)
+        self._mark = mark_of(map(str, self._marked)) if self._marked else ""
+        for topic in self.plain:
+            self.index.adopted.pop(topic, None)
+        for item in self.owned.values():
+            item.stream, item.segment = self.what(item.place)
+            if item.stream is None and item.phase is Phase.DONE:
+                item.phase = Phase.WAITING  # the topic was released, and takes records again
         self._adopt()
-        self._take_in(_Asked(True, self._commits.read(), {}, self._age))
+        if at_once:
+            self._take_in(_Asked(True, self._commits.read(), {}, self._age))
+        else:
+            self._ask_all, self._ask_at = True, 0.0
         return self.topics()
 
     def topics(self) -> list[str]:
-        """Return the topics of the segments that are still wanted."""
-        return sorted(
-            {
-                self.place_of(name, segment)[0]
-                for name, history in self.histories.items()
-                for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
-            }
-        )
+        """Return the plain topics, and those of the segments that are still wanted."""
+        segments = {
+            self.place_of(name, segment)[0]
+            for name, history in self.histories.items()
+            for segment in wanted(history, self._committed.get(name, {}), self._verdicts[name])
+        }
+        return sorted(segments | self.plain)
 
     def learn_places(self, stream: StreamName) -> None:
         """Look up where the segments of a stream lie."""
         places = self._places[stream] = self._places_of(stream)
         self.index.add(places)
+        if places.topic:
+            self.shared.add(places.topic)
 
     def places(self, stream: StreamName) -> SegmentPlaces:
         """Return where the segments of a stream lie."""
@@ -220,6 +257,19 @@ class Membership:
     def place_of(self, stream: StreamName, segment: SegmentId) -> Partition:
         """Return where a segment of a stream that was read lies."""
         return self._places[stream].of(segment)
+
+    def what(self, place: Partition) -> tuple[StreamName, SegmentId] | tuple[None, None]:
+        """Return the stream and segment that a partition is; None and None if it is one of a plain topic.
+
+        A pattern may match the topics of streams, too; they are read as by a native consumer, unless the streams were
+        subscribed to as well.
+        """
+        found = self._find(place)
+        has_patterns = any(topic.startswith("^") for topic in self.plain)
+        if found is not None and (found[0] in self.histories or not (has_patterns or place[0] in self.plain)):
+            return found
+        self.shared.add(place[0])
+        return None, None
 
     def _find(self, place: Partition) -> tuple[StreamName, SegmentId] | None:
         """Return the stream and segment that a partition is; None if it is none."""
@@ -320,10 +370,12 @@ class Membership:
         for item in self.owned.values():
             if item.phase is Phase.DONE:
                 continue
-            now = self.histories.get(item.stream)
-            if now is not None and now.is_former(item.segment):
+            now = None if item.stream is None else self.histories.get(item.stream)
+            if now is None or item.segment is None:
+                continue
+            if now.is_former(item.segment):
                 item.phase = Phase.DONE  # the stream was created again, so Kafka will revoke the topic
-            elif now is not None and now.is_removed(item.segment):
+            elif now.is_removed(item.segment):
                 item.phase = Phase.DONE
                 where = show_partition(item.place)
                 logger.warning("%s was removed before group %s had read all of it", where, self._group_id)
@@ -356,7 +408,7 @@ class Membership:
     def assigned(self, places: Iterable[Partition]) -> None:
         """Add segments that were just assigned and are paused."""
         for place in places:
-            self.owned[place] = Owned(place, *self.index.find(place))
+            self.owned[place] = Owned(place, *self.what(place))
         self._ask_all = True
         self._ask_at = 0.0
         self._waiting_since = time.monotonic()
@@ -368,7 +420,8 @@ class Membership:
             if item is not None:
                 self._given[place] = max(item.next, item.end, self._given.get(place, _BEHIND))
             self._sending.pop(place, None)
-            self._ends.pop(place, None)
+            self._begins.pop(place, None)
+            self._plain_commits.pop(place, None)
 
     # What may be read ------------------------------------------------------------------------------------------
 
@@ -410,7 +463,7 @@ class Membership:
         self._finish()
         moved = before != sum(item.phase is Phase.WAITING for item in self.owned.values())
         self._ask_every_s = _ASK_S if moved else min(self._ask_every_s * 1.5, _ASK_MAX_S)
-        self._ask_at = 0.0 if self._wants_ends() else now + self._ask_every_s
+        self._ask_at = 0.0 if any(self._wanted_begins()) else now + self._ask_every_s
         self._remind(now)
 
     def reached(self, place: Partition, offset: int) -> None:
@@ -432,7 +485,7 @@ class Membership:
 
     def _is_taken_back(self, item: Owned) -> bool:
         """Return True if the group had read a segment to its end and a later commit took the offset back."""
-        verdict = self._verdicts.get(item.stream, {}).get(item.segment)
+        verdict = self._verdict(item)
         return (
             item.phase is Phase.DONE
             and verdict is not None
@@ -455,47 +508,70 @@ class Membership:
                 for segment, verdict in verdicts.items()
                 if verdict.standing is not SegmentStanding.DONE
             } | self._open_ends
-        newest = self._wants_ends()
+            places |= {at for at, item in self.owned.items() if item.stream is None and item.phase is Phase.WAITING}
+        oldest, newest = self._wanted_begins()
         age = self._age
 
         def ask() -> _Asked:
             found = self._commits.read(places, timeout_s=_BACKGROUND_S)
             isolation = Isolation.READ_COMMITTED
-            ends = self._offsets.end(newest, isolation, timeout_s=_BACKGROUND_S) if newest else {}
-            return _Asked(everything, found, ends, age)
+            begins = self._offsets.end(newest, isolation, timeout_s=_BACKGROUND_S) if newest else {}
+            if oldest:
+                begins |= self._offsets.first(oldest, timeout_s=_BACKGROUND_S)
+            return _Asked(everything, found, begins, age)
 
         self._asking.begin(ask)
 
-    def _wants_ends(self) -> list[Partition]:
-        """Return the segments that begin at their end, as long as that end is unknown."""
-        return [
-            item.place
-            for item in self.owned.values()
-            if item.phase is Phase.WAITING
-            and item.place not in self._ends
-            and (verdict := self._verdicts.get(item.stream, {}).get(item.segment)) is not None
-            and verdict.standing is SegmentStanding.READ_NEW
-        ]
+    def _wanted_begins(self) -> tuple[list[Partition], list[Partition]]:
+        """Return the segments that begin at their first record, and at their end, whose offset is not known yet."""
+        waiting = [item for item in self.owned.values() if item.phase is Phase.WAITING]
+        unknown = [item for item in waiting if item.place not in self._begins]
+        verdicts = [(item, verdict) for item in unknown if (verdict := self._verdict(item)) is not None]
+        oldest = [item.place for item, verdict in verdicts if self._begins_late(item, verdict)]
+        return oldest, [item.place for item, verdict in verdicts if verdict.standing is SegmentStanding.READ_NEW]
+
+    def _begins_late(self, item: Owned, verdict: SegmentVerdict) -> bool:
+        """Return True if the first offset is not 0: the owner of the topic deletes, and natives go on from commits."""
+        begins = verdict.standing is SegmentStanding.READ and not verdict.offset and item.committed < 0
+        return begins and item.place[0] in self.shared
+
+    def _verdict(self, item: Owned) -> SegmentVerdict | None:
+        """Return what is known of an assigned segment or plain partition; None if that is nothing yet."""
+        if item.stream is not None and item.segment is not None:
+            return self._verdicts.get(item.stream, {}).get(item.segment)
+        committed = self._plain_commits.get(item.place)
+        return None if committed is None else decide_plain(committed, self._reset)
 
     def _take_in(self, asked: _Asked) -> None:
         """Adopt the group's commits and decide anew."""
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
-            streams = [str(name) for name in self.histories]
-            found = [(self._find((item.topic, item.partition)), item.metadata) for item in asked.found]
-            ours = [(str(place[0]), metadata) for place, metadata in found if place is not None]
-            check_streams(self._group_id, streams, ours)
-        self._ends.update(asked.ends)
+            self._check_streams(asked.found)
+        self._begins.update(asked.begins)
         for item in asked.found:
             self._note((item.topic, item.partition), item.offset)
+        for place, owned in self.owned.items():
+            if owned.stream is None:
+                self._plain_commits.setdefault(place, _BEHIND)
         self._decide()
 
+    def _check_streams(self, commits: Iterable[CommittedOffset]) -> None:
+        if not self._marked:
+            return  # plain and adopted topics only: members may read different ones, as native consumers do
+        found = [(self._find((item.topic, item.partition)), item.metadata) for item in commits]
+        adopted = self.histories.keys() - self._marked
+        others = [(str(place[0]), text) for place, text in found if place is not None and place[0] not in adopted]
+        check_streams(self._group_id, map(str, self._marked), others)
+
     def _note(self, place: Partition, offset: int) -> None:
-        if place not in self._sealed:
-            return
-        stream, segment = self.index.find(place)
-        self._committed.setdefault(stream, {})[segment] = offset
         item = self.owned.get(place)
+        if item is not None and item.stream is None:
+            self._plain_commits[place] = offset
+        elif place in self._sealed:
+            stream, segment = self.index.find(place)
+            self._committed.setdefault(stream, {})[segment] = offset
+        else:
+            return
         if item is not None:
             item.committed = offset
 
@@ -503,17 +579,17 @@ class Membership:
         """Open the segments that may be read."""
         ready: dict[Partition, int] = {}
         for item in self.owned.values():
-            verdict = self._verdicts.get(item.stream, {}).get(item.segment)
+            verdict = self._verdict(item)
             if item.phase is not Phase.WAITING or verdict is None:
                 continue
             match verdict.standing:
                 case SegmentStanding.DONE:
                     item.phase = Phase.DONE
-                case SegmentStanding.READ:
+                case SegmentStanding.READ if not self._begins_late(item, verdict):
                     ready[item.place] = verdict.offset
-                case SegmentStanding.READ_NEW:
-                    if item.place in self._ends:
-                        ready[item.place] = self._ends[item.place]
+                case SegmentStanding.READ | SegmentStanding.READ_NEW:
+                    if item.place in self._begins:
+                        ready[item.place] = self._begins[item.place]
                 case SegmentStanding.NO_OFFSET:
                     why = f"no committed offset for {show_partition(item.place)}"
                     raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, why))
@@ -521,7 +597,11 @@ class Membership:
                     continue
             if item.override is not None and item.place in ready:
                 ready[item.place] = item.override
-        fresh = {place: offset for place, offset in ready.items() if self.owned[place].committed < 0}
+        fresh = {
+            place: offset
+            for place, offset in ready.items()
+            if self.owned[place].committed < 0 and self.owned[place].stream is not None
+        }
         if fresh:
             self._send(fresh)
         for place, offset in ready.items():
@@ -637,12 +717,15 @@ class Membership:
         is_over = item.phase is Phase.DONE and sealed is not None
         return max(item.next, (sealed if is_over else self._end_of(item)) or 0)
 
-    def rounded(self, place: Partition, offset: int) -> TopicPartition:
-        """Return the commit for an offset, rounded up to the sealed end if there are no records in between."""
+    def rounded(self, place: Partition, offset: int, note: str = "") -> TopicPartition:
+        """Return the commit for an offset, rounded up to the sealed end if there are no records in between.
+
+        ``note`` is the application's metadata, for which topics that are not of our own have room.
+        """
         item = self.owned.get(place)
         if item is not None and item.phase is Phase.OPEN and offset >= item.next:
             offset = max(offset, self._end_of(item) or 0)
-        return TopicPartition(*place, offset, metadata=self._mark)
+        return TopicPartition(*place, offset, metadata=note if place[0] in self.shared else self._mark)
 
     def _send(self, offsets: Mapping[Partition, int]) -> None:
         """Send commits that open or close segments; a later poll reports the outcome."""

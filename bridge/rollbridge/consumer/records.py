@@ -8,9 +8,10 @@ record, so headers are decoded on request only. :class:`Message` is the same rec
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, NamedTuple, cast, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
@@ -44,22 +45,28 @@ class Origin:
 
     Attributes:
         index: What partitions are.
+        names: Streams that the application knows by another name, as by that of an adopted topic.
         commit_position: Offset of the transaction's record in the commit log, where that is known.
     """
 
-    __slots__ = ("_history_of", "_partitions", "commit_position", "index")
+    __slots__ = ("_history_of", "_partitions", "commit_position", "index", "names")
 
     def __init__(
-        self, history_of: HistoryOf, commit_position: int | None = None, index: PlaceIndex | None = None
+        self,
+        history_of: HistoryOf,
+        commit_position: int | None = None,
+        index: PlaceIndex | None = None,
+        names: Mapping[StreamName, str] = MappingProxyType({}),
     ) -> None:
         self._history_of = history_of
         self.index = PlaceIndex() if index is None else index
+        self.names = names
         self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
 
     def at(self, commit_position: int) -> Origin:
         """Return the context for the records of one transaction."""
-        other = Origin(self._history_of, commit_position, self.index)
+        other = Origin(self._history_of, commit_position, self.index, self.names)
         other._partitions = self._partitions
         return other
 
@@ -306,15 +313,15 @@ class Batch(Sequence[Record]):
         return record_of(self._messages[place], self._origin)
 
 
-def last_offsets(messages: Sequence[KafkaMessage], adopted: Container[str]) -> dict[Partition, int]:
+def last_offsets(messages: Sequence[KafkaMessage], shared: Container[str]) -> dict[Partition, int]:
     """Return the last offset of each partition. Consumers hand out runs of one, so the search is short.
 
-    Only ``adopted`` topics have several; in others, messages are not asked for their partitions one by one.
+    Only ``shared`` topics have several; in others, messages are not asked for their partitions one by one.
     """
     topics = set(map(KafkaMessage.topic, messages))
-    missing: set[Partition] = {(topic or "", 0) for topic in topics if topic not in adopted}
+    missing: set[Partition] = {(topic or "", 0) for topic in topics if topic not in shared}
     if len(missing) < len(topics):
-        missing |= {_place(message) for message in messages if message.topic() in adopted}
+        missing |= {_place(message) for message in messages if message.topic() in shared}
     found: dict[Partition, int] = {}
     for message in reversed(messages):
         place = _place(message)
@@ -432,8 +439,9 @@ def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
 class Message:
     """Record as :class:`rollbridge.Consumer` hands it out, with confluent-kafka's methods and additional attributes.
 
-    ``topic()`` is the stream's name, and ``partition()`` the number of the segment in it, valid for as long as the
-    stream lives; the topic that holds the segment in Kafka is :attr:`segment_topic`.
+    ``topic()`` is the stream, by the name that was subscribed to, and ``partition()`` the number of the segment in it,
+    valid for as long as the stream lives; the topic that holds the segment in Kafka is :attr:`segment_topic`. In an
+    adopted topic that was never scaled, and in a plain one, both are Kafka's own.
     """
 
     __slots__ = ("_origin", "_raw")
@@ -447,15 +455,16 @@ class Message:
         return self._raw.error()
 
     def topic(self) -> str | None:
-        """Return ``scope/stream``; for an error, whatever Kafka names."""
+        """Return ``scope/stream``, or the topic that was subscribed to; for an error, whatever Kafka names."""
         topic = self._raw.topic()
         try:
-            return topic and str(self._origin.place_of(self._raw)[0])
+            stream = self._origin.place_of(self._raw)[0]
         except InvalidRequestError:
             return topic
+        return topic and (self._origin.names.get(stream) or str(stream))
 
     def partition(self) -> int | None:
-        """Return the partition number of its segment.
+        """Return the partition number of its segment; Kafka's in a plain topic.
 
         No other segment of the stream ever gets that number, whatever is scaled or rolled.
         """
@@ -496,6 +505,36 @@ class Message:
         """Return Kafka's partition leader epoch; the stream's epoch is :attr:`epoch`."""
         return self._raw.leader_epoch()
 
+    def delivery_count(self) -> int | None:
+        """Return None: only share consumers count deliveries."""
+        return None
+
+    # What deserializers need
+
+    def deserialized_key(self) -> Any:
+        """Return the key as :meth:`set_key` has set it."""
+        return self._raw.key()
+
+    def deserialized_value(self) -> Any:
+        """Return the value as :meth:`set_value` has set it."""
+        return self._raw.value()
+
+    def set_key(self, key: Any) -> None:
+        """Replace the key, as by what it means."""
+        self._raw.set_key(key)
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value."""
+        self._raw.set_value(value)
+
+    def set_headers(self, headers: list[tuple[str, str | bytes | None]]) -> None:
+        """Replace the headers, rollbridge's own included."""
+        self._raw.set_headers(headers)
+
+    def set_error(self, error: KafkaError | None) -> None:
+        """Replace the error."""
+        self._raw.set_error(error)
+
     def __len__(self) -> int:
         return len(self._raw)
 
@@ -515,12 +554,16 @@ class Message:
 
     @property
     def segment(self) -> SegmentId:
-        """Its segment."""
+        """Its segment.
+
+        Raises:
+            InvalidNameError: It is of a plain topic, which has no segments.
+        """
         return self._origin.place_of(self._raw)[1]
 
     @property
     def epoch(self) -> int:
-        """Epoch in which its segment began."""
+        """Epoch in which its segment began; raises as :attr:`segment`."""
         return self.segment.epoch
 
     @property
@@ -540,13 +583,20 @@ class Message:
 
     @property
     def dlsn(self) -> DLSN | None:
-        """Its place in the stream."""
-        return dlsn_of(self._raw, self._origin)
+        """Its place in the stream; None in a plain topic."""
+        return dlsn_of(self._raw, self._origin) if self._is_in_stream() else None
 
     @property
     def sn(self) -> SN | None:
-        """DLSN, sequence id and the transaction id that its writer gave it."""
-        return sn_of(self._raw, self._origin)
+        """DLSN, sequence id and the transaction id that its writer gave it; None in a plain topic."""
+        return sn_of(self._raw, self._origin) if self._is_in_stream() else None
+
+    def _is_in_stream(self) -> bool:
+        try:
+            self._origin.place_of(self._raw)
+        except InvalidRequestError:
+            return False
+        return True
 
     @property
     def commit_position(self) -> int | None:
@@ -556,4 +606,5 @@ class Message:
     def __repr__(self) -> str:
         if self._raw.error() is not None:
             return f"<Message {self._raw.error()}>"
-        return f"<Message {self.topic()} {self.dlsn} key={self.key()!r} value of {len(self)} bytes>"
+        where = self.dlsn or f"{self.partition()}:{self.offset()}"
+        return f"<Message {self.topic()} {where} key={self.key()!r} value of {len(self)} bytes>"

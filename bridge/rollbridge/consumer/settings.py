@@ -22,6 +22,8 @@ _COOPERATIVE: Final = "cooperative-sticky"
 _DAY_MS: Final = 86_400_000
 _CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
 """Functions that are passed on to librdkafka."""
+_PLAIN_NAMES: Final = _CALLBACKS | {"on_commit", "on_delivery", "dr_cb", "logger"}
+"""Settings whose names have no dots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,11 @@ class ConsumerSettings(ConsumerOptions):
 
     connection: ConnectionSettings
     kafka: Config = field(repr=False)
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that were given as keyword arguments, by their names."""
+    return {key if key in _PLAIN_NAMES else key.replace("_", "."): value for key, value in settings.items()}
 
 
 def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:

@@ -98,6 +98,7 @@ CONSUMER_KEYS: Final = _SHARED | {
     "queued.min.messages",
     "receive.message.max.bytes",
     "session.timeout.ms",
+    "topic.metadata.refresh.interval.ms",
 }
 
 _RECOVERY: Final[Config] = {"metadata.recovery.rebootstrap.trigger.ms": 2_000}

@@ -99,7 +99,8 @@ class GroupOffsetStore:
                 OffsetCommitRequestPartition(
                     partition_index=i32(item.partition),
                     committed_offset=i64(item.offset),
-                    committed_metadata=item.metadata,
+                    # librdkafka takes it for a C string when it reads it, and shows what comes behind.
+                    committed_metadata=item.metadata and item.metadata + "\0",
                 )
             )
         request = OffsetCommitRequest(

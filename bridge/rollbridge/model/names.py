@@ -264,15 +264,25 @@ def is_group_topic(topic: str) -> bool:
     return topic.endswith(_COMMIT_LOG) or is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
 
 
+def is_internal(topic: str) -> bool:
+    """Return whether a topic is, by its name, an internal one of Kafka or of rollbridge."""
+    return topic.startswith("__") or is_group_topic(topic) or is_segment_topic(topic)
+
+
 def check_adoptable(topic: str) -> None:
     """Raise InvalidNameError unless a stream may adopt a topic of this name: it is nobody's internal topic."""
-    if topic.startswith("__") or is_group_topic(topic) or is_segment_topic(topic):
+    if is_internal(topic):
         raise InvalidNameError(
             f"topic {topic} cannot be adopted: by its name it is an internal topic of Kafka or of rollbridge; nothing "
             "was written"
         )
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not is_topic_name(topic):
         raise InvalidNameError(f"{topic!r} is not the name of a topic; nothing was written")
+
+
+def is_topic_name(text: str) -> bool:
+    """Return whether a topic of Kafka can have this name."""
+    return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
 
 
 def check_stream_or_topic(name: str) -> str:

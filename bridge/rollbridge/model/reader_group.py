@@ -94,6 +94,25 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
     return verdicts
 
 
+def decide_plain(committed: int, reset: Reset) -> SegmentVerdict:
+    """Return the standing of a partition of a plain topic, which continues nothing.
+
+    Args:
+        committed: Offset that the group has committed in it; negative for none.
+        reset: Where the group begins where it has committed nothing.
+    """
+    if committed >= 0:
+        return SegmentVerdict(SegmentStanding.READ, committed)
+    return SegmentVerdict(_BEGUN[reset])
+
+
+_BEGUN: Final = {
+    Reset.EARLIEST: SegmentStanding.READ,
+    Reset.LATEST: SegmentStanding.READ_NEW,
+    Reset.ERROR: SegmentStanding.NO_OFFSET,
+}
+
+
 def wanted(
     history: EpochHistory, committed: Mapping[SegmentId, int], verdicts: Mapping[SegmentId, SegmentVerdict]
 ) -> frozenset[SegmentId]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException
@@ -49,7 +49,17 @@ class ProducedMessage:
     one in the segment. As in confluent-kafka, they are -1 and -1001 as long as the record is not written.
     """
 
-    __slots__ = ("_error", "_headers", "_key", "_partition_of", "_sn", "_timestamp_ms", "_topic", "_value")
+    __slots__ = (
+        "_error",
+        "_headers",
+        "_key",
+        "_partition",
+        "_partition_of",
+        "_sn",
+        "_timestamp_ms",
+        "_topic",
+        "_value",
+    )
 
     def __init__(
         self,
@@ -65,6 +75,7 @@ class ProducedMessage:
         self._value = value
         self._headers = headers
         self._timestamp_ms = timestamp_ms
+        self._partition = -1
         self._partition_of = partition_of
         self._error: KafkaError | None = None
         self._sn: SN | None = None
@@ -88,12 +99,10 @@ class ProducedMessage:
     def partition(self) -> int:
         """Return the partition number of the segment; -1 also while it cannot be looked up, or if it is gone."""
         dlsn = None if self._sn is None else self._sn.dlsn
-        if dlsn is None:
-            return -1
-        try:
-            return self._partition_of(self._topic, dlsn.segment)
-        except RollbridgeError:
-            return -1
+        if self._partition < 0 and dlsn is not None:
+            with suppress(RollbridgeError):
+                self._partition = self._partition_of(self._topic, dlsn.segment)
+        return self._partition
 
     def offset(self) -> int:
         """Return the offset in the segment's topic."""
@@ -247,5 +256,6 @@ class Reports:
             except IndexError:  # another thread was faster
                 break
             served += 1
+            message.partition()  # looked up now: an application may keep the message after its producer is closed
             report(message.error(), message)
         return served

@@ -1,15 +1,16 @@
-"""A producer with confluent-kafka's names, on streams: the topic of a record is its stream's name.
+"""A producer with confluent-kafka's names: the topic of a record is a stream, an adopted topic, or a plain one.
 
 Outside of a transaction it is a plain writer. Within one, it writes a rolling transaction, which may stay open for days
 and begins with the first record, over the streams that ``transaction.streams`` names, or all streams of that record's
-group. Records of a transaction have no offset before the commit, so their callbacks follow it.
+group. Records of a transaction have no offset before the commit, so their callbacks follow it. Plain topics, which no
+stream has adopted, are written to as confluent-kafka does, and in no transaction.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from types import TracebackType
@@ -21,12 +22,16 @@ from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.client.futures import WriteFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.connection import Bridge, connect
+from rollbridge.consumer.listing import list_all
+from rollbridge.consumer.settings import dotted
 from rollbridge.errors import ConflictError, InvalidRequestError, NotFoundError, RollbridgeError
 from rollbridge.forks import check, hold, is_gone
+from rollbridge.kafka.clients import producer_config
 from rollbridge.model.control import FENCED
 from rollbridge.model.sn import SN
 from rollbridge.producer.messages import HeaderList, OnDelivery, ProducedMessage, Reports, kafka_exceptions, wrong_state
-from rollbridge.producer.settings import CALLBACKS, ProducerSettings, StreamsMetadata, describe_streams
+from rollbridge.producer.natives import NativeProducer
+from rollbridge.producer.settings import ProducerSettings
 from rollbridge.writer.accumulator import PlainFuture
 from rollbridge.writer.writer import StreamWriter
 
@@ -34,6 +39,7 @@ STREAMS_UNASKED_MAX: Final = 32
 """Most streams of an implicit transaction: each costs a message to its buffer, so more have to be named."""
 _ANY_PARTITION: Final = -1
 _LOOK_S: Final = 0.05
+_CLOSE_S: Final = 30.0
 _FOREVER_S: Final = 10.0 * 365 * 24 * 3600
 
 
@@ -46,9 +52,9 @@ class _Phase(Enum):
 
 
 class Producer:
-    """Producer to streams with confluent-kafka's calls. Thread-safe."""
+    """Producer to streams and topics with confluent-kafka's calls. Thread-safe."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
         """Connect.
 
         Args:
@@ -59,10 +65,8 @@ class Producer:
         Raises:
             KafkaException: A setting is not accepted, or no server answers.
         """
-        named = {key if key in CALLBACKS else key.replace("_", "."): value for key, value in settings.items()}
-        whole = {**(config or {}), **named}
         with kafka_exceptions():
-            self._settings = ProducerSettings.read(whole)
+            self._settings = ProducerSettings.read({**(config or {}), **dotted(settings)})
             self._bridge: Bridge = connect(
                 self._settings.bootstrap_servers,
                 zookeeper=self._settings.zookeeper,
@@ -77,10 +81,21 @@ class Producer:
         self._transaction: Transaction | None = None
         self._offsets: list[tuple[list[TopicPartition], object]] = []
         self._writers: dict[str, StreamWriter] = {}
-        self._streams: tuple[str, ...] = self._settings.streams
+        self._natives = NativeProducer(
+            {
+                **producer_config(
+                    self._bridge.settings.bootstrap_servers,
+                    security=self._bridge.settings.kafka,
+                    client_id=self._bridge.client_name,
+                ),
+                **self._settings.native,
+            },
+            self._settings.log,
+        )
+        self._streams: tuple[str, ...] = ()
         self._reports = Reports(only_errors=self._settings.only_errors)
         self._closed = False
-        hold(self, "_lock", "_bridge", "_writers", "_reports")
+        hold(self, "_lock", "_bridge", "_writers", "_reports", "_natives")
 
     # Records --------------------------------------------------------------------------------------------------------
 
@@ -90,20 +105,20 @@ class Producer:
         value: bytes | str | None = None,
         key: bytes | str | None = None,
         partition: int = _ANY_PARTITION,
+        callback: OnDelivery | None = None,
         on_delivery: OnDelivery | None = None,
         timestamp: int = 0,
         headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None = None,
-        *,
-        callback: OnDelivery | None = None,
     ) -> None:
         """Send a record; :meth:`poll` or :meth:`flush` reports its outcome to ``on_delivery``.
 
         Args:
-            topic: The stream, ``scope/stream``.
+            topic: The stream, ``scope/stream``; an adopted topic; or, outside of transactions, a plain one.
             value: Bytes, or text that is sent as UTF-8; None is a tombstone.
             key: Likewise. Decides the segment; records with the same key stay in order.
-            partition: Only -1, any: segments hold key ranges and cannot be chosen by number.
-            on_delivery, callback: Called as ``on_delivery(error, message)``.
+            partition: -1, any, or that in which the key belongs: the key decides, so that its records stay in order.
+                In a plain topic any partition may be given.
+            callback, on_delivery: Called as ``on_delivery(error, message)``.
             timestamp: Milliseconds since 1970; 0 is now.
             headers: Names and values.
 
@@ -111,10 +126,6 @@ class Producer:
             BufferError: The queue is full: poll, and produce again.
             KafkaException: The record was not written; the error says why.
         """
-        if partition != _ANY_PARTITION:
-            raise KafkaException(
-                KafkaError(KafkaError._INVALID_ARG, "a segment is chosen by the key, not by its number: leave it out")
-            )
         raw_key, raw_value = _raw(key), _raw(value)
         listed = _headers(headers)
         report = on_delivery or callback or self._settings.on_delivery
@@ -122,27 +133,68 @@ class Producer:
         with kafka_exceptions():
             self._check_open()
             if self._phase is _Phase.IN_TRANSACTION:
-                future = self._transaction_for(topic).write(
-                    topic, raw_key, raw_value, headers=listed or (), timestamp=stamp
+                stream = self._stream_of(topic)
+                if partition != _ANY_PARTITION:
+                    self._check_partition(topic, raw_key, partition)
+                future = self._transaction_for(stream).write(
+                    stream, raw_key, raw_value, headers=listed or (), timestamp=stamp
                 )
                 if report is not None:
                     message = self._message(topic, raw_key, raw_value, listed, stamp)
                     self._report_commit(future, report, message)
                 return
-            plain = self._writer(topic).write(raw_key, raw_value, headers=listed or (), timestamp=stamp)
-        if report is not None:
+            plain = self._write_plainly(topic, raw_key, raw_value, partition, listed or (), stamp)
+        if plain is None:
+            self._produce_natively(topic, raw_value, raw_key, partition, report, timestamp, listed)
+        elif report is not None:
             self._report_written(plain, report, self._message(topic, raw_key, raw_value, listed, stamp))
 
-    def poll(self, timeout: float | None = None) -> int:
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = _ANY_PARTITION,
+        callback: OnDelivery | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> int:
+        """Send many records, each a dictionary with the arguments of :meth:`produce`; return how many were taken.
+
+        The others have an entry ``_error`` then, with confluent-kafka's error.
+        """
+        taken = 0
+        for message in messages:
+            report = message.get("callback") or message.get("on_delivery") or on_delivery or callback
+            try:
+                self.produce(
+                    topic,
+                    message.get("value"),
+                    message.get("key"),
+                    message.get("partition", partition),
+                    report,
+                    timestamp=message.get("timestamp", 0),
+                    headers=message.get("headers"),
+                )
+            except BufferError as fault:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL, str(fault))
+            except KafkaException as fault:
+                message["_error"] = fault.args[0]
+            else:
+                taken += 1
+        return taken
+
+    def poll(self, timeout: float | None = -1) -> int:
         """Call the callbacks that are due, waiting for the first one for up to ``timeout`` seconds.
 
         Returns:
             Number of callbacks called.
         """
-        self._reports.wait(_FOREVER_S if timeout is None or timeout < 0 else timeout)
-        return self._reports.serve()
+        deadline = Deadline(_FOREVER_S if timeout is None or timeout < 0 else timeout)
+        while True:
+            served = self._natives.wait(deadline, self._reports.wait) + self._reports.serve()
+            if served or deadline.passed():
+                return served
 
-    def flush(self, timeout: float | None = None) -> int:
+    def flush(self, timeout: float | None = -1) -> int:
         """Wait until the brokers have everything, and call the callbacks that are due.
 
         Returns:
@@ -155,6 +207,7 @@ class Producer:
                 writer.flush(deadline.left())
             except RollbridgeError:
                 continue  # reported by the callbacks; after a timeout also counted below
+        native = self._natives.flush(deadline.left())
         transaction = self._transaction
         if transaction is not None and self._phase is _Phase.IN_TRANSACTION:
             try:
@@ -162,58 +215,70 @@ class Producer:
             except RollbridgeError:
                 return len(self)
         while True:
-            self.poll(0)
+            self._reports.serve()
             left = sum(writer.unacknowledged for writer in list(self._writers.values()))
             # Records of an open transaction are reported after its end.
             waiting = 0 if self._phase is _Phase.IN_TRANSACTION else self._reports.pending
             if not (left or waiting or self._reports) or deadline.passed():
-                return max(left, waiting) + len(self._reports)
+                return max(left, waiting) + len(self._reports) + native
             self._reports.wait(min(_LOOK_S, deadline.left()))
 
     def __len__(self) -> int:
         """Return the number of records without an outcome, or whose callback has not been called."""
         left = sum(writer.unacknowledged for writer in list(self._writers.values()))
-        return max(left, self._reports.pending) + len(self._reports)
+        return max(left, self._reports.pending) + len(self._reports) + len(self._natives)
 
     def __bool__(self) -> bool:
         return True
 
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> StreamsMetadata:
-        """Return the streams, or one of them, in the shape of confluent-kafka's ``ClusterMetadata``.
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """Return confluent-kafka's ``ClusterMetadata``, with the streams beside the topics, or of one of these.
 
         Raises:
             KafkaException: The stream does not exist, or no server answers.
         """
+        admin = self._bridge.admin
         with kafka_exceptions(), _within(timeout):
             self._check_open()
-            return describe_streams(self._bridge.admin, topic)
+            return list_all(self._natives.client, topic, timeout, admin.list_streams, admin.history)
 
-    def close(self) -> None:
-        """Write what is left, abort an open transaction, and disconnect; older confluent-kafka has no ``close``."""
+    def cluster_id(self, timeout: float = -1) -> str:
+        """Return the id of the Kafka cluster."""
+        with kafka_exceptions():
+            self._check_open()
+        return self._natives.client.cluster_id(timeout)
+
+    def close(self) -> bool:
+        """Write what is left, abort an open transaction, and disconnect; return True."""
         if is_gone(self._lock):
-            return
+            return True
         with self._lock:
             if self._closed:
-                return
+                return True
             self._closed = True
         try:
             if self._transaction is not None and self._phase is _Phase.IN_TRANSACTION:
                 self._transaction.abort_async("its producer was closed")
         finally:
             self._bridge.close()
-        self.poll(0)
+            self._natives.close(_CLOSE_S)
+        self._reports.serve()
+        return True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        exc_traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     # Transactions ---------------------------------------------------------------------------------------------------
 
-    def init_transactions(self, timeout: float | None = None) -> None:
+    def init_transactions(self, timeout: float | None = -1) -> None:
         """Prepare for transactions: fence earlier processes of this transactional id, abort their open transactions.
 
         Commits that they had requested are complete when this returns.
@@ -253,14 +318,14 @@ class Producer:
             self._offsets.clear()
 
     def send_offsets_to_transaction(
-        self, positions: Iterable[TopicPartition], group_metadata: object, timeout: float | None = None
+        self, positions: Iterable[TopicPartition], group_metadata: object, timeout: float | None = -1
     ) -> None:
         """Commit a consumer group's offsets with the transaction; see :meth:`rollbridge.Transaction.send_offsets`.
 
         Raises:
             KafkaException: No transaction is open, or the arguments are invalid.
         """
-        with self._lock, kafka_exceptions():
+        with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
             self._require_transaction()
             listed = list(positions)
@@ -269,7 +334,7 @@ class Producer:
             else:
                 self._offsets.append((listed, group_metadata))
 
-    def commit_transaction(self, timeout: float | None = None) -> None:
+    def commit_transaction(self, timeout: float | None = -1) -> None:
         """Commit: make all records visible, or none.
 
         Raises:
@@ -280,18 +345,18 @@ class Producer:
             self._check_open()
             self._require_transaction()
             if self._transaction is None and any(positions for positions, _ in self._offsets):
-                if not self._streams:
+                if not (self._streams or self._settings.streams):
                     raise InvalidRequestError(
                         "this transaction has offsets but no record, and no stream is known whose group could commit "
                         "them: set transaction.streams; nothing was written"
                     )
-                self._begin(self._streams)
+                self._begin(self._streams or self._named_streams())
             if self._transaction is not None:
                 self._transaction.commit(timeout=_seconds(timeout))
             self._end()
         self.poll(0)
 
-    def abort_transaction(self, timeout: float | None = None) -> None:
+    def abort_transaction(self, timeout: float | None = -1) -> None:
         """Abort: ensure that nothing of the transaction ever becomes visible.
 
         Raises:
@@ -307,21 +372,35 @@ class Producer:
 
     # Within ---------------------------------------------------------------------------------------------------------
 
-    def _transaction_for(self, topic: str) -> Transaction:
+    def _stream_of(self, topic: str) -> str:
+        """Return the stream that a record of a transaction goes to.
+
+        Raises:
+            InvalidRequestError: The topic is a plain one.
+        """
+        stream = self._bridge.stream_of(topic) or self._bridge.stream_of(topic, reread=True)
+        if stream is None:
+            raise InvalidRequestError(
+                f"topic {topic} is a plain one, so no rolling transaction can write to it: `rollbridge stream adopt "
+                f"{topic}` makes it a stream, and changes nothing for others; nothing was written"
+            )
+        return stream
+
+    def _transaction_for(self, stream: str) -> Transaction:
         transaction = self._transaction
         if transaction is None:
             with self._lock:
                 if self._transaction is None:
-                    self._begin(self._streams_with(topic))
+                    self._begin(self._streams_with(stream))
                 transaction = self._transaction
         assert transaction is not None
-        if topic not in transaction.streams and not self._settings.streams:
+        if stream not in transaction.streams and not self._settings.streams:
             with self._lock:
                 self._streams = ()  # list the streams again at the next begin
             raise KafkaException(
                 KafkaError(
                     KafkaError.INVALID_TXN_STATE,
-                    f"stream {topic} is not one of this transaction's, begun over {', '.join(transaction.streams)}: "
+                    f"stream {stream} is not one of this transaction's, begun over {', '.join(transaction.streams)}: "
                     "it is of another group, or was created since; abort, and begin again",
                     txn_requires_abort=True,
                 )
@@ -334,21 +413,27 @@ class Producer:
             self._transaction.send_offsets(positions, metadata)
         self._offsets.clear()
 
-    def _streams_with(self, topic: str) -> tuple[str, ...]:
-        """Return the streams of a transaction whose first record goes to ``topic``, with ``topic`` first."""
-        if topic not in self._streams:
-            if self._settings.streams:
-                raise InvalidRequestError(f"stream {topic} is not among transaction.streams; nothing was written")
-            configs = self._bridge.admin.list_streams(topic.partition("/")[0])
+    def _named_streams(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self._stream_of, self._settings.streams)))
+
+    def _streams_with(self, stream: str) -> tuple[str, ...]:
+        """Return the streams of a transaction whose first record goes to ``stream``, which stands first."""
+        if self._settings.streams:
+            self._streams = self._named_streams()
+            if stream not in self._streams:
+                raise InvalidRequestError(f"stream {stream} is not among transaction.streams; nothing was written")
+        if stream not in self._streams:
+            configs = self._bridge.admin.list_streams(stream.partition("/")[0])
             groups = {str(config.name): config.group for config in configs}
-            mine = [name for name, group in groups.items() if group == groups.get(topic)]
+            mine = [name for name, group in groups.items() if group == groups.get(stream)]
             if len(mine) > STREAMS_UNASKED_MAX:
                 raise InvalidRequestError(
-                    f"the group of {topic} has {len(mine)} streams; a transaction over more than {STREAMS_UNASKED_MAX} "
-                    "must be asked for: name those that it writes to in transaction.streams; nothing was written"
+                    f"the group of {stream} has {len(mine)} streams; a transaction over more than "
+                    f"{STREAMS_UNASKED_MAX} must be asked for: name those that it writes to in transaction.streams; "
+                    "nothing was written"
                 )
-            self._streams = tuple(mine) or (topic,)
-        return (topic, *(name for name in self._streams if name != topic))
+            self._streams = tuple(mine) or (stream,)
+        return (stream, *(name for name in self._streams if name != stream))
 
     def _end(self) -> None:
         self._transaction = None
@@ -364,11 +449,70 @@ class Producer:
         if self._closed:
             raise wrong_state("this producer is closed")
 
-    def _writer(self, topic: str) -> StreamWriter:
-        writer = self._writers.get(topic)
+    def _write_plainly(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int,
+        headers: Sequence[tuple[str, bytes | None]],
+        timestamp_ms: int,
+    ) -> PlainFuture | None:
+        """Write a record to its stream without a transaction; None if the topic is a plain one."""
+        writer = self._writer(topic)
         if writer is None:
-            writer = self._writers[topic] = self._bridge.writer(topic, options=self._settings.writer)
+            return None
+        if partition != _ANY_PARTITION:
+            self._check_partition(topic, key, partition)
+        try:
+            return writer.write(key, value, headers=headers, timestamp=timestamp_ms)
+        except NotFoundError:
+            self._writers.pop(topic, None)
+            writer = self._writer(topic)  # None if its topic was released
+            return None if writer is None else writer.write(key, value, headers=headers, timestamp=timestamp_ms)
+
+    def _writer(self, topic: str) -> StreamWriter | None:
+        writer = self._writers.get(topic)
+        if writer is not None:
+            return writer
+        stream = self._bridge.stream_of(topic)
+        if stream is None:
+            return None
+        writer = self._writers[topic] = self._bridge.writer(stream, options=self._settings.writer)
         return writer
+
+    def _produce_natively(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        report: Callable[[KafkaError | None, Any], object] | None,
+        timestamp_ms: int,
+        headers: HeaderList | None,
+    ) -> None:
+        more: dict[str, Any] = {} if report is None else {"on_delivery": report}
+        if headers:
+            more["headers"] = headers
+        self._natives.client.produce(topic, value, key, partition, timestamp=timestamp_ms, **more)
+
+    def _check_partition(self, topic: str, key: bytes | None, partition: int) -> None:
+        """Refuse a partition that is not that of the key: its records would not stay in order.
+
+        Raises:
+            InvalidRequestError: It is another one, or there is no key.
+        """
+        if key is None:
+            raise InvalidRequestError(
+                f"partition {partition} of {topic} was asked for without a key, but records without one go to any: "
+                "give a key, or leave the partition out; nothing was written"
+            )
+        right = self._bridge.partition_for(topic, key)
+        if partition != right:
+            raise InvalidRequestError(
+                f"key {key[:40]!r} belongs in partition {right} of {topic}, not in {partition}: all records of a key "
+                "stay in one, in order; leave the partition out; nothing was written"
+            )
 
     def _message(
         self, topic: str, key: bytes | None, value: bytes | None, headers: HeaderList | None, timestamp_ms: int

@@ -1,7 +1,7 @@
 """Configuration of :class:`rollbridge.Producer`: confluent-kafka's settings that are accepted, and their effect.
 
-A setting that is not listed is refused, and so is one that weakens a guarantee; settings that only tune librdkafka are
-accepted without effect.
+A setting that is not listed is refused, and so is one that weakens a guarantee; settings that only tune librdkafka
+have an effect on plain topics alone, to which its own producer writes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from rollbridge.client.admin import Admin
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ClientAddresses
-from rollbridge.errors import ConfigError, StreamNotFoundError
+from rollbridge.errors import ConfigError
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
-from rollbridge.kafka.clients import PRODUCER_KEYS
+from rollbridge.kafka.clients import PRODUCER_KEYS, Config
 from rollbridge.model.options import KIB, MIB, function, keys_of, option, unknown, values_of, words
 from rollbridge.security.kafka import SECURITY_KEYS
 from rollbridge.security.zookeeper import PREFIXED_KEYS, take_prefixed
@@ -25,7 +24,7 @@ from rollbridge.writer.accumulator import WriterOptions
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_EFFECT: Final = PRODUCER_KEYS | {
+_OF_PLAIN_TOPICS: Final = PRODUCER_KEYS | {
     "api.version.request",
     "debug",
     "enable.gapless.guarantee",
@@ -39,8 +38,6 @@ _WITHOUT_EFFECT: Final = PRODUCER_KEYS | {
     "throttle_cb",
     "topic.metadata.refresh.interval.ms",
 }
-CALLBACKS: Final = frozenset({"on_delivery", "dr_cb", "error_cb", "stats_cb", "throttle_cb"})
-"""Settings whose names have no dots."""
 _DEFAULTS: Final = ClientOptions()
 _NEVER_BLOCK_S: Final = 0.001
 """Time-out of a full queue in s: raise ``BufferError`` at once, as in confluent-kafka."""
@@ -108,12 +105,16 @@ class ProducerSettings(ProducerOptions):
     Attributes:
         security, zookeeper_security: Credentials and TLS; see :func:`rollbridge.connect`.
         client, writer: Sizes, delays and limits.
+        native: Settings of librdkafka for plain topics, without addresses and credentials.
+        log: Receiver of librdkafka's messages, if one was given.
     """
 
     security: Mapping[str, str] = field(repr=False)
     zookeeper_security: Mapping[str, str] = field(repr=False)
     client: ClientOptions
     writer: WriterOptions
+    native: Config = field(repr=False)
+    log: logging.Logger | None = None
 
     @property
     def transactional(self) -> bool:
@@ -133,12 +134,12 @@ class ProducerSettings(ProducerOptions):
             ConfigError: Settings are not accepted; the error names all of them.
         """
         own = keys_of(ProducerOptions)
-        known = own | SECURITY_KEYS | PREFIXED_KEYS | _WITHOUT_EFFECT
+        known = own | SECURITY_KEYS | PREFIXED_KEYS | _OF_PLAIN_TOPICS
         faults = list(unknown(config, known, "not a setting of this producer"))
         values = values_of(ProducerOptions, config, faults)
         ConfigError.raise_for(faults)
-        for key in sorted(config.keys() & _WITHOUT_EFFECT - own):
-            logger.info("%s has no effect here", key)
+        for key in sorted(config.keys() & _OF_PLAIN_TOPICS - own):
+            logger.info("%s has an effect on plain topics only", key)
         options = ProducerOptions(**values)
         buffer_bytes = max(options.buffer_kbytes * KIB, BUFFER_BYTES_MIN)
         client = ClientOptions(
@@ -163,61 +164,11 @@ class ProducerSettings(ProducerOptions):
             zookeeper_security=take_prefixed(config),
             client=client,
             writer=writer,
-        )
-
-
-# Streams in the shape of confluent-kafka's metadata
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionView:
-    """Active segment."""
-
-    id: int
-    """Partition number of the segment."""
-    topic: str
-    """Kafka topic that holds the segment."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """Stream with its active segments."""
-
-    topic: str
-    partitions: dict[int, PartitionView]
-    error: None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StreamsMetadata:
-    """All streams, or the requested one."""
-
-    topics: dict[str, TopicView] = field(default_factory=dict)
-
-
-def describe_streams(admin: Admin, stream: str | None) -> StreamsMetadata:
-    """Return the streams with their active segments.
-
-    Raises:
-        StreamNotFoundError: No stream has this name.
-    """
-    names = [str(config.name) for config in admin.list_streams()] if stream is None else [stream]
-    found = {}
-    for name in names:
-        try:
-            description = admin.describe(name)
-        except StreamNotFoundError:
-            if stream is not None:
-                raise
-            continue  # deleted meanwhile
-        config = description.config
-        found[name] = TopicView(
-            name,
-            {
-                description.partitions[item.id]: PartitionView(
-                    description.partitions[item.id], config.place(item.id)[0]
-                )
-                for item in description.active.segments
+            native={
+                "linger.ms": options.linger_ms,
+                **{key: config[key] for key in config.keys() & _OF_PLAIN_TOPICS - {"logger"}},
+                "compression.type": options.compression,
+                "delivery.report.only.error": options.only_errors,
             },
+            log=config.get("logger"),
         )
-    return StreamsMetadata(found)

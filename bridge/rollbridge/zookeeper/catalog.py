@@ -39,6 +39,7 @@ class Catalog:
         self._poke = poke
         self._views: dict[str, StreamView] = {}
         self._adopted: dict[str, str] = {}
+        self._plain: set[str] = set()
         self._stale: set[str] = set()
         self._lock = threading.Lock()
 
@@ -55,8 +56,10 @@ class Catalog:
         """Read a stream as it is now. Raises as :meth:`view` does."""
         return self._read(self.name_of(stream))
 
-    def name_of(self, name: str) -> str:
+    def name_of(self, name: str, changed: Callable[[], None] | None = None) -> str:
         """Return ``scope/stream`` for that, or for a topic that a stream has adopted.
+
+        ``changed`` is called once when a topic is adopted that was not.
 
         Raises:
             InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
@@ -67,7 +70,25 @@ class Catalog:
         view = None if known is None else self._views.get(known)
         if view is not None and view.config.topic == name:
             return str(view.config.name)
-        found = self._adopted[name] = str(self._metadata.name_of(name))
+        found = self._adopted[name] = str(self._metadata.name_of(name, changed))
+        return found
+
+    def find(self, name: str, *, reread: bool = False) -> str | None:
+        """Return what :meth:`name_of` does; None for a plain topic, which is remembered until a stream adopts it.
+
+        ``reread`` asks again, as the news of an adoption may still be on its way.
+        """
+        if name in self._plain and not reread:
+            return None
+        self._plain.add(name)  # before the answer, so that a change that follows it is not lost
+        try:
+            found = self.name_of(name, lambda: self._plain.discard(name))
+        except StreamNotFoundError:
+            return None
+        except BaseException:
+            self._plain.discard(name)
+            raise
+        self._plain.discard(name)
         return found
 
     def suspect(self, stream: str) -> None:

@@ -80,8 +80,10 @@ class Metadata:
         node = self.session.get(paths.stream(name), watch)
         return None if node is None else StreamConfig.from_json(node.value)
 
-    def name_of(self, name: str) -> StreamName:
+    def name_of(self, name: str, watch: Watch | None = None) -> StreamName:
         """Return the stream that a name means: ``scope/stream``, or a topic that a stream has adopted.
+
+        ``watch`` is called once when a topic is adopted or released.
 
         Raises:
             StreamNotFoundError: no stream has adopted a topic of this name.
@@ -90,7 +92,7 @@ class Metadata:
         if "/" in name:
             return StreamName.parse(name)
         check_adoptable(name)
-        node = self.session.get(paths.adopted(name))
+        node = self.session.get(paths.adopted(name), watch)
         found = None if node is None else StreamName.parse(node.value.decode(errors="replace"))
         config = None if found is None else self.stream(found)
         if found is None or config is None or config.topic != name:
