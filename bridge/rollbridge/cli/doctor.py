@@ -88,7 +88,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
 # ``rollbridge snapshot``
 
 
-_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 
 
 @click.group()

@@ -71,7 +71,13 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             _anew(config.topic),
         )
     elif topic.sealed and not facts.is_busy:
-        yield wrong_seal(topic, active=True)
+        yield problem(
+            "seal",
+            f"{who} is sealed, but active",
+            "restart the coordinator that leads its group: a takeover finishes a scale that was begun. One that was "
+            "lost with a ZooKeeper that was set back has to be asked for again (--leave-topic), or "
+            f"rollbridge stream release {config.topic} opens the topic",
+        )
 
 
 def _anew(topic: str) -> str:
@@ -84,8 +90,8 @@ def _claim(facts: ClusterFacts, topic: str, owners: Sequence[str]) -> Iterator[F
         yield problem(
             "topic-index",
             f"several streams have adopted topic {topic}: {', '.join(owners)}; the index names {claim or 'none'}",
-            "write to one of them only, and delete the others when their transactions have ended: rollbridge stream "
-            "delete SCOPE/STREAM leaves the topic as it is",
+            "write to one of them only, and release the others by their own names when their transactions have ended: "
+            "rollbridge stream release SCOPE/STREAM leaves the topic as it is",
         )
     elif claim != owners[0]:
         yield problem(
