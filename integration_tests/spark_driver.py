@@ -25,17 +25,22 @@ if TYPE_CHECKING:
 
 
 def start_numbers(
-    spark: SparkSession, options: Mapping[str, str], checkpoint: str, rows: int, form: str = "rollbridge"
+    spark: SparkSession,
+    options: Mapping[str, str],
+    checkpoint: str,
+    rows: int,
+    form: str = "rollbridge",
+    **trigger: Any,
 ) -> StreamingQuery:
-    """Begin to write numbers, or go on."""
+    """Begin to write numbers, or go on; with a ``trigger``, as Spark takes it."""
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load()
-    return (
+    writer = (
         numbers.selectExpr("string(value % 5) AS key", "string(value) AS value")
         .writeStream.format(form)
         .options(**options)
         .option("checkpointLocation", checkpoint)
-        .start()
     )
+    return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def await_batch(query: StreamingQuery, batch: int) -> None:

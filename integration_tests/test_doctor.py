@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
@@ -19,9 +19,11 @@ from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailableError
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator
 from rollbridge.model.snapshots import index_keys
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 class Patient:
@@ -79,6 +81,37 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
     assert "retention.ms=-1" in found["retention"]["remedy"]
     assert f"topic {group.commit_log_topic} is gone" in found["topic-replaced"]["what"]
     assert patient.cli("doctor").code == ExitCode.FINDINGS
+
+
+def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, cluster: AnyCluster) -> None:
+    topic = f"{patient.scope}.segment-less"  # almost as ours are called
+    kafka = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    # A retention and one replica in sync are its owner's business.
+    config = {"retention.ms": "3600000", "min.insync.replicas": "1"}
+    kafka.create_topics([NewTopic(topic, 2, 1, config=config)])[topic].result(120)
+    assert patient.findings() == {}, "it is no orphan"
+    with patient.site.connect() as b:
+        b.admin.adopt_topic(topic, stream=f"{patient.scope}/all")
+        with b.transaction(topic) as transaction:
+            transaction.write(topic, key=b"k", value=b"v")
+    assert patient.findings() == {}
+    patient.site.stop_coordinator()
+    with ZooKeeperSession(cluster.zookeeper, root=patient.site.root) as session:
+        session.delete(paths.adopted(topic))
+    assert patient.findings()["topic-index"]["severity"] == "problem"
+    kafka.create_partitions([NewPartitions(topic, 3)])[topic].result(120)
+    until(lambda: "topic-grown" in patient.findings())
+    assert f"rollbridge stream adopt {topic}" in patient.findings()["topic-grown"]["remedy"]
+    kafka.delete_topics([topic])[topic].result(120)
+    until(lambda: "topic-deleted" in patient.findings())
+    until(lambda: topic not in TopicAdmin(cluster.bootstrap_servers).list_topics())
+    kafka.create_topics([NewTopic(topic, 2, 1)])[topic].result(120)
+    until(lambda: "topic-recreated" in patient.findings())
+    patient.site.start_coordinator()
+    with patient.site.connect() as b:
+        b.admin.release_topic(f"{patient.scope}/all")
+        b.admin.adopt_topic(topic, stream=f"{patient.scope}/all")
+    assert patient.findings() == {}
 
 
 RARE_SNAPSHOTS = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "3600000"}

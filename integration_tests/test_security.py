@@ -24,6 +24,7 @@ import rollbridge
 from integration_tests.backends import choice
 from integration_tests.clients import read_and_commit, until
 from integration_tests.command_line import Answer, run_cli
+from integration_tests.kafka_tools import create_topic
 from integration_tests.secured import (
     CA,
     CERTIFICATE,
@@ -319,6 +320,54 @@ def test_a_member_of_the_group_without_rights_on_the_stream_can_not_write_a_tran
                 secured.allow("dave", writer(StreamName("sales", "daves"), ALICES))
     finally:
         cli(secured, "coordinator", "access", "revoke", str(ALICES), "digest:dave")
+
+
+def test_an_adopted_topic_takes_the_rights_of_the_table_and_no_others(
+    secured: Secured, alice: rollbridge.Bridge, bob: rollbridge.Bridge
+) -> None:
+    topic, stream = "shop.orders", StreamName("sales", "shop")
+    create_topic(secured.inner, topic, 2)
+
+    def adopt() -> None:
+        alice.admin.adopt_topic(topic, stream=str(stream), partitioner="murmur2", check=False)
+
+    secured.allow("alice", writer(stream, ALICES, topic=topic))
+    needed, truncating, leaving = (right for right in coordinator("sales", (), topic) if right.name == topic)
+    for operation in needed.operations:
+        with pytest.raises(RollbridgeError, match=f"{topic}.*nothing was (written|done)"):
+            adopt()
+        secured.allow("coordinator", [replace(needed, operations=(operation,))])
+    adopt()
+    with alice.transaction(topic) as transaction:
+        transaction.write(topic, b"k", b"committed")
+    with alice.writer(topic) as plain:
+        plain.write(b"k", b"plain").result(120)
+    with alice.cas_writer(topic) as conditional:
+        conditional.write(b"k", b"conditional", expected=conditional.tail(b"k"))
+    # A right to write to the topic is not needed for transactions: they are merged by the leader.
+    with secured.denied("alice", Right(Resource.TOPIC, topic, ("Write",), "")), alice.transaction(topic) as transaction:
+        transaction.write(topic, b"k", b"without Write")
+    written = {b"committed", b"plain", b"conditional", b"without Write"}
+    assert values(alice, topic) == written
+    secured.allow("carol", [right for right in reader(stream, (), topic) if right.name == topic])
+    with secured.connect("carol") as carol:
+        assert values(carol, topic) == written, "who may read the topic needs nothing else"
+    for attempt in (lambda: bob.begin(topic), lambda: values(bob, topic), lambda: bob.admin.release_topic(topic)):
+        with pytest.raises((NotAuthorizedError, ZooKeeperDeniedError)):
+            attempt()
+    for right, act in (
+        (truncating, lambda: alice.admin.truncate(topic, "latest")),
+        (leaving, lambda: alice.admin.scale(topic, seal=[0, 1], ranges=[(0.0, 1.0)], leave_topic=True)),
+    ):
+        with pytest.raises(RollbridgeError, match=r"nothing was|ask again"):
+            act()
+        assert alice.admin.describe(topic).fault is None, "the stream goes on as before"
+        secured.allow("coordinator", [right])
+        act()
+    with alice.transaction(topic) as transaction:
+        transaction.write(topic, b"k", b"left")
+    assert b"left" in values(alice, topic)
+    alice.admin.delete_stream(str(stream))
 
 
 def test_nobody_else_gets_in(secured: Secured) -> None:

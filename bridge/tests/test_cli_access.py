@@ -37,17 +37,24 @@ def test_the_rights_of_a_role_are_printed_as_commands(capsys: pytest.CaptureFixt
     assert all(item["command"].startswith("kafka-acls.sh ") for item in document)
 
 
-@pytest.mark.parametrize("role", ["reader", "previewer", "compactor", "coordinator"])
+@pytest.mark.parametrize("role", ["reader", "previewer", "writer", "compactor", "coordinator"])
 def test_every_role_has_rights(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["access", "kafka-acls", role, "sales/orders"]) == ExitCode.OK
     assert "--topic sales." in capsys.readouterr().out
+    for arguments, own in ((["shop.orders"], "topics."), (["sales/all", "--topic", "shop.orders"], "sales.")):
+        assert main(["access", "kafka-acls", role, *arguments]) == ExitCode.OK
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.endswith("--topic shop.orders") for line in lines), "on the adopted topic, and on no other"
+        assert any(f"--topic {own}" in line and line.endswith("prefixed") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["kafka-acls", "king", "sales/orders"], ExitCode.USAGE),
-        (["kafka-acls", "writer", "orders"], ExitCode.REFUSED),
+        (["kafka-acls", "writer", "orders", "--topic", "orders"], ExitCode.USAGE),
+        (["kafka-acls", "writer", "__consumer_offsets"], ExitCode.REFUSED),
+        (["kafka-acls", "writer", "sales/orders", "--topic", "sales.default.commit-log"], ExitCode.REFUSED),
         (["kafka-acls", "writer", "sales/orders", "--group", "a.b"], ExitCode.REFUSED),
         (["grant", "sales/default"], ExitCode.USAGE),
         (["grant", "sales", "x509:CN=a"], ExitCode.REFUSED),

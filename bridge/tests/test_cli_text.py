@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import BinaryIO
 
@@ -18,13 +19,17 @@ from bridge.tests.strategies import histories
 from rollbridge.cli import records as values
 from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
 from rollbridge.cli.records import FIELDS, json_line, line_of
-from rollbridge.cli.stream import divide, history_table
+from rollbridge.cli.stream import description_text, divide, history_table, stream_table
 from rollbridge.cli.tables import counted, duration, moment, printable, table
+from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
 from rollbridge.model.sn import DLSN, RECORD_HEADER, pack_record_header
 
 
@@ -319,3 +324,40 @@ def test_a_history_as_a_table() -> None:
         ["3", "1", "rolling-active", "1970-01-01 00:00:02Z", "2.#epoch.3 [0, 0.5)", "0.#epoch.2 is being sealed"],
         ["1.#epoch.3 [0.5, 1)", "1.#epoch.2 is being sealed"],
     ]
+
+
+OWN = StreamConfig(name=StreamName("s", "own"), group=GroupName("s"), created_ms=0, buffer_topic_id="")
+ADOPTED = replace(OWN, name=StreamName("s", "orders"), topic="orders", partitioner="murmur2", partitions=1)
+
+
+def description(config: StreamConfig, fault: str = "", *, left: bool = False) -> str:
+    history = EpochHistory.create(even_ranges(1), 0)
+    if left:
+        history = history.with_records(history.plan_scale([0], even_ranges(2), 0))
+    found = StreamDescription(
+        config=config,
+        leader=None,
+        epochs=1,
+        first_epoch=0,
+        active=history.active,
+        reference_epoch=history.active.epoch,
+        open_transactions=(),
+        fault=StreamFault("it has 6 partitions", fault, "orders", 0) if fault else None,
+        partitions={},
+    )
+    return description_text(found)
+
+
+def test_an_adopted_topic_shows_where_streams_do() -> None:
+    assert "TOPIC" not in stream_table([OWN])
+    head, own, adopted = stream_table([OWN, ADOPTED]).splitlines()
+    assert head.endswith("ADOPTED TOPIC")
+    assert own.split()[-1] == "-"
+    assert adopted.split()[-1] == "orders"
+    assert "\ntopic " not in description(OWN)
+    assert "orders, adopted with 1 partition; keys by murmur2\n" in description(ADOPTED)
+    assert "beside what the topic's own settings let Kafka delete" in description(ADOPTED)
+    assert "keys by murmur2; sealed, the stream has left it" in description(ADOPTED, left=True)
+    assert "topic's own settings" not in description(ADOPTED, left=True)
+    assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_DELETED)
+    assert "transactions wait" not in description(ADOPTED, TOPIC_GROWN)

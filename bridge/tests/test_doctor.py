@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollbridge.doctor.checks import CLUSTER_OPERATIONS, find, topic_operations
+from rollbridge.doctor.checks import ADOPTED_OPERATIONS, CLUSTER_OPERATIONS, find, topic_operations
 from rollbridge.doctor.facts import (
     BrokerFacts,
     ClusterFacts,
@@ -21,6 +21,7 @@ from rollbridge.doctor.facts import (
 )
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import Epoch, TransactionId
 from rollbridge.model.keyspace import even_ranges
@@ -326,6 +327,126 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
 }
 
 
+ADOPTED = "shop.orders"
+ADOPTED_STREAM = StreamName.of_topic(ADOPTED, "sales")
+ADOPTED_BUFFER = ADOPTED_STREAM.buffer_topic()
+ADOPTED_CONFIG = StreamConfig(
+    name=ADOPTED_STREAM,
+    group=GROUP,
+    created_ms=0,
+    buffer_topic_id=f"id of {ADOPTED_BUFFER}",
+    topic=ADOPTED,
+    topic_id=f"id of {ADOPTED}",
+    partitioner="murmur2",
+    partitions=4,
+)
+ON_TOPIC = EpochHistory.create(even_ranges(4), 0)
+LEFT = ON_TOPIC.with_records(
+    replace(
+        ON_TOPIC.plan_scale([0, 1, 2, 3], even_ranges(1), 1),
+        sealed_ends={item.id: 9 for item in ON_TOPIC.active.segments},
+    )
+)
+NEXT = ADOPTED_STREAM.segment_topic(LEFT.active.segments[0].id)
+
+
+def adopted(
+    history: EpochHistory = ON_TOPIC, claims: dict[str, str] | None = None, error: str | None = None, **changes: Any
+) -> ClusterFacts:
+    """A good cluster with an adopted topic, whose owner lets it have one replica in sync and a retention."""
+    owners = {"config": {"retention.ms": "1000", "min.insync.replicas": "2"}, "operations": ADOPTED_OPERATIONS}
+    known = topic(ADOPTED, **{"partitions": 4, **owners, **changes})
+    fault = None if error is None else StreamFault("the owner did it", error, ADOPTED, 0)
+    names = [ADOPTED_BUFFER, *([NEXT] if history is LEFT else [])]
+    return replace(
+        GOOD,
+        streams=[*GOOD.streams, StreamFacts(ADOPTED_CONFIG, history, error=fault)],
+        topics={**GOOD.topics, **{name: topic(name) for name in names}},
+        adopted={ADOPTED: known},
+        claims={ADOPTED: str(ADOPTED_STREAM)} if claims is None else claims,
+    )
+
+
+def test_an_adopted_topic_is_its_owners() -> None:
+    assert find(adopted()) == []
+    assert find(adopted(history=LEFT, sealed=True)) == []
+    gone = LEFT.with_removed(item.id for item in ON_TOPIC.active.segments)
+    assert find(replace(adopted(history=gone), adopted={}, topics=adopted(LEFT).topics)) == [], "all of it is read"
+    assert find(adopted(error=TOPIC_GROWN)) == [], "the leader is about to see that it is well again"
+
+
+ADOPTED_CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
+    "deleted": (
+        lambda: replace(adopted(error=TOPIC_DELETED), adopted={}),
+        "topic-deleted",
+        Severity.PROBLEM,
+        f"rollbridge stream release {ADOPTED}",
+    ),
+    "created again": (
+        lambda: adopted(topic_id="another", error=TOPIC_RECREATED),
+        "topic-recreated",
+        Severity.PROBLEM,
+        f"rollbridge stream release {ADOPTED}, and rollbridge stream adopt {ADOPTED}",
+    ),
+    "grown": (
+        lambda: adopted(partitions=6, error=TOPIC_GROWN),
+        "topic-grown",
+        Severity.PROBLEM,
+        f"rollbridge stream release {ADOPTED}, and rollbridge stream adopt {ADOPTED}",
+    ),
+    "not to be looked at, but by the leader": (
+        lambda: replace(adopted(error=TOPIC_GROWN), adopted={}, hidden=frozenset({ADOPTED})),
+        "topic-grown",
+        Severity.PROBLEM,
+        "release",
+    ),
+    "gone after it was left": (
+        lambda: replace(adopted(history=LEFT), adopted={}),
+        "segment-gone",
+        Severity.PROBLEM,
+        "under its name",
+    ),
+    "sealed": (lambda: adopted(sealed=True), "seal", Severity.PROBLEM, "takeover"),
+    "open after it was left": (lambda: adopted(history=LEFT), "seal", Severity.PROBLEM, "takeover"),
+    "not in the index": (lambda: adopted(claims={}), "topic-index", Severity.PROBLEM, "writes a missing entry"),
+    "in the index for another": (
+        lambda: adopted(claims={ADOPTED: "sales/else"}),
+        "topic-index",
+        Severity.PROBLEM,
+        "rollbridge repair",
+    ),
+    "of two streams": (
+        lambda: replace(
+            adopted(),
+            streams=[*adopted().streams, StreamFacts(replace(ADOPTED_CONFIG, name=StreamName("b", "c")), ON_TOPIC)],
+        ),
+        "topic-index",
+        Severity.PROBLEM,
+        "leaves the topic as it is",
+    ),
+    "in the index, and not adopted": (
+        lambda: replace(GOOD, claims={"lost": "sales/lost"}),
+        "topic-index",
+        Severity.WARNING,
+        "rollbridge stream adopt lost",
+    ),
+    "without rights": (
+        lambda: adopted(operations=ADOPTED_OPERATIONS - {"WRITE"}),
+        "permission",
+        Severity.WARNING,
+        f"kafka-acls coordinator SCOPE/STREAM --topic {ADOPTED}",
+    ),
+    "without replicas": (lambda: adopted(in_sync=1), "below-min-isr", Severity.PROBLEM, "brokers back"),
+    "with a transaction that hangs": (
+        lambda: replace(adopted(), open_natives=[OpenNative(ADOPTED, 17, 4, 2_000, 3)]),
+        "hanging-transaction",
+        Severity.PROBLEM,
+        f"--partition 3 --topic {ADOPTED} --start-offset 4",
+    ),
+}
+CASES |= {f"an adopted topic, {case}": values for case, values in ADOPTED_CASES.items()}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_fault_is_found_with_a_remedy(case: str) -> None:
     spoil, check, severity, remedy = CASES[case]
@@ -373,6 +494,14 @@ def test_the_settings_of_the_leader_say_what_is_late() -> None:
     assert find(replace(late, groups=[slow])) == []
     old = replace(GOOD.groups[0], coordinator=None)
     assert find(replace(late, groups=[old])) == [], "of an older coordinator the defaults are taken"
+
+
+@pytest.mark.parametrize("case", ADOPTED_CASES)
+def test_what_a_leader_has_found_is_not_told_a_second_time(case: str) -> None:
+    spoil, check, _, _ = ADOPTED_CASES[case]
+    found = [finding.check for finding in find(spoil())]
+    assert found.count(check) == 1
+    assert "stream-error" not in found
 
 
 def test_the_worst_comes_first() -> None:

@@ -303,6 +303,76 @@ def test_a_group_that_was_created_after_the_backup_is_made_and_led_only_in_the_e
     assert begun_anew.values[paths.group(name)] == record, "a client has made it anew, with nothing in it"
 
 
+TOPIC, OTHER = "shop.orders", "shop.returns"
+SHOP, RENAMED = StreamName("sales", "shop_orders"), StreamName("sales", "renamed")
+
+
+def adopted(name: StreamName, topic: str = TOPIC, *, topic_id: str = "topic-id") -> dict[str, bytes]:
+    """The nodes of a stream that has adopted a topic, without its entry in the index."""
+    config = StreamConfig(name=name, group=GROUP, created_ms=0, buffer_topic_id="buffer-id", topic=topic)
+    config = replace(config, topic_id=topic_id, partitioner="murmur2", partitions=1)
+    return {paths.stream(name): config.to_json(), paths.epochs(name): b"", paths.epoch(name, 0): epoch(0)}
+
+
+def indexed(topics: Mapping[str, StreamName]) -> dict[str, bytes]:
+    return {paths.TOPICS: b"", **{paths.adopted(topic): str(name).encode() for topic, name in topics.items()}}
+
+
+def released(name: StreamName) -> dict[str, bytes]:
+    return {paths.stream(name): f"{name.stream}#4.77.1".encode()}
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_an_adoption_that_was_lost_is_written_again_with_its_entry_in_the_index(has_index: bool) -> None:
+    evidence = replace(EVIDENCE, journal=JOURNAL | journaled(adopted(SHOP)), topics={**EVIDENCE.topics, TOPIC: "t"})
+    nodes = BACKUP | (indexed({}) if has_index else {})
+    tree = repaired(nodes, evidence)
+    assert journaled(tree.below(paths.stream(SHOP))) == journaled(adopted(SHOP))
+    assert tree.below(paths.TOPICS) == indexed({TOPIC: SHOP})
+    assert deleted(plan(nodes, [evidence], NOW_MS)) == {}, "no topic is touched"
+    for stop in range(len(batches(plan(nodes, [evidence], NOW_MS)))):
+        again = Tree(nodes)
+        for batch in batches(plan(nodes, [evidence], NOW_MS))[:stop]:
+            again.multi(batch)
+        for batch in batches(plan(again.values, [evidence], NOW_MS)):
+            again.multi(batch)
+        assert _lasting(again) == _lasting(tree)
+
+
+def test_a_release_that_was_lost_leaves_nothing_of_the_stream_and_nothing_else_goes() -> None:
+    nodes = BACKUP | with_parents(adopted(SHOP)) | BACKUP | indexed({TOPIC: SHOP, OTHER: RENAMED})
+    evidence = replace(EVIDENCE, journal=JOURNAL | released(SHOP), topics={**EVIDENCE.topics, TOPIC: "topic-id"})
+    tree = repaired(nodes, evidence)
+    assert not tree.below(paths.stream(SHOP))
+    assert tree.below(paths.TOPICS) == indexed({}), "of the other one, no stream is known to anybody"
+    assert deleted(plan(nodes, [evidence], NOW_MS)) == {}
+    under_way = replace(evidence, topics={**evidence.topics, SHOP.buffer_topic(): "buffer-id"})
+    tree = repaired(nodes, under_way)
+    assert tree.below(paths.stream(SHOP)), "a leader has yet to release it"
+    assert tree.below(paths.TOPICS) == indexed({TOPIC: SHOP})
+
+
+def test_a_topic_that_another_stream_has_adopted_since_is_that_ones() -> None:
+    nodes = BACKUP | with_parents(adopted(SHOP)) | BACKUP | indexed({TOPIC: SHOP})
+    journal = JOURNAL | released(SHOP) | journaled(adopted(RENAMED))
+    topics = {**EVIDENCE.topics, TOPIC: "topic-id"}
+    tree = repaired(nodes, replace(EVIDENCE, journal=journal, topics=topics))
+    assert tree.below(paths.TOPICS) == indexed({TOPIC: RENAMED})
+    for identity, owner in (("topic-id", RENAMED), ("older", SHOP)):
+        both = JOURNAL | journaled(adopted(RENAMED, topic_id="topic-id") | adopted(SHOP, topic_id="older"))
+        tree = repaired(nodes, replace(EVIDENCE, journal=both, topics={**topics, TOPIC: identity}))
+        assert tree.below(paths.TOPICS) == indexed({TOPIC: owner}), "who knows the topic as it is"
+
+
+def test_an_adopted_topic_is_never_taken_for_that_of_an_interrupted_scale() -> None:
+    lookalike = STREAM.segment_topic(SegmentId.of(4, 4))
+    topics = {**EVIDENCE.topics, TOPIC: "t", lookalike: "l"}
+    journal = JOURNAL | journaled(adopted(SHOP, lookalike))
+    evidence = replace(EVIDENCE, journal=journal, topics=topics, unwritten=[TOPIC, lookalike])
+    assert evidence.undescribed() == []
+    assert deleted(plan(BACKUP, [evidence], NOW_MS)) == {}
+
+
 def test_each_step_fits_into_what_zookeeper_takes_at_once() -> None:
     long = StreamName("s" * 100, "t" * 100)
     wide = tuple(

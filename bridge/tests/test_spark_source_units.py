@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, longs, segment_ids, stream_names
 from rollbridge.errors import ConfigError, InvalidRequestError
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName
 from rollbridge.model.position import LogPosition, ReadPosition
 from rollbridge.spark.planning import LogOffset, StreamOffset
 from rollbridge.spark.settings import Kind, read_source
@@ -80,7 +80,17 @@ def test_defaults_are_those_of_sparks_own_source() -> None:
     batch, streaming = read_source(NEEDED, "batch"), read_source(NEEDED, "streaming")
     assert (batch.start, batch.end, streaming.start) == ("earliest", "latest", "latest")
     assert (batch.fail_on_data_loss, batch.preview, batch.columns, batch.max_records) == (True, False, (), None)
-    assert batch.stream == StreamName("sales", "orders")
+    assert batch.stream == "sales/orders"
+
+
+def test_an_adopted_topic_is_named_by_either_option() -> None:
+    servers = {name: value for name, value in NEEDED.items() if name != "stream"}
+    for option in ("stream", "topic"):
+        # Whose position it is, only ZooKeeper knows.
+        given = {**servers, option: "shop.orders", "startingoffsets": "shop/all@0-3:17"}
+        assert read_source(given, "batch").stream == "shop.orders"
+    assert read_log_settings({**servers, "topic": "a,b"}, "batch").shared.names == ("a", "b")
+    assert read_log_settings({**NEEDED, "topic": "a"}, "batch").shared.names == ("sales/orders", "a")
 
 
 def test_all_that_is_missing_or_wrong_is_named_at_once() -> None:
@@ -97,6 +107,11 @@ def test_all_that_is_missing_or_wrong_is_named_at_once() -> None:
     ("options", "kind", "what"),
     [
         ({"stream": "sales/orders,sales/payments"}, "batch", "a source reads one stream"),
+        ({"topic": "orders"}, "batch", "a source reads one stream"),
+        ({"topic": "sales/orders"}, "batch", "topic: 'sales/orders' is not the name of a topic"),
+        ({"stream": "orders", "topic": "orders"}, "batch", "topic: orders is among stream as well"),
+        ({"stream": "", "topic": "orders", "startingoffsets": "orders@0-0:5"}, "batch", "is not a stream name"),
+        ({"stream": "", "topic": "orders", "startingoffsets": "soon"}, "batch", "'soon' is not a place to begin at"),
         ({"startingoffsets": "yesterday"}, "batch", "startingOffsets: 'yesterday' is not a place to begin at"),
         ({"startingoffsets": "sales/other@0-0:5"}, "batch", "startingOffsets: the position .* belongs to sales/other"),
         ({"endingoffsets": "earliest"}, "batch", "endingOffsets: nothing ends before the earliest"),
@@ -114,7 +129,7 @@ def test_transactions_are_those_of_a_group_or_of_a_streams_group() -> None:
     servers = {name: value for name, value in NEEDED.items() if name != "stream"}
     assert read_log_settings({**servers, "group": "sales/default"}, "batch").group == GroupName("sales", "default")
     assert read_log_settings(NEEDED, "batch").group is None
-    with pytest.raises(ConfigError, match="group: is missing, or stream to take the group of"):
+    with pytest.raises(ConfigError, match="group: is missing, or stream or topic to take the group of"):
         read_log_settings(servers, "batch")
     with pytest.raises(ConfigError, match="startingOffsets: 'nowhere' is not a position in a commit log"):
         read_log_settings({**NEEDED, "startingoffsets": "nowhere"}, "streaming")

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -35,7 +36,7 @@ from rollbridge_coordinator.procedures import takeover as restore
 from rollbridge_coordinator.procedures import upkeep
 from rollbridge_coordinator.shell.endpoint import MetricsFile, leader_lines
 from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.metrics import Op, count_lines
+from rollbridge_coordinator.state.metrics import Op, adopted_lines, count_lines
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -364,6 +365,15 @@ def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.
     [written] = tmp_path.iterdir()
     assert written.name == "rollbridge-sales.default.prom"
     assert "rollbridge_txn_tb_snapshot_segment_total" in written.read_text()
+    assert list(adopted_lines("s/g", [("s/all", "shop.orders")]))[-1] == (
+        'rollbridge_adopted_topic{group="s/g",stream="s/all",topic="shop.orders"} 1'
+    )
+    stream = next(iter(group.streams.values()))
+    assert "rollbridge_adopted_topic{" not in written.read_text()
+    stream.config = replace(stream.config, topic="shop.orders")
+    file = MetricsFile(str(tmp_path), "sales/default")
+    file.write(lambda: leader_lines(group))
+    assert f'stream="{stream.config.name}",topic="shop.orders"}} 1' in written.read_text()
     file.remove()
     assert not list(tmp_path.iterdir())
     MetricsFile("", "sales/default").write(lambda: leader_lines(group))

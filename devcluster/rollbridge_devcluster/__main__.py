@@ -1,21 +1,50 @@
-"""``python -m rollbridge_devcluster prepare|reap``: what the Makefile and ephemeral clusters call.
+"""``python -m rollbridge_devcluster prepare|tools|reap``: what the Makefile, docs and ephemeral clusters call.
 
 ``prepare [SET ...]`` checks that there is a Java and fetches sets of jars (default: those of the servers), so that
-later starts need not. ``reap home|session NAME`` is the watcher of ``rollbridge_devcluster.reaper``, and ``reap stale``
-removes from the container engine what such watchers had no time for.
+later starts need not. ``tools DIRECTORY`` puts Kafka's own command-line programs there, such as
+``kafka-console-consumer.sh``, for machines without a distribution of Kafka. ``reap home|session NAME`` is the watcher
+of ``rollbridge_devcluster.reaper``, and ``reap stale`` removes from the container engine what such watchers had no time
+for.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import Final
 
 from rollbridge.errors import RollbridgeError
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 from rollbridge_devcluster.reaper import REAPERS, reap_when_orphaned
 from rollbridge_devcluster.state import KAFKA, ZOOKEEPER
+
+TOOLS: Final = {
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
+}
+"""Programs of a distribution of Kafka, and the classes that their scripts run."""
+
+
+def write_tools(directory: Path) -> None:
+    """Write a script for each of :data:`TOOLS`, which runs it from the jars of the cache.
+
+    Raises:
+        LocalEnvironmentError: there is no Java, or jars cannot be fetched.
+    """
+    jars = os.pathsep.join(map(str, JarCache.default().ensure(KAFKA, "tools")))
+    java = [find_java().executable, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars]
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, program in TOOLS.items():
+        path = directory / name
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([*java, program])} "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,6 +54,13 @@ def main(arguments: Sequence[str]) -> int:
             try:
                 find_java()
                 JarCache.default().ensure(*(sets or (KAFKA, ZOOKEEPER)))
+            except RollbridgeError as exc:
+                print(f"rollbridge: {exc}", file=sys.stderr)
+                return exc.exit_code
+            return 0
+        case ["tools", directory]:
+            try:
+                write_tools(Path(directory))
             except RollbridgeError as exc:
                 print(f"rollbridge: {exc}", file=sys.stderr)
                 return exc.exit_code

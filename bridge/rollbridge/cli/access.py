@@ -12,19 +12,19 @@ from rollbridge.cli.common import CliContext
 from rollbridge.cli.tables import counted, table
 from rollbridge.model import access as rights
 from rollbridge.model.access import Right
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_adoptable, check_stream_or_topic
 from rollbridge.zookeeper.access import Access, digest_identity, parse_identity, shown
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 _GROUP = click.argument("group", metavar="SCOPE/GROUP")
 _IDENTITIES = click.argument("identities", metavar="IDENTITY...", nargs=-1, required=True)
-_ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...]], Iterator[Right]]] = {
-    "reader": lambda stream, _, groups: rights.reader(stream, groups),
+_ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...], str], Iterator[Right]]] = {
+    "reader": lambda stream, _, groups, topic: rights.reader(stream, groups, topic),
     "previewer": rights.previewer,
     "writer": rights.writer,
-    "compactor": lambda stream, _, __: rights.compactor(stream),
-    "coordinator": lambda stream, _, groups: rights.coordinator(stream.scope, groups),
+    "compactor": lambda stream, _, __, topic: rights.compactor(stream, topic),
+    "coordinator": lambda stream, _, groups, topic: rights.coordinator(stream.scope, groups, topic),
 }
 
 
@@ -109,20 +109,35 @@ def identity(context: CliContext, username: str) -> None:
 
 @access.command("kafka-acls")
 @click.argument("role", type=click.Choice(list(_ROLES)))
-@click.argument("stream_name", metavar="SCOPE/STREAM")
+@click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
+@click.option("--topic", metavar="TOPIC", help="Topic that SCOPE/STREAM has adopted.")
 @click.option("--principal", default="User:NAME", show_default=True, help="Principal to allow.")
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="Transaction group of the stream.")
 @click.option("--consumer-group", "consumer_groups", multiple=True, metavar="NAME", help="Consumer group to allow.")
 @click.pass_obj
 def kafka_acls(
-    context: CliContext, role: str, stream_name: str, principal: str, group: str, consumer_groups: tuple[str, ...]
+    context: CliContext,
+    role: str,
+    stream_name: str,
+    topic: str | None,
+    principal: str,
+    group: str,
+    consumer_groups: tuple[str, ...],
 ) -> None:
     """Print the commands that grant a role its permissions in Kafka. Contacts no server, and changes nothing.
 
-    A coordinator's permissions cover the whole scope of the stream.
+    A coordinator's permissions cover the whole scope of the stream. For TOPIC, which is to be adopted or was, they are
+    those on it and on topics/TOPIC; with another stream than that, name SCOPE/STREAM and `--topic`.
     """
-    stream = StreamName.parse(stream_name)
-    wanted = list(_ROLES[role](stream, GroupName(stream.scope, group), consumer_groups))
+    if "/" not in check_stream_or_topic(stream_name):
+        if topic is not None:
+            raise click.UsageError("give a topic by its name, or SCOPE/STREAM with --topic")
+        stream, adopted = StreamName.of_topic(stream_name), stream_name
+    else:
+        stream, adopted = StreamName.parse(stream_name), topic or ""
+    if adopted:
+        check_adoptable(adopted)
+    wanted = list(_ROLES[role](stream, GroupName(stream.scope, group), consumer_groups, adopted))
     document = [
         {
             "resource": item.resource.value,

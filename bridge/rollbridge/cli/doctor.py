@@ -33,7 +33,12 @@ def doctor(context: CliContext) -> ExitCode:
     facts = gather(context.settings())
     found = find(facts)
     document = {
-        "looked_at": {"streams": len(facts.streams), "groups": len(facts.groups), "topics": len(facts.topics)},
+        "looked_at": {
+            "streams": len(facts.streams),
+            "groups": len(facts.groups),
+            "topics": len(facts.topics),
+            "adopted_topics": len(facts.adopted),
+        },
         "findings": [{**asdict(finding), "severity": finding.severity.name.lower()} for finding in found],
     }
     lines = [
@@ -41,7 +46,9 @@ def doctor(context: CliContext) -> ExitCode:
     ]
     lines.append(
         f"{len(facts.brokers)} brokers, {len(facts.coordinators)} coordinators, {len(facts.groups)} groups, "
-        f"{len(facts.streams)} streams and {len(facts.topics)} topics: {len(found) or 'no'} findings"
+        f"{len(facts.streams)} streams and {len(facts.topics)} topics"
+        + (f", {len(facts.adopted)} adopted ones beside them" if facts.adopted else "")
+        + f": {len(found) or 'no'} findings"
     )
     context.answer(document, "\n".join(lines))
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
@@ -88,7 +95,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
 # ``rollbridge snapshot``
 
 
-_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM")
+_STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 
 
 @click.group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -18,6 +18,7 @@ from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
+from rollbridge.model.changes import TOPIC_GROWN
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
@@ -259,14 +260,20 @@ def list_streams(context: CliContext, scope: str | None) -> None:
     """List streams."""
     with connected(context) as b:
         found = b.admin.list_streams(scope)
+    context.answer([_config_document(config) for config in found], stream_table(found))
+
+
+def stream_table(streams: Sequence[StreamConfig]) -> str:
+    """Return a table of streams, with the topics that they have adopted, if any."""
+    if not streams:
+        return "There are no streams."
     rows = [
-        (str(config.name), config.group.group, moment(config.created_ms), config.state.value.lower())
-        for config in found
+        (str(item.name), item.group.group, moment(item.created_ms), item.state.value.lower(), item.topic or "-")
+        for item in streams
     ]
-    context.answer(
-        [_config_document(config) for config in found],
-        table(("STREAM", "GROUP", "CREATED", "STATE"), rows) if rows else "There are no streams.",
-    )
+    head = ("STREAM", "GROUP", "CREATED", "STATE", "ADOPTED TOPIC")
+    columns = len(head) if any(item.topic for item in streams) else -1
+    return table(head[:columns], [row[:columns] for row in rows])
 
 
 @stream.command()
@@ -276,7 +283,7 @@ def describe(context: CliContext, stream_name: str) -> None:
     """Show the current state of a stream: its segments and its open transactions."""
     with connected(context) as b:
         found = b.admin.describe(stream_name)
-    context.answer(_description_document(found), _description_text(found))
+    context.answer(_description_document(found), description_text(found))
 
 
 @stream.command()
@@ -506,31 +513,42 @@ def _segment_table(record: EpochRecord, partitions: Mapping[SegmentId, int]) -> 
     return table(("SEGMENT", "EPOCH", "PARTITION", "KEYS"), rows, right=("SEGMENT", "EPOCH", "PARTITION"))
 
 
-def _description_text(found: StreamDescription) -> str:
+def description_text(found: StreamDescription) -> str:
+    """Return a description for people to read."""
     config = found.config
+    what_it_keeps = retention_text(config.retention)
+    if _is_on_topic(found):
+        what_it_keeps += ", beside what the topic's own settings let Kafka delete"
     about = (
         ("stream", str(config.name)),
         ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),
-        *(
-            [("topic", f"{config.topic}, adopted with {config.partitions} partitions; keys by {config.partitioner}")]
-            if config.topic
-            else []
-        ),
+        *([("topic", _about_topic(found))] if config.topic else []),
         ("buffer", f"{config.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
-        ("keeps", retention_text(config.retention)),
+        ("keeps", what_it_keeps),
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
-        lines += [f"ERROR    since {moment(found.fault.since_ms)} its transactions wait: {found.fault.reason}"]
+        what = "part of the topic is not read" if found.fault.code == TOPIC_GROWN else "its transactions wait"
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
     lines += ["", _segment_table(found.active, found.partitions), ""]
     if found.open_transactions:
         lines.append(transaction_table(found.open_transactions))
     else:
         lines.append("No open transaction has outlived half a second.")
     return "\n".join(lines)
+
+
+def _is_on_topic(found: StreamDescription) -> bool:
+    return bool(found.config.topic) and found.active.epoch == found.config.first_epoch
+
+
+def _about_topic(found: StreamDescription) -> str:
+    config = found.config
+    text = f"{config.topic}, adopted with {counted(config.partitions, 'partition')}; keys by {config.partitioner}"
+    return text if _is_on_topic(found) else f"{text}; sealed, the stream has left it for topics of its own"
 
 
 def _epochs_so_far(found: StreamDescription) -> str:

@@ -6,14 +6,15 @@ Each check states in its docstring what it expects, and yields a finding with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning
+from rollbridge.doctor.adopted import adopted_topics
+from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning, wrong_seal
 from rollbridge.errors import InvalidNameError
-from rollbridge.model.access import coordinator_operations
-from rollbridge.model.changes import SUSPENDED
+from rollbridge.model.access import ON_ADOPTED, coordinator_operations
+from rollbridge.model.changes import SUSPENDED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.names import (
@@ -185,7 +186,7 @@ def cluster(facts: ClusterFacts) -> Iterator[Finding]:
 def replication(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect every topic to survive the loss of a broker, if there are enough brokers."""
     thin, narrow = [], []
-    for topic in facts.topics.values():
+    for topic in (*facts.topics.values(), *facts.adopted.values()):
         needed = int(topic.config.get("min.insync.replicas", "1"))
         if topic.in_sync < needed:
             yield problem(
@@ -320,13 +321,12 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
 
 def epochs(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect chained epochs, existing segments, and seals as the epochs say."""
-    busy = any(group.committing_ms is not None or group.scaling_ms is not None for group in facts.groups)
     for stream in facts.streams:
         name = stream.config.name
         if stream.config.state is not StreamState.ACTIVE:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
-        if stream.error is not None:
+        if stream.error is not None and stream.error.code not in WATCHED:
             way_out = f"put topic {stream.error.topic} right" if stream.error.topic else "put right what is refused"
             if stream.error.code == SUSPENDED:
                 way_out = "end these (kafka-transactions.sh), or rollbridge stream scale --abort-foreign; or wait"
@@ -339,6 +339,8 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
         for fault in check_chain(stream.history.records, stream.history.first, stream.history.born):
             yield problem("epoch-history", f"stream {name}: {fault}", "restore ZooKeeper from a backup")
         for segment in stream.history.segments():
+            if stream.config.places.is_adopted(segment):
+                continue  # see adopted_topics
             where = stream.config.place(segment)[0]
             topic = facts.topics.get(where)
             active = segment in stream.history.active.segment_ids
@@ -350,13 +352,8 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
                     f"segment {segment} of stream {name} has no topic",
                     "its records are lost: restore the topic from a replica or a mirror",
                 )
-            elif active == topic.sealed and not busy:
-                state = "is sealed, but active" if active else "takes records, but should be sealed"
-                yield problem(
-                    "seal",
-                    f"topic {topic.name} {state}",
-                    "restart the coordinator that leads its group: a takeover finishes what was begun",
-                )
+            elif active == topic.sealed and not facts.is_busy:
+                yield wrong_seal(topic, active=active)
 
 
 def late_records(facts: ClusterFacts) -> Iterator[Finding]:
@@ -393,7 +390,8 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
     for native in facts.open_natives:
         if native.age_s < SLOW.total_seconds():
             continue
-        who = f"producer {native.producer_id} has had a native transaction open on {native.topic}"
+        where = show_partition((native.topic, native.partition))
+        who = f"producer {native.producer_id} has had a native transaction open on {where}"
         what = (
             f"{who} since offset {native.start_offset}, for {native.age_s:.0f} s: read_committed readers wait there, "
             "and so do scales and rolling commits of its stream"
@@ -402,7 +400,7 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "hanging-transaction",
                 what,
-                "kafka-transactions.sh abort --partition 0 "
+                f"kafka-transactions.sh abort --partition {native.partition} "
                 f"--topic {native.topic} --start-offset {native.start_offset}",
             )
         else:
@@ -427,14 +425,12 @@ def orphans(facts: ClusterFacts) -> Iterator[Finding]:
         stream = streams.get(str(name))
         if stream is None:
             yield _orphan(topic, f"stream {name}")
-        elif stream.history is not None and segment not in stream.history.segments():
-            busy = any(group.committing_ms is not None or group.scaling_ms is not None for group in facts.groups)
-            if not busy:
-                yield warning(
-                    "orphan",
-                    f"topic {topic} is a segment that no epoch of {name} has",
-                    f"if nobody misses it: kafka-topics.sh --delete --topic {topic}",
-                )
+        elif stream.history is not None and segment not in stream.history.segments() and not facts.is_busy:
+            yield warning(
+                "orphan",
+                f"topic {topic} is a segment that no epoch of {name} has",
+                f"if nobody misses it: kafka-topics.sh --delete --topic {topic}",
+            )
 
 
 def _orphan(topic: str, owner: str) -> Finding:
@@ -453,12 +449,14 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
             f"this principal may not {', '.join(sorted(CLUSTER_OPERATIONS - facts.operations))} the cluster",
             "a coordinator's principal needs it for retentions by size (docs/security.md); a client's does not",
         )
-    for topic in facts.topics.values():
-        missing = topic_operations(topic.name) - topic.operations - (facts.operations & {"CREATE"})
+    needed = {name: (topic, topic_operations(name)) for name, topic in facts.topics.items()}
+    needed |= {name: (topic, ADOPTED_OPERATIONS) for name, topic in facts.adopted.items()}
+    for topic, operations in needed.values():
+        missing = operations - topic.operations - (facts.operations & {"CREATE"})
         if topic.operations and missing:
-            yield warning(
-                "permission", f"this principal may not {', '.join(sorted(missing))} topic {topic.name}", _GRANT
-            )
+            stream = "SCOPE/STREAM" + (f" --topic {topic.name}" if topic.name in facts.adopted else "")
+            what = f"this principal may not {', '.join(sorted(missing))} topic {topic.name}"
+            yield warning("permission", what, _GRANT.replace("SCOPE/STREAM", stream))
     if facts.hidden:
         yield warning(
             "permission",
@@ -476,9 +474,15 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
 
 def topic_operations(topic: str) -> frozenset[str]:
     """Return a coordinator's operations on a topic, by Kafka's names; Read and Write imply Describe."""
-    needed = coordinator_operations(topic)
-    return frozenset(_CAPITAL.sub("_", item).upper() for item in needed) | {"DESCRIBE"}
+    return _by_kafkas_names(coordinator_operations(topic))
 
+
+def _by_kafkas_names(operations: Iterable[str]) -> frozenset[str]:
+    return frozenset(_CAPITAL.sub("_", item).upper() for item in operations) | {"DESCRIBE"}
+
+
+ADOPTED_OPERATIONS: Final = _by_kafkas_names(ON_ADOPTED)
+"""A coordinator's operations on an adopted topic; Delete and AlterConfigs are needed for what nobody may ever ask."""
 
 CHECKS: Final = (
     cluster,
@@ -488,6 +492,7 @@ CHECKS: Final = (
     clocks,
     internal_topics,
     epochs,
+    adopted_topics,
     late_records,
     native_transactions,
     orphans,

@@ -28,7 +28,7 @@ from rollbridge.model.changes import CommittingTransactions, EpochTransition, St
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.journal import split
 from rollbridge.model.late import LateNotes
-from rollbridge.model.names import GroupName, is_compacted_topic
+from rollbridge.model.names import GroupName, is_group_topic, is_segment_topic, show_partition
 from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.records import ControllerEpoch, Coordinator, Group, StreamConfig, StreamState, TransactionRecord
 from rollbridge.zookeeper.access import open_nodes
@@ -82,21 +82,22 @@ class BrokerFacts:
 
 @dataclass(frozen=True, slots=True)
 class OpenNative:
-    """Open native transaction on a topic."""
+    """Open native transaction on a partition of a topic."""
 
     topic: str
     producer_id: int
     start_offset: int
     age_s: float
+    partition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """Topic of rollbridge.
+    """Topic of rollbridge, or one that a stream has adopted.
 
     Attributes:
-        replicas: Number of replicas that its first partition should have.
-        in_sync: Number of these in sync.
+        replicas: Smallest number of replicas that a partition should have.
+        in_sync: Smallest number of replicas in sync.
         operations: Operations allowed to the doctor's principal; empty if the broker does not say.
     """
 
@@ -107,6 +108,7 @@ class TopicFacts:
     config: Mapping[str, str]
     sealed: bool
     operations: frozenset[str] = frozenset()
+    partitions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class ClusterFacts:
     Attributes:
         kafka_cluster_id, recorded_cluster_id: Id of the Kafka cluster, and the one recorded in ZooKeeper.
         topics: All topics with names of rollbridge, by name.
+        adopted: Those of the topics that streams have adopted which exist, by name.
+        claims: Name of the stream that has adopted a topic, by topic, as the index of topics in ZooKeeper says.
         operations: Operations on the cluster allowed to the principal.
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change, although rollbridge has an identity in ZooKeeper.
@@ -183,11 +187,28 @@ class ClusterFacts:
     groups: Sequence[GroupFacts] = ()
     streams: Sequence[StreamFacts] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
+    adopted: Mapping[str, TopicFacts] = field(default_factory=dict)
+    claims: Mapping[str, str] = field(default_factory=dict)
     open_natives: Sequence[OpenNative] = ()
     snapshots: Sequence[SnapshotFacts] = ()
     operations: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
     open_nodes: Sequence[str] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while epochs are being made somewhere."""
+        return any(group.committing_ms is not None or group.scaling_ms is not None for group in self.groups)
+
+
+def wrong_seal(topic: TopicFacts, *, active: bool) -> Finding:
+    """Return the finding about a topic that is sealed and ``active``, or open and not."""
+    state = "is sealed, but active" if active else "takes records, but should be sealed"
+    return problem(
+        "seal",
+        f"topic {topic.name} {state}",
+        "restart the coordinator that leads its group: a takeover finishes what was begun",
+    )
 
 
 # Gathering facts; reads only
@@ -195,7 +216,6 @@ class ClusterFacts:
 
 logger = logging.getLogger(__name__)
 
-_OURS: Final = (".commit-log", ".transaction-buffer", ".segment-")
 _ANSWER_S: Final = 30.0
 
 
@@ -220,8 +240,13 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = [_stream(metadata, config) for config in metadata.streams()]
-        names = _names(topics)
+        existing = topics.list_topics()
+        # Whatever an adopted topic is called, it is its owner's.
+        adopted = {stream.config.topic for stream in streams if stream.config.topic}
+        names = sorted(name for name in existing if is_ours(name) and name not in adopted)
         found = _topics(topics, names)
+        theirs = _topics(topics, sorted(adopted & set(existing)))
+        known = found.keys() | theirs.keys()
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
@@ -231,10 +256,13 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
+            adopted=theirs,
+            claims=_claims(session),
             snapshots=list(_snapshots(settings, streams)),
-            open_natives=[item for name in found for item in _open_natives(cluster, name)],
+            open_natives=[item for topic in (found | theirs).values() for item in _open_natives(cluster, topic)],
             operations=view.operations,
-            hidden=_hidden(cluster, _expected(metadata, streams) - set(names)) | set(names) - found.keys(),
+            hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
+            | {*names, *(adopted & set(existing))} - known,
             open_nodes=open_nodes(session),
         )
 
@@ -250,10 +278,16 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
     return BrokerFacts(node, connection.transaction_version, configs[str(node)])
 
 
-def _names(topics: TopicAdmin) -> list[str]:
-    """Return the topics with names of rollbridge."""
-    names = topics.list_topics()
-    return sorted(name for name in names if any(part in name for part in _OURS) or is_compacted_topic(name))
+def is_ours(topic: str) -> bool:
+    """Return whether a topic has a name that rollbridge gives: of a segment, buffer, log, or state by key."""
+    return is_segment_topic(topic) or is_group_topic(topic)
+
+
+def _claims(session: ZooKeeperSession) -> dict[str, str]:
+    """Return what the index of adopted topics says."""
+    topics = session.children(paths.TOPICS)
+    found = zip(topics, session.get_many([paths.adopted(topic) for topic in topics]), strict=True)
+    return {topic: node.value.decode(errors="replace") for topic, node in found if node is not None}
 
 
 def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
@@ -296,6 +330,7 @@ def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
             config=known.config,
             sealed=known.sealed,
             operations=known.operations,
+            partitions=known.partitions,
         )
         for name, known in described.items()
     }
@@ -378,15 +413,22 @@ def _clock_ms(raised: Znode) -> int:
     return known.since_ms - raised.modified_ms if known.epoch else 0
 
 
-def _open_natives(cluster: Cluster, topic: str) -> Iterator[OpenNative]:
-    """Yield the native transactions open on a topic's first partition, as its leader knows them."""
-    request = DescribeProducersRequest(topics=(TopicRequest(name=TopicName(topic), partition_indexes=(i32(0),)),))
-    answer = cluster.connection(cluster.leader(topic, 0)).call(request, DescribeProducersResponse)
-    for partition in answer.topics[0].partitions:
-        if partition.error_code != ErrorCode.none:
-            logger.warning("the producers of %s cannot be looked at: %s", topic, partition.error_code.name)
-            continue
-        for producer in partition.active_producers:
-            if producer.current_txn_start_offset >= 0:
-                age_s = max(time.time() - producer.last_timestamp / 1000, 0.0)
-                yield OpenNative(topic, producer.producer_id, producer.current_txn_start_offset, age_s)
+def _open_natives(cluster: Cluster, topic: TopicFacts) -> Iterator[OpenNative]:
+    """Yield the native transactions open on a topic, as the leaders of its partitions know them."""
+    by_leader: dict[int, list[int]] = {}
+    for number in range(topic.partitions):
+        by_leader.setdefault(cluster.leader(topic.name, number), []).append(number)
+    for leader, numbers in by_leader.items():
+        wanted = TopicRequest(name=TopicName(topic.name), partition_indexes=tuple(map(i32, numbers)))
+        request = DescribeProducersRequest(topics=(wanted,))
+        answer = cluster.connection(leader).call(request, DescribeProducersResponse)
+        for partition in answer.topics[0].partitions:
+            if partition.error_code != ErrorCode.none:
+                where = show_partition((topic.name, partition.partition_index))
+                logger.warning("the producers of %s cannot be looked at: %s", where, partition.error_code.name)
+                continue
+            for producer in partition.active_producers:
+                start = producer.current_txn_start_offset
+                if start >= 0:
+                    age_s = max(time.time() - producer.last_timestamp / 1000, 0.0)
+                    yield OpenNative(topic.name, producer.producer_id, start, age_s, partition.partition_index)

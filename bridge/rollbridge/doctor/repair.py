@@ -31,9 +31,9 @@ def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
 
 
 def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
-    """Return all znodes about streams and groups, by path."""
+    """Return all znodes about streams, adopted topics and groups, by path."""
     root = session.get(paths.CLUSTER)
-    waiting = [paths.SCOPES, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
+    waiting = [paths.SCOPES, paths.TOPICS, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
     found: dict[str, bytes] = {} if root is None else {paths.CLUSTER: root.value}
     while waiting:
         values = session.get_many(waiting)

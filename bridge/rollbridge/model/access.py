@@ -1,6 +1,9 @@
 """What each role needs to be allowed in Kafka: one table for the command line, the documentation and the tests.
 
-Read, Write, Delete and AlterConfigs bring Describe and DescribeConfigs with them, as Kafka's authorizer has it.
+Read, Write and Delete bring Describe with them, and AlterConfigs brings DescribeConfigs, as Kafka's authorizer has it.
+
+A stream that has adopted a topic lies there, and has a buffer, and topics of its own once it has left, under its own
+name: its roles need rights on both.
 """
 
 from __future__ import annotations
@@ -55,25 +58,42 @@ class Right:
 
 CLUSTER: Final = "kafka-cluster"
 """Kafka's name of the one resource of this kind."""
+ON_ADOPTED: Final = ("Read", "Write", "DescribeConfigs")
+"""What a coordinator needs on an adopted topic, as long as nobody truncates or leaves it."""
 
 
-def reader(stream: StreamName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """Yield the rights to read committed records, with any Kafka client, ``Bridge.reader`` or Spark's source."""
+def reader(stream: StreamName, consumer_groups: Iterable[str] = (), topic: str = "") -> Iterator[Right]:
+    """Yield the rights to read committed records, with any Kafka client, ``Bridge.reader`` or Spark's source.
+
+    ``topic`` is the one that the stream has adopted, here and below.
+    """
+    yield from _on(topic, "Read", why="read committed records")
     yield Right(Resource.TOPIC, f"{_prefix(stream)}segment-", ("Read",), "read committed records", prefixed=True)
     yield _client()
     yield from _members(consumer_groups)
 
 
-def previewer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+def previewer(
+    stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = (), topic: str = ""
+) -> Iterator[Right]:
     """Yield the rights to read open transactions too, or committed ones one by one in commit order."""
+    yield from _on(topic, "Read", why="read committed records")
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
     yield _outcomes(group)
     yield _client()
     yield from _members(consumer_groups)
 
 
-def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
+def writer(
+    stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = (), topic: str = ""
+) -> Iterator[Right]:
     """Yield the rights to do everything with a stream: write in each way, read and preview."""
+    yield from _on(
+        topic,
+        "Read",
+        "Write",
+        why="plain and conditional writes; read, also the sample of keys for `stream adopt`",
+    )
     yield Right(
         Resource.TOPIC,
         _prefix(stream),
@@ -89,15 +109,19 @@ def writer(stream: StreamName, group: GroupName, consumer_groups: Iterable[str] 
     yield from _members(consumer_groups)
 
 
-def compactor(stream: StreamName) -> Iterator[Right]:
+def compactor(stream: StreamName, topic: str = "") -> Iterator[Right]:
     """Yield the rights to truncate by ``Synchronizer.compact``, beside those of a writer."""
+    yield from _on(topic, "Delete", why="delete records before a snapshot; it also allows to delete the topic")
     yield Right(
         Resource.TOPIC, f"{_prefix(stream)}segment-", ("Delete",), "delete records before a snapshot", prefixed=True
     )
 
 
-def coordinator(scope: str, consumer_groups: Iterable[str] = ()) -> Iterator[Right]:
-    """Yield the rights to lead the groups of a scope."""
+def coordinator(scope: str, consumer_groups: Iterable[str] = (), topic: str = "") -> Iterator[Right]:
+    """Yield the rights to lead the groups of a scope, and to merge into an adopted topic."""
+    yield from _on(topic, *ON_ADOPTED, why="merge into an adopted topic, and watch what its owner changes")
+    yield from _on(topic, "Delete", why="only for `stream truncate` and retentions of an adopted topic")
+    yield from _on(topic, "AlterConfigs", why="only to leave an adopted topic: `stream scale --leave-topic` seals it")
     yield Right(
         Resource.TOPIC,
         f"{scope}.",
@@ -131,6 +155,11 @@ def coordinator_operations(topic: str) -> frozenset[str]:
         if right.resource is Resource.TOPIC and topic.startswith(right.name)
         for operation in right.operations
     )
+
+
+def _on(topic: str, *operations: str, why: str) -> Iterator[Right]:
+    if topic:
+        yield Right(Resource.TOPIC, topic, operations, why)
 
 
 def _prefix(stream: StreamName) -> str:

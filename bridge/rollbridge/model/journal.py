@@ -216,10 +216,14 @@ class GroupEvidence:
     unwritten: Collection[str] = ()
 
     def undescribed(self) -> list[tuple[str, StreamName, Epoch]]:
-        """Return the topics of epochs beyond the newest that the journal knows, each with its stream and epoch."""
-        streams = {name for name, value in streams_of(self.journal).items() if not is_deleted(value)}
+        """Return the topics of epochs beyond the newest that the journal knows, each with its stream and epoch.
+
+        None of them is a topic that a stream has adopted, whatever its name: that is its owner's.
+        """
+        streams = {name: value for name, value in streams_of(self.journal).items() if not is_deleted(value)}
+        adopted = {StreamConfig.from_json(value).topic for value in streams.values()}
         found = []
-        for topic in sorted(self.topics):
+        for topic in sorted(self.topics.keys() - adopted):
             try:
                 stream, segment = parse_segment_topic(topic)
             except InvalidNameError:
@@ -246,6 +250,7 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
     steps += cleared
     for group in groups:
         steps += _group(nodes, group, now_ms)
+    steps += _index(nodes, groups)
     steps += [_shared_counter(nodes, groups), _numbers(nodes, groups)]
     unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
     steps.append(RepairStep("let coordinators lead again", (unmarked,)))
@@ -389,13 +394,44 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
     if former and f"{parent}/{former}" not in nodes:
         created = [CreateNode(path, b"") for path in (parent, f"{parent}/{former}") if path not in nodes]
         yield RepairStep(f"keep the numbers that stream {stream} has used, which was deleted", (tuple(created),))
-    raw = nodes.get(paths.stream(stream))
-    config = None if raw is None else StreamConfig.from_json(raw)
-    if config is None or group.topics.get(config.buffer_topic) == config.buffer_topic_id:
+    if not _is_gone(nodes, group, stream):
         return
     below = [path for path in nodes if path.startswith(f"{paths.stream(stream)}/")]
     doomed = sorted([paths.stream(stream), *below], key=lambda path: (-path.count("/"), path))
     yield RepairStep(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
+
+
+def _is_gone(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> bool:
+    """Return whether a stream that the journal calls deleted is still in ZooKeeper, and all of it is done."""
+    raw = nodes.get(paths.stream(stream))
+    config = None if raw is None else StreamConfig.from_json(raw)
+    return config is not None and group.topics.get(config.buffer_topic) != config.buffer_topic_id
+
+
+def _index(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairStep]:
+    """Have the index of topics name the streams that have adopted them when all else is repaired; once for all groups.
+
+    Nothing of the topics is touched: what an owner has done to them since, the leader finds when it looks.
+    """
+    configs = {name: StreamConfig.from_json(value) for name, value in streams_of(nodes).items()}
+    for group in groups:
+        for stream, value in streams_of(group.journal).items():
+            if not is_deleted(value):
+                configs[stream] = StreamConfig.from_json(value)
+            elif _is_gone(nodes, group, stream):
+                del configs[stream]
+    existing = {topic: identity for group in groups for topic, identity in group.topics.items()}
+    # The stream that knows the topic as it is comes last; there is but one, unless a journal is behind.
+    adopted = sorted(
+        (config.topic, existing.get(config.topic) == config.topic_id, str(config.name)) for config in configs.values()
+    )
+    wanted = {paths.adopted(topic): name.encode() for topic, _, name in adopted if topic}
+    gone = [DeleteNode(path) for path in _children(nodes, paths.TOPICS) if path not in wanted]
+    wrong = [_put(nodes, path, name) for path, name in wanted.items() if nodes.get(path) != name]
+    if gone or wrong:
+        parent = [] if paths.TOPICS in nodes else [CreateNode(paths.TOPICS, b"")]
+        what = f"have the index name the streams of {len(wrong)} adopted topics, and of {len(gone)} others none"
+        yield RepairStep(what, _batches([*parent, *gone, *wrong]))
 
 
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:

@@ -6,7 +6,7 @@ that no format has is refused, because a misspelt option would go unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -14,12 +14,13 @@ from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError
 from rollbridge.kafka.batches import Compression
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import TOPICS_SCOPE, GroupName, StreamName, check_adoptable, check_stream_or_topic
 from rollbridge.model.options import keys_of, option, unknown, values_of, words
-from rollbridge.model.position import parse_start
+from rollbridge.model.position import ReadPosition, parse_start
 from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
 
 STREAM: Final = "stream"
+TOPIC: Final = "topic"
 SERVERS: Final = "kafka.bootstrap.servers"
 ZOOKEEPER: Final = "zookeeper"
 ROOT: Final = "zookeeper.root"
@@ -36,6 +37,7 @@ _ZOOKEEPER: Final = "zookeeper."
 _NAMES_OF_SETTINGS: Final = {"bootstrap_servers": SERVERS, "zookeeper_root": ROOT, "client_name": CLIENT_NAME}
 """Fields of :class:`ConnectionSettings` and the options that set them."""
 _STAND_IN: Final = "missing:1"
+_SOME_STREAM: Final = StreamName(TOPICS_SCOPE, "some")
 
 
 class OptionReader:
@@ -73,19 +75,28 @@ class OptionReader:
 
 
 def _streams(text: str) -> tuple[str, ...]:
-    """Parse the names of streams.
+    """Parse the names of streams, or of topics that streams have adopted.
 
     Raises:
         ValueError: there is none, or one is wrong or there twice; all faults are named.
     """
+    return _names(text, check_stream_or_topic, "stream")
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    """Parse the names of topics that streams have adopted; raises as :func:`_streams` does."""
+    return _names(text, check_adoptable, "topic")
+
+
+def _names(text: str, check: Callable[[str], object], what: str) -> tuple[str, ...]:
     names, faults = words(text), []
     for name in names:
         try:
-            StreamName.parse(name)
+            check(name)
         except InvalidNameError as exc:
             faults.append(str(exc))
     if not names:
-        faults.append("names no stream")
+        faults.append(f"names no {what}")
     if len(set(names)) < len(names):
         faults.append(f"{', '.join(names)}: one of them is named twice")
     if faults:
@@ -98,8 +109,12 @@ class SparkOptions:
     """Options of all formats."""
 
     streams: tuple[str, ...] = option((), key=STREAM, convert=_streams)
-    """``scope/stream``. The sink takes several, separated by commas: they are written in one transaction, and the
-    column ``topic`` names the stream of each row. Required."""
+    """``scope/stream``, or the topic that a stream has adopted. The sink takes several, separated by commas: they are
+    written in one transaction, and the column ``topic`` names the stream of each row, as it is named here. Required
+    unless ``topic`` is given."""
+    topics: tuple[str, ...] = option((), key=TOPIC, convert=_topics)
+    """The same for adopted topics alone, named as Spark's own sink names them; with ``stream`` the sink writes to
+    both."""
     servers: str = option(MISSING, key=SERVERS)
     """Kafka brokers, as every executor reaches them: ``host:port,...``"""
     zookeeper: str = option(MISSING, key=ZOOKEEPER)
@@ -129,6 +144,11 @@ class SparkSettings(SparkOptions):
     options: ClientOptions
     """Behaviour of a connection, with the compression codec of the options."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the streams and adopted topics, as the options name them."""
+        return (*self.streams, *self.topics)
+
     def connected_as(self, client_name: str) -> ConnectionSettings:
         """Return the connection's settings with the name of a client."""
         return replace(self.connection, client_name=client_name)
@@ -139,13 +159,15 @@ def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> Spark
 
     Args:
         reader: Reader of the options, which collects the faults.
-        streams_needed: True if ``stream`` must be given; otherwise it may be empty.
+        streams_needed: True if ``stream`` or ``topic`` must be given.
     """
     before = len(reader.faults)
-    if streams_needed and not reader.has(STREAM):
-        reader.faults.append(f"{STREAM}: is missing")
+    if streams_needed and not reader.has(STREAM) and not reader.has(TOPIC):
+        reader.faults.append(f"{STREAM}: is missing, or {TOPIC} for an adopted topic")
     values = reader.read(SparkOptions)
     options = SparkOptions(**values)
+    for name in sorted(set(options.streams) & set(options.topics)):
+        reader.faults.append(f"{TOPIC}: {name} is among {STREAM} as well")
     try:
         connection = ConnectionSettings(
             bootstrap_servers=options.servers or _STAND_IN,
@@ -233,7 +255,8 @@ class SourceSettings(SourceOptions):
     """Settings of a source; can be pickled."""
 
     shared: SparkSettings
-    stream: StreamName
+    stream: str
+    """The stream, or the topic that it has adopted; which stream that is the driver looks up."""
 
     @property
     def preview(self) -> bool:
@@ -272,17 +295,26 @@ def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
         faults.append(f"{ISOLATION}: {UNCOMMITTED} is for batches: it previews what is open when it is read")
     if places["end"] == "earliest":
         faults.append(f"{ENDING}: nothing ends before the earliest record")
-    stream: StreamName | None = None
-    if shared is not None and len(shared.streams) > 1:
+    stream = ""
+    if shared is not None and len(shared.names) > 1:
         faults.append(f"{STREAM}: a source reads one stream; make a source of each and unite them")
     elif shared is not None:
-        stream = StreamName.parse(shared.streams[0])
+        stream = shared.names[0]
         for name, text in zip((STARTING, ENDING), places.values(), strict=True):
             try:
-                parse_start(stream, text)
+                _check_place(stream, text)
             except InvalidRequestError as exc:
                 faults.append(f"{name}: {exc}")
     reader.finish()
     assert shared is not None  # its faults were raised
-    assert stream is not None
     return SourceSettings(**{**values, **places}, shared=shared, stream=stream)
+
+
+def _check_place(stream: str, text: str) -> None:
+    """Raise InvalidRequestError unless a text is a place in a stream; whose position it is, is unknown for a topic."""
+    if "/" in stream:
+        parse_start(StreamName.parse(stream), text)
+    elif "@" in text:
+        ReadPosition.parse(text)
+    else:
+        parse_start(_SOME_STREAM, text)

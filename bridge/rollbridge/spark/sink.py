@@ -280,7 +280,7 @@ def _target(reader: OptionReader, schema: StructType) -> SinkTarget:
     reader.finish()
     assert settings is not None
     keep_what_stays()
-    columns = Columns.of(schema, settings.streams, include_headers=settings.include_headers is not False)
+    columns = Columns.of(schema, settings.names, include_headers=settings.include_headers is not False)
     return SinkTarget(
         settings,
         columns,
@@ -294,17 +294,20 @@ def _target(reader: OptionReader, schema: StructType) -> SinkTarget:
 def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Callable[[], SinkJob]) -> PartitionWritten:
     """Write one partition; a partition without rows has no part in the transaction."""
     written = PartitionWritten()
-    reader = PartitionReader(target.columns, target.settings.streams)
+    names = target.settings.names
+    reader: PartitionReader | None = None
     writer: PartitionWriter | None = None
     try:
         for batch in promptly(iterator) if target.settings.quick_ack else iterator:
             if not batch.num_rows:
                 continue
-            if written.ticket is None:
+            if written.ticket is None or reader is None:
                 work = work_of()
                 _check_group(target)
+                streams = _streams(target)
+                reader = PartitionReader(target.columns, names, streams)
                 joint = target.client(work).joint(
-                    *target.settings.streams,
+                    *streams,
                     series=work.series,
                     number=work.number,
                     lease=target.lease,
@@ -320,12 +323,12 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
                 else:
                     part = joint.part()
                     _check_tasks(target, part, work)
-                    writer = PartitionWriter(part, reader, target.settings.streams)
+                    writer = PartitionWriter(part, reader, streams)
             if writer is None:
                 reader.read(batch)
             else:
                 writer.write(batch)
-        if written.ticket is None:
+        if written.ticket is None or reader is None:
             return PartitionWritten(work_of())
         return replace(written, handle=None if writer is None else writer.finish(), content=reader.content)
     except RowRefusedError as fault:
@@ -335,6 +338,16 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
         raise RowRefusedError(why, row=fault.row) from fault
     finally:
         keep_what_stays()
+
+
+def _streams(target: SinkTarget) -> list[str]:
+    """Return the names of the streams; of adopted topics, those of the streams that have adopted them.
+
+    Raises:
+        StreamNotFoundError: no stream has adopted one of the topics.
+    """
+    admin = target.connect().admin
+    return [name if "/" in name else str(admin.name_of(name)) for name in target.settings.names]
 
 
 def _check_tasks(target: SinkTarget, part: Part, work: SinkJob) -> None:
@@ -399,7 +412,7 @@ def _commit_nothing(target: SinkTarget, work: SinkJob | None) -> None:
     if work is None or work.unique or target.trusts_replays or _looked.get(work.client_name) == work.session:
         return
     found = target.client(work).committed(
-        *target.settings.streams, series=work.series, number=work.number, timeout=target.commit_timeout
+        *target.settings.names, series=work.series, number=work.number, timeout=target.commit_timeout
     )
     if found is not None:
         _check_replay(target, work, found.id, found.content, JointContent())
@@ -471,7 +484,7 @@ def _check_group(target: SinkTarget) -> None:
         GroupMismatchError: one does not.
     """
     settings = target.settings
-    for stream in settings.streams if settings.group is not None else ():
+    for stream in settings.names if settings.group is not None else ():
         found = target.connect().admin.describe(stream).config.group
         if found != settings.group:
             raise GroupMismatchError(f"{stream} belongs to group {found}, not to {settings.group}; nothing was written")

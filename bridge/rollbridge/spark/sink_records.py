@@ -438,11 +438,18 @@ class PartitionReader:
         content: Count and digest of all rows so far.
     """
 
-    def __init__(self, columns: Columns, streams: Sequence[str]) -> None:
-        """Begin; ``columns`` are the indices of the columns, ``streams`` the streams that rows may go to."""
+    def __init__(self, columns: Columns, names: Sequence[str], streams: Sequence[str] = ()) -> None:
+        """Begin.
+
+        Args:
+            columns: Indices of the columns.
+            names: What rows call the streams that they may go to.
+            streams: Names of these streams, where rows call them otherwise; the digest is the same by either name.
+        """
         self.content = JointContent()
         self._columns = columns
-        self._streams = streams
+        self._names = names
+        streams = streams or names
         self._hashes = np.array([xxh64_intdigest(stream.encode(), HASH_SEED) for stream in streams], np.uint64)
 
     def read(self, batch: pa.RecordBatch) -> tuple[Rows, Numbers, Numbers | None]:
@@ -453,7 +460,7 @@ class PartitionReader:
         """
         first = self.content.records
         rows = self._columns.rows(batch, first, int(time.time() * 1000))
-        places = None if len(self._streams) == 1 else self._columns.stream_places(batch, self._streams, first)
+        places = None if len(self._names) == 1 else self._columns.stream_places(batch, self._names, first)
         keys = hashes_of(rows.keys)
         found = _mixed(keys ^ (self._hashes[0] if places is None else self._hashes[places]))
         found = _mixed(found ^ hashes_of(rows.values))

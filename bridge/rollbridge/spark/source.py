@@ -114,20 +114,20 @@ class DriverConnection:
 class StreamDriver:
     """Driver's view of one stream: its epochs, how far it can be read, what was deleted; not for several threads."""
 
-    def __init__(self, connection: DriverConnection, settings: SparkSettings, stream: StreamName) -> None:
-        """Look the stream up.
+    def __init__(self, connection: DriverConnection, settings: SparkSettings, name: str) -> None:
+        """Look a stream up, or the one that has adopted a topic.
 
         Raises:
             ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError.
         """
-        self.stream = stream
+        self.stream: Final = connection.metadata.name_of(name)
         self._connection = connection
         self._catalog = Catalog(connection.metadata, lambda: None)
         self._reached: dict[SegmentId, int] = {}
         """Highest offsets that the logs of segments have been seen to reach."""
         group = self.view().config.group
         if settings.group is not None and settings.group != group:
-            raise GroupMismatchError(f"stream {stream} belongs to group {group}, not to {settings.group}")
+            raise GroupMismatchError(f"stream {self.stream} belongs to group {group}, not to {settings.group}")
 
     def view(self) -> StreamView:
         """Return the stream as it is, or was a moment ago.
@@ -335,7 +335,7 @@ class _Reading(Prompt):
             self._runs = CommitRuns(
                 log_reader(self._connection.connection),
                 self._connection.offsets,
-                self._settings.stream,
+                driver.stream,
                 driver.view().config.group,
             )
         self._runs.read(start)
@@ -357,7 +357,7 @@ class _Reading(Prompt):
     def _piece(self, item: OffsetRange, bases: Mapping[SegmentId, int], runs: CommitRuns | None) -> SegmentRange:
         topic, partition = self._driver.view().config.place(item.segment)
         place = SegmentPlace(
-            str(self._settings.stream),
+            str(self._driver.stream),
             topic,
             item.segment,
             bases.get(item.segment),

@@ -30,6 +30,7 @@ from rollbridge.spark.settings import (
     GROUP,
     STARTING,
     STREAM,
+    TOPIC,
     Kind,
     OptionReader,
     ReadOptions,
@@ -84,8 +85,8 @@ def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
     places = found.places(kind)
     faults = reader.faults
     faults += found.place_faults(kind)
-    if shared is not None and shared.group is None and not shared.streams:
-        faults.append(f"{GROUP}: is missing, or {STREAM} to take the group of")
+    if shared is not None and shared.group is None and not shared.names:
+        faults.append(f"{GROUP}: is missing, or {STREAM} or {TOPIC} to take the group of")
     for name, text in zip((STARTING, ENDING), places.values(), strict=True):
         try:
             parse_log_start(text)
@@ -125,13 +126,14 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> Transaction
 
 
 class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
-    """Offsets ``start..end-1`` of a commit log."""
+    """Offsets ``start..end-1`` of a commit log; transactions without records in ``streams`` are left out, if any."""
 
-    def __init__(self, topic: str, start: int, end: int) -> None:
+    def __init__(self, topic: str, start: int, end: int, streams: frozenset[str]) -> None:
         super().__init__(None)
         self.topic = topic
         self.start = start
         self.end = end
+        self.streams = streams
 
 
 class _TransactionsReading(Prompt):
@@ -185,14 +187,18 @@ class _TransactionsReading(Prompt):
         if self._settings.group is not None:
             return self._settings.group
         found = {}
-        for name in self._settings.shared.streams:
-            config = connection.metadata.stream(StreamName.parse(name))
+        for name in self._streams(connection):
+            config = connection.metadata.stream(name)
             if config is None:
                 raise NotFoundError(f"stream {name} does not exist; nothing was read")
-            found[name] = config.group
+            found[str(name)] = config.group
         if len(set(found.values())) > 1:
             raise InvalidRequestError(f"{STREAM}: {found} are of several groups; each has a commit log of its own")
         return next(iter(found.values()))
+
+    def _streams(self, connection: DriverConnection) -> list[StreamName]:
+        """Return the streams of the options; of adopted topics, those that have adopted them."""
+        return [connection.metadata.name_of(name) for name in self._settings.shared.names]
 
     @property
     def _topic(self) -> str:
@@ -213,7 +219,10 @@ class _TransactionsReading(Prompt):
         if start < min(first, end):
             self._judge(f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted")
         begin = max(start, first)
-        return [LogPortion(self._topic, begin, self._present(end))] if begin < end else []
+        if begin >= end:
+            return []
+        streams = frozenset(map(str, self._streams(self._connected())))
+        return [LogPortion(self._topic, begin, self._present(end), streams)]
 
     def _present(self, offset: int) -> int:
         """Return an offset up to which the log was read, or is to be read; its end if the log ends before.
@@ -238,7 +247,7 @@ class _TransactionsReading(Prompt):
         if not isinstance(partition, LogPortion):
             return iter(())  # Spark's placeholder for no partition
         reader = log_reader(self._settings.shared.connection)
-        return _read(reader, partition, frozenset(self._settings.shared.streams), self._schema)
+        return _read(reader, partition, self._schema)
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -316,9 +325,7 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
         return offset.position.offset
 
 
-def _read(
-    reader: LogReader, portion: LogPortion, streams: frozenset[str], schema: StructType
-) -> Iterator[pa.RecordBatch]:
+def _read(reader: LogReader, portion: LogPortion, schema: StructType) -> Iterator[pa.RecordBatch]:
     arrow = to_arrow_schema(schema, timezone="UTC")
     offset = portion.start
     patience = ReadTimeout(portion.topic)
@@ -333,8 +340,8 @@ def _read(
             for record in found.records
             if record.offset < portion.end and peek_kind(record.value) is ControlKind.COMMIT
         ]
-        if streams:
-            rows = [row for row in rows if not streams.isdisjoint(dict(row["streams"]))]
+        if portion.streams:
+            rows = [row for row in rows if not portion.streams.isdisjoint(dict(row["streams"]))]
         if rows:
             columns = [pa.array([row[field.name] for row in rows], field.type) for field in arrow]
             yield pa.RecordBatch.from_arrays(columns, schema=arrow)

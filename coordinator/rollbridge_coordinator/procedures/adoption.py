@@ -47,6 +47,7 @@ from rollbridge.model.requests import AdminRequest
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault
 from rollbridge_coordinator.state.effects import (
     DescribeTopics,
+    EffectRefusedError,
     SetTopicConfig,
     Steps,
     TopicState,
@@ -72,7 +73,10 @@ def look_at_topic(topic: str) -> Steps[TopicState]:
             it.
     """
     check_adoptable(topic)
-    found = yield from DescribeTopics([topic])
+    try:
+        found = yield from DescribeTopics([topic])
+    except EffectRefusedError as refused:
+        raise _lacks(topic, f"may not look at it or at its settings ({refused.code})") from refused
     state = None if found is None else found.get(topic)
     if state is None:
         raise NotFoundError(f"topic {topic} does not exist; nothing was written")
@@ -80,10 +84,15 @@ def look_at_topic(topic: str) -> Steps[TopicState]:
         raise ConflictError(f"topic {topic} is sealed, so it takes no records; nothing was written")
     missing = sorted(NEEDED - state.operations)
     if missing and state.operations:
-        raise InvalidRequestError(
-            f"topic {topic} cannot be adopted: the coordinator lacks {', '.join(missing)} on it; nothing was written"
-        )
+        raise _lacks(topic, f"lacks {', '.join(missing)} on it")
     return state
+
+
+def _lacks(topic: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"topic {topic} cannot be adopted: the coordinator {what}; nothing was written; `rollbridge access kafka-acls "
+        "coordinator` prints what grants its rights"
+    )
 
 
 def adopted_stream(

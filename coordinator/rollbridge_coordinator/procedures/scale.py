@@ -23,6 +23,7 @@ from rollbridge.model.names import Partition
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, check_segments
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge_coordinator.procedures.adoption import leaving, note_settings, refuse_to_leave
+from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
     abort_lasting,
@@ -81,7 +82,10 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
         ]
     )
     if taken:
-        stream.config = config
+        if config is not stream.config:
+            stream.config = config
+            # How an adopted topic is opened again has to be known, whatever becomes of ZooKeeper, before it is sealed.
+            yield from keep_journal(group)
         yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 

@@ -104,6 +104,13 @@ def fault_lines(group: str, faults: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f'{PREFIX}_stream_error{{group="{group}",stream="{stream}",code="{code}"}} 1'
 
 
+def adopted_lines(group: str, topics: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Return a metric for each stream and the topic that it has adopted, by which metrics of either find the other."""
+    yield f"# TYPE {PREFIX}_adopted_topic gauge"
+    for stream, topic in topics:
+        yield f'{PREFIX}_adopted_topic{{group="{group}",stream="{stream}",topic="{topic}"}} 1'
+
+
 def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
     """Return the metrics of the coordinator: its name, whether it is fit to lead, and how many groups it leads."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

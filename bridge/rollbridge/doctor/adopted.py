@@ -1,0 +1,102 @@
+"""Check of the doctor on topics that streams have adopted, and that remain their owners'. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
+from rollbridge.model.records import StreamState
+
+
+def adopted_topics(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect adopted topics to be those that were adopted, each of one stream, which the index of topics names."""
+    owners: dict[str, list[StreamFacts]] = {}
+    for stream in facts.streams:
+        if stream.config.topic and stream.config.state is StreamState.ACTIVE:
+            owners.setdefault(stream.config.topic, []).append(stream)
+    for name, streams in owners.items():
+        for stream in streams:
+            yield from _adopted(facts, stream)
+        yield from _claim(facts, name, [str(stream.config.name) for stream in streams])
+    for name, owner in facts.claims.items():
+        if name not in owners and not any(stream.config.topic == name for stream in facts.streams):
+            yield warning(
+                "topic-index",
+                f"the index says that stream {owner} has adopted topic {name}, but that stream has not",
+                f"nothing, if the topic is to stay a plain one; rollbridge stream adopt {name} takes it over",
+            )
+
+
+def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
+    config, history = stream.config, stream.history
+    topic = facts.adopted.get(config.topic)
+    kept = {item for item in (history.segments() if history else ()) if config.places.is_adopted(item)}
+    if history is not None and kept <= history.removed:
+        return  # it has left the topic, and nothing of the stream is there any more
+    is_active = history is None or history.active.epoch == config.first_epoch
+    if topic is None and config.topic in facts.hidden:
+        if stream.error is not None and stream.error.code in WATCHED:
+            yield problem(stream.error.code, f"stream {config.name}: {stream.error.reason}", _anew(config.topic))
+        return
+    who = f"topic {config.topic}, which stream {config.name} has adopted,"
+    if not is_active:
+        if topic is None or topic.topic_id != config.topic_id:
+            yield problem(
+                "segment-gone",
+                f"{who} is gone, with the records of before the stream has left it",
+                "restore the topic from a mirror under its name, if they are needed; later records are in other topics",
+            )
+        elif not topic.sealed and not facts.is_busy:
+            yield wrong_seal(topic, active=False)
+        return
+    if topic is None:
+        yield problem(
+            TOPIC_DELETED,
+            f"{who} was deleted: transactions wait, and can be aborted",
+            f"end its transactions; then rollbridge stream release {config.topic}",
+        )
+    elif topic.topic_id != config.topic_id:
+        yield problem(
+            TOPIC_RECREATED,
+            f"{who} was deleted and created again (its id is {topic.topic_id}, and was {config.topic_id}): "
+            "transactions wait, and can be aborted",
+            _anew(config.topic),
+        )
+    elif topic.partitions != config.partitions:
+        yield problem(
+            TOPIC_GROWN,
+            f"{who} has {topic.partitions} partitions, and had {config.partitions} when it was adopted: the others are "
+            "not part of the stream, and native producers put keys elsewhere now",
+            _anew(config.topic),
+        )
+    elif topic.sealed and not facts.is_busy:
+        yield problem(
+            "seal",
+            f"{who} is sealed, but active",
+            "restart the coordinator that leads its group: a takeover finishes a scale that was begun. One that was "
+            "lost with a ZooKeeper that was set back has to be asked for again (--leave-topic), or "
+            f"rollbridge stream release {config.topic} opens the topic",
+        )
+
+
+def _anew(topic: str) -> str:
+    return f"end its transactions; then rollbridge stream release {topic}, and rollbridge stream adopt {topic}"
+
+
+def _claim(facts: ClusterFacts, topic: str, owners: Sequence[str]) -> Iterator[Finding]:
+    claim = facts.claims.get(topic)
+    if len(owners) > 1:
+        yield problem(
+            "topic-index",
+            f"several streams have adopted topic {topic}: {', '.join(owners)}; the index names {claim or 'none'}",
+            "write to one of them only, and release the others by their own names when their transactions have ended: "
+            "rollbridge stream release SCOPE/STREAM leaves the topic as it is",
+        )
+    elif claim != owners[0]:
+        yield problem(
+            "topic-index",
+            f"the index does not say that stream {owners[0]} has adopted topic {topic}, but {claim or 'nothing'}: the "
+            "topic's name does not lead to the stream",
+            "the leader of its group writes a missing entry within seconds; to replace a wrong one: rollbridge repair",
+        )

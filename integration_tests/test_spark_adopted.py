@@ -1,0 +1,238 @@
+"""Spark on a topic that exists: our formats by its name, beside native producers, and Spark's own source all along."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+import rollbridge
+from integration_tests.clients import Site, header_of, read_committed
+from integration_tests.kafka_tools import create_topic
+from integration_tests.spark_driver import await_batch, start_numbers
+from integration_tests.spark_tools import options_of
+from rollbridge.kafka.topics import TopicAdmin
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import PySparkException
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS = 4
+ROWS = 50
+KEYS = [b"%d" % number for number in range(5)]
+
+
+@pytest.fixture
+def topic(site: Site, unique_name: Callable[[str], str]) -> str:
+    """A topic that somebody else has made."""
+    name = unique_name("shop.orders")
+    create_topic(site.cluster.bootstrap_servers, name, PARTITIONS)
+    return name
+
+
+class Native:
+    """A program that writes to a topic and knows nothing of rollbridge; in native transactions if it has an id."""
+
+    def __init__(self, site: Site, topic: str, transactional_id: str | None = None) -> None:
+        self.topic = topic
+        self.written: list[bytes] = []
+        settings: dict[str, Any] = {
+            "bootstrap.servers": site.cluster.bootstrap_servers,
+            "partitioner": "murmur2_random",
+            **({} if transactional_id is None else {"transactional.id": transactional_id}),
+        }
+        self._producer = Producer(settings)
+        self._is_transactional = transactional_id is not None
+        if self._is_transactional:
+            self._producer.init_transactions(60)
+
+    def write(self, stem: str, *, abort: bool = False) -> None:
+        """Write a value under each key."""
+        if self._is_transactional:
+            self._producer.begin_transaction()
+        values = [b"%s-%s" % (stem.encode(), key) for key in KEYS]
+        for key, value in zip(KEYS, values, strict=True):
+            self._producer.produce(self.topic, value, key)
+        assert self._producer.flush(60) == 0
+        if abort:
+            self._producer.abort_transaction(60)
+            return
+        if self._is_transactional:
+            self._producer.commit_transaction(60)
+        self.written += values
+
+
+class StockQuery:
+    """A query of Spark's own source over a topic, again and again from one checkpoint; it is never changed."""
+
+    def __init__(self, spark: SparkSession, site: Site, topic: str, checkpoint: Path) -> None:
+        self._frame = (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", site.cluster.bootstrap_servers)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("kafka.isolation.level", "read_committed")
+            .load()
+        )
+        self._checkpoint = str(checkpoint)
+        self.values: Counter[bytes] = Counter()
+
+    def run(self) -> Counter[bytes]:
+        """Read on to the end; everything that was ever read, with how often."""
+
+        def take(rows: DataFrame, _: int) -> None:
+            self.values.update(bytes(row["value"]) for row in rows.collect())
+
+        query = self._frame.writeStream.foreachBatch(take).option("checkpointLocation", self._checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+        return self.values
+
+
+@pytest.fixture
+def stock(spark: SparkSession, site: Site, topic: str, tmp_path: Path) -> StockQuery:
+    return StockQuery(spark, site, topic, tmp_path / "stock")
+
+
+@pytest.fixture
+def load(spark: SparkSession, site: Site) -> Callable[..., list[Any]]:
+    """Reads an adopted topic in a batch, by its name."""
+
+    def load(topic: str, form: str = "rollbridge", **options: str) -> list[Any]:
+        given = {**options_of(site, "", **options), "topic": topic}
+        rows: list[Any] = spark.read.format(form).options(**given).load().collect()
+        return rows
+
+    return load
+
+
+def by_key(rows: Iterable[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for key, value in rows:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def test_each_row_once_beside_native_producers_while_sparks_own_source_reads_on_unchanged(
+    spark: SparkSession,
+    site: Site,
+    client: rollbridge.Bridge,
+    topic: str,
+    stock: StockQuery,
+    load: Callable[..., list[Any]],
+    tmp_path: Path,
+    unique_name: Callable[[str], str],
+) -> None:
+    plain, transactional = Native(site, topic), Native(site, topic, unique_name("native"))
+    plain.write("before")
+    assert stock.run() == Counter(plain.written)
+    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    was = admin.describe([topic])[topic]
+    stream = str(client.admin.adopt_topic(topic).config.name)
+
+    checkpoint = tmp_path / "checkpoint"
+    done = -1
+    with client.transaction(topic) as open_beside:
+        for key in KEYS:
+            open_beside.write(topic, key, b"open-" + key)
+        # One name after the other: the same stream is meant, so what is done is not done again.
+        for name in ({"topic": topic, "stream": ""}, {"stream": topic}, {"stream": stream}):
+            query = start_numbers(spark, options_of(site, "") | name, str(checkpoint), ROWS)
+            try:
+                await_batch(query, done + 1)
+                plain.write(f"plain-{done}")
+                transactional.write(f"native-{done}")
+                transactional.write(f"aborted-{done}", abort=True)
+                await_batch(query, done + 2)
+            finally:
+                query.stop()
+            # What a driver leaves that dies after the commit, before Spark has noted it.
+            noted = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+            done = int(noted.name) - 1
+            noted.unlink()
+            noted.with_name(f".{noted.name}.crc").unlink(missing_ok=True)
+        during = stock.run().copy()
+        assert max(during.values()) == 1
+        assert not [value for value in during if value.startswith((b"open-", b"aborted-"))]
+    # A query that is stopped may leave a transaction open, which its next run ends; this run ends by itself.
+    last = start_numbers(spark, options_of(site, topic), str(checkpoint), ROWS, availableNow=True)
+    last.awaitTermination()
+    numbers = [value for value in stock.run() if value.isdigit()]
+    assert sorted(map(int, numbers)) == list(range(len(numbers)))
+    assert len(numbers) >= (done + 2) * ROWS
+    theirs = [*plain.written, *transactional.written, *(b"open-" + key for key in KEYS)]
+    assert stock.values == Counter([*numbers, *theirs])
+
+    messages = read_committed(site.cluster.bootstrap_servers, [topic], partitions=PARTITIONS)
+    batches: dict[Any, list[int]] = {}
+    for message in messages:
+        if (value := message.value() or b"").isdigit():
+            batches.setdefault(header_of(message)[0], []).append(int(value))
+    assert {len(values) for values in batches.values()} == {ROWS}, "a micro-batch is one transaction"
+    places = {(message.key(), message.partition()) for message in messages}
+    assert len(places) == len(KEYS), "each key is in one partition, whoever has written it"
+
+    rows = load(topic, includeTransaction="true", includeCommitPosition="true")
+    assert {(row.topic, row.stream, row.segment) for row in rows} == {
+        (topic, stream, message.partition()) for message in messages
+    }
+    assert sorted((row.partition, row.offset, bytes(row.key), bytes(row.value), row.transactionId) for row in rows) == [
+        (
+            message.partition(),
+            message.offset(),
+            message.key(),
+            message.value(),
+            str(header_of(message)[0]) if message.headers() else None,
+        )
+        for message in messages
+    ]
+    commits = {row.transactionId: row for row in load(topic, "rollbridge-transactions")}
+    assert {row.transactionId for row in rows} - {None} == commits.keys()
+    assert all(row.commitPosition == commits[row.transactionId].commitPosition for row in rows if row.transactionId)
+    assert {tuple(row.streams) for row in commits.values()} == {(stream,)}
+
+    client.admin.release_topic(topic)
+    plain.write("after")
+    assert stock.run() == Counter([*numbers, *theirs, *plain.written[-len(KEYS) :]])
+    assert admin.describe([topic])[topic] == was
+    with pytest.raises(PySparkException, match=f"no stream has adopted topic {topic}"):
+        load(topic)
+
+
+def test_a_query_reads_an_adopted_topic_on_from_its_checkpoint_and_one_job_writes_to_several(
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, topic: str, tmp_path: Path
+) -> None:
+    other = f"{topic}.returns"
+    create_topic(site.cluster.bootstrap_servers, other, 1)
+    native = Native(site, topic)
+    native.write("a")
+    stream = str(client.admin.adopt_topic(topic).config.name)
+    client.admin.adopt_topic(other)
+    read: list[tuple[bytes, bytes]] = []
+
+    def run(name: str) -> None:
+        frame = spark.readStream.format("rollbridge").options(**options_of(site, name, startingOffsets="earliest"))
+        query = frame.option("maxRecordsPerTrigger", 3).load().writeStream
+        take = query.foreachBatch(lambda rows, _: read.extend((row.key, row.value) for row in rows.collect()))
+        take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start().awaitTermination()
+
+    run(topic)
+    assert sorted(bytes(value) for _, value in read) == sorted(native.written)
+    rows = spark.createDataFrame(
+        [(key.decode(), name, f"{stem}-{name}") for stem in ("x", "y") for key in KEYS for name in (topic, other)],
+        "key string, topic string, value string",
+    ).coalesce(1)
+    options = options_of(site, "") | {"topic": f"{topic},{other}"}
+    rows.write.format("rollbridge").options(**options).mode("append").save()
+    native.write("b")
+    run(stream)
+    expected = {key: [b"a-" + key, f"x-{topic}".encode(), f"y-{topic}".encode(), b"b-" + key] for key in KEYS}
+    assert by_key((bytes(key), bytes(value)) for key, value in read) == expected
+    committed = read_committed(site.cluster.bootstrap_servers, [other])
+    assert Counter(message.value() for message in committed) == {f"{stem}-{other}".encode(): 5 for stem in "xy"}
