@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import StreamConfig, TopicLimits
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS
@@ -43,6 +43,8 @@ class Route:
     keys: KeySpace
     topic: str = ""
     """The topic that the stream has adopted, which is another name of the stream."""
+    limits: TopicLimits | None = None
+    """What the segments take beyond the stream's own limit, if they are partitions of an adopted topic."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -58,6 +60,7 @@ class Route:
             record_bytes_max=config.record_bytes_max,
             keys=config.keys,
             topic=config.topic,
+            limits=config.limits_in(record.reference_epoch),
         )
 
 
