@@ -308,7 +308,7 @@ def find_operation(
 
     Raises:
         WaitedTooLongError: something before ``to`` is still undecided.
-        TruncatedError: the write was not found, and may have stood where records were truncated.
+        TruncatedError: the write was not found, and may have stood where records were truncated or compacted.
     """
     try:
         found = [
@@ -322,6 +322,11 @@ def find_operation(
         raise TruncatedError(
             f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell whether the write "
             f"stood there, from offset {since} on"
+        )
+    if not found and log.is_compacted(reader, since, to):
+        raise TruncatedError(
+            f"topic {show_partition(log.place)} was compacted: nobody can tell whether the write stood there, from "
+            f"offset {since} on"
         )
     return found
 
