@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.records import TopicLimits
 from rollbridge.model.routing import Route, hash_bounds
 from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 
@@ -255,7 +257,14 @@ def test_a_job_is_something_of_its_own_unless_it_has_a_label() -> None:
 class HeldPart:
     """A part whose frames are kept here instead of being sent."""
 
-    def __init__(self, segments: int, *, record_bytes_max: int = 100_000, frame_bytes: int = 20_000) -> None:
+    def __init__(
+        self,
+        segments: int,
+        *,
+        record_bytes_max: int = 100_000,
+        frame_bytes: int = 20_000,
+        limits: TopicLimits | None = None,
+    ) -> None:
         self.frames: list[tuple[int, FrameHeader, bytes]] = []
         self.id, self.number, self.compression = TransactionId.of(0, 99), 3, Compression.NONE
         cuts = [place / segments for place in range(segments)]
@@ -270,6 +279,8 @@ class HeldPart:
                 1,
                 record_bytes_max,
                 KeySpace(),
+                topic="orders" if limits is not None else "",
+                limits=limits,
             )
             for stream in STREAMS
         ]
@@ -325,6 +336,22 @@ def test_rows_reach_the_segments_that_the_client_would_choose(segments: int) -> 
     assert ours.found() == usual.found()
     assert handle.pieces == usual.finish().pieces
     assert max(len(value) for _, _, value in ours.frames) <= 20_000
+
+
+def test_rows_that_an_adopted_topic_does_not_take_are_named() -> None:
+    part: Any = HeldPart(2, limits=TopicLimits(5_000, is_compacted=True, before_ms=1_000))
+    sink = writer(part)
+    sink.write(batch(500))
+    with pytest.raises(RowRefusedError, match="without a key") as refused:
+        sink.write(pa.RecordBatch.from_pydict({"key": ["a", "b", None], "value": [b"1", b"2", b"3"]}))
+    assert refused.value.row == 502
+    old = pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", tz="UTC"))
+    timed = PartitionWriter(part, PartitionReader(Columns(1, 0, None, 2, None), STREAMS[:1]), STREAMS[:1])
+    with pytest.raises(RowRefusedError, match=r"before\.max\.ms"):
+        timed.write(pa.RecordBatch.from_pydict({"key": ["a"], "value": [b"1"], "timestamp": old}))
+    sink.finish()
+    assert max(len(value) for _, _, value in part.frames) <= 5_000
+    assert sum(map(len, part.found().values())) == 500
 
 
 def test_every_row_goes_to_the_stream_that_it_names() -> None:

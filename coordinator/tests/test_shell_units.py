@@ -67,6 +67,18 @@ def test_small_frames_of_one_topic_become_one_batch() -> None:
     assert parse_header(batches[0][2]).record_count == 500
 
 
+def test_frames_are_joined_to_what_an_adopted_topic_takes() -> None:
+    refs = [((topic, 0), frame(number, [b"v" * 100] * 10, True)[0]) for number in range(50) for topic in ("t", "u")]
+    feed = FrameFeed(refs, lambda _: b"", {"t": 5_000})
+    made: dict[str, list[bytes]] = {}
+    for topic, _, batch in feed.batches():
+        made.setdefault(topic, []).append(batch)
+    assert len(made["u"]) == 1
+    assert len(made["t"]) > 1
+    assert max(map(len, made["t"])) <= 5_000
+    assert sum(parse_header(batch).record_count for batch in made["t"]) == 500
+
+
 def control(number: int, reason: str = "") -> ControlRecord:
     return ControlRecord(TransactionId.of(0, number), ControlKind.ABORT, "c", 1, 2, 3, reason=reason)
 

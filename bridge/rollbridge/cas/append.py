@@ -24,6 +24,7 @@ from typing import Final
 
 from rollbridge.calls import Deadline
 from rollbridge.cas.request import AppendRequest
+from rollbridge.cas.router import ROUND_BYTES_MAX
 from rollbridge.cas.session import TransactionalSession
 from rollbridge.cas.tail import WAIT_MS, SegmentLog, StreamLogs, WaitedTooLongError, sn_of
 from rollbridge.errors import InvalidRequestError, RollbridgeError, TruncatedError
@@ -37,9 +38,6 @@ from rollbridge.model.names import show_partition
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, Token
 
 logger = logging.getLogger(__name__)
-
-ROUND_BYTES_MAX: Final = 900_000
-"""Maximum size of a round in bytes. A round is one record batch, so that its records stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +308,7 @@ def find_operation(
 
     Raises:
         WaitedTooLongError: something before ``to`` is still undecided.
-        TruncatedError: the write was not found, and may have stood where records were truncated.
+        TruncatedError: the write was not found, and may have stood where records were truncated or compacted.
     """
     try:
         found = [
@@ -324,6 +322,11 @@ def find_operation(
         raise TruncatedError(
             f"segment {log.segment} was truncated to offset {log.truncated_at()}: nobody can tell whether the write "
             f"stood there, from offset {since} on"
+        )
+    if not found and log.is_compacted(reader, since, to):
+        raise TruncatedError(
+            f"topic {show_partition(log.place)} was compacted: nobody can tell whether the write stood there, from "
+            f"offset {since} on"
         )
     return found
 

@@ -33,7 +33,6 @@ from weakref import WeakKeyDictionary
 
 from rollbridge.calls import Deadline
 from rollbridge.cas.append import (
-    ROUND_BYTES_MAX,
     AppendCommitted,
     ConditionalAppend,
     Judged,
@@ -51,6 +50,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
     CasOutcomeUnknownError,
     CasWriteError,
+    RecordTooLargeError,
     RollbridgeError,
     TransactionIdOutOfOrderError,
     TruncatedError,
@@ -62,6 +62,7 @@ from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.cas import Accepted, ConditionalWrite, Falling, Mates, Refused, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
+from rollbridge.model.records import TopicLimits
 from rollbridge.model.sn import DLSN
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
@@ -241,6 +242,7 @@ class AppendDispatcher:
     def _step(self, lane: AppendQueue) -> None:
         """Carry out one round of what waits in a lane, whose lock is held."""
         lane.take_turns()
+        taken = self._shape.limits
         entries = self._collect(lane)
         if not entries:
             return
@@ -258,12 +260,13 @@ class AppendDispatcher:
             result, refuted = NotWritten(str(fault)), {}
         except AppendRefusedError as fault:
             if fault.kafka_error == _SEALED:
-                self._reroute([*batch, *_drain(lane)], batch[0].course.active)
+                self._reroute([*batch, *_drain(lane)], batch[0].course.active, taken)
                 return
             if fault.kafka_error in _LOST:
                 self._follow([*batch, *_drain(lane)], fault)
                 return
             if fault.kafka_error not in _TIMED_OUT:
+                self._shape.suspect()  # the adopted topic may take something else by now
                 _fail(batch, self._refusal(fault))
                 return
             result, refuted = NotWritten(str(fault)), {}
@@ -279,7 +282,7 @@ class AppendDispatcher:
                 request.done.set_exception(CasOutcomeUnknownError(fault_text, token=request.token))
             raise
         if isinstance(result, Moved):
-            self._reroute([*batch, *_drain(lane)], batch[0].course.active)
+            self._reroute([*batch, *_drain(lane)], batch[0].course.active, taken)
             return
         if isinstance(result, AppendCommitted):
             lane.won(batch[-1].owner)
@@ -329,7 +332,7 @@ class AppendDispatcher:
                 before.done.wait(request.deadline.left())
                 continue
             entry = request.entry(places)
-            if entries and (size + request.size > ROUND_BYTES_MAX or not mates.fits(entry)):
+            if entries and (size + request.size > self._shape.round_bytes_max or not mates.fits(entry)):
                 break
             lane.queue.popleft()
             places[request] = len(entries)
@@ -423,12 +426,22 @@ class AppendDispatcher:
             last=verdict.last,
         )
 
-    def _reroute(self, requests: Sequence[AppendRequest], sealed: SegmentId) -> None:
-        """Move the writes that wait for a sealed segment to its successors."""
+    def _reroute(self, requests: Sequence[AppendRequest], sealed: SegmentId, taken: TopicLimits | None = None) -> None:
+        """Move the writes that wait for a sealed segment to its successors.
+
+        Of an adopted topic that takes less than what was ``taken`` for its limits, those stay that it takes.
+        """
         logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._shape.stream)
         for request in requests:
             try:
-                course = self._shape.await_course(request.position, request.deadline, sealed)
+                course = self._shape.await_course(request.position, request.deadline, sealed, taken)
+                if course.active == sealed and request.size > self._shape.round_bytes_max:
+                    raise RecordTooLargeError(
+                        f"a conditional write of up to {request.size} bytes exceeds {self._shape.round_bytes_max}, "
+                        f"which the topic of {self._shape.stream} takes by now; nothing was written",
+                        size_bytes=request.size,
+                        limit_bytes=self._shape.round_bytes_max,
+                    )
                 self._shape.position_of_run([record.key for record in request.records])
             except RollbridgeError as fault:
                 request.done.set_exception(fault)
@@ -447,7 +460,7 @@ class AppendDispatcher:
             _fail(requests, why)
             return
         if has_moved:
-            self._reroute(requests, first.course.active)
+            self._reroute(requests, first.course.active, self._shape.limits)
         else:
             _fail(requests, fault)
 

@@ -13,9 +13,12 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.paths import epochs
+from rollbridge.model.records import KEYLESS, TopicLimits
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
 
+ROUND_BYTES_MAX: Final = 900_000
+"""Maximum size of a round in bytes where the topic does not say less."""
 _PAUSE_FIRST_S: Final = 0.005
 _PAUSE_MAX_S: Final = 0.2
 
@@ -50,7 +53,33 @@ class SegmentRouter:
     @property
     def record_bytes_max(self) -> int:
         """Maximum size of a record of the stream, in bytes."""
-        return self._catalog.view(self._name).config.record_bytes_max
+        config, limits = self._catalog.view(self._name).config, self.limits
+        return config.record_bytes_max if limits is None else min(config.record_bytes_max, limits.record_room)
+
+    @property
+    def limits(self) -> TopicLimits | None:
+        """What the active segments take if they are partitions of an adopted topic."""
+        view = self._catalog.view(self._name)
+        return view.config.limits_in(view.history.active.epoch)
+
+    @property
+    def round_bytes_max(self) -> int:
+        """Maximum size of a round in bytes; it is one record batch, so that its records stand side by side."""
+        limits = self.limits
+        return ROUND_BYTES_MAX if limits is None else min(ROUND_BYTES_MAX, limits.batch_room)
+
+    def fault_of(self, keys: Sequence[bytes | None], timestamp_ms: int, now_ms: int) -> str | None:
+        """Return why an adopted topic would not take records; None if it would, or there is none."""
+        limits = self.limits
+        if limits is None:
+            return None
+        if limits.is_compacted and None in keys:
+            return KEYLESS
+        return limits.fault_of(timestamp_ms, now_ms)
+
+    def suspect(self) -> None:
+        """Have the stream read again soon: its topic has refused what it should take."""
+        self._catalog.suspect(self._name)
 
     def place(self, segment: SegmentId) -> Partition:
         """Return the partition that a segment is."""
@@ -91,8 +120,17 @@ class SegmentRouter:
             found.append(Stage(item, base, end, item in history.removed))
         return found
 
-    def await_course(self, position: float, deadline: Deadline, sealed: SegmentId | None = None) -> KeyLineage:
+    def await_course(
+        self,
+        position: float,
+        deadline: Deadline,
+        sealed: SegmentId | None = None,
+        taken: TopicLimits | None = None,
+    ) -> KeyLineage:
         """Wait until a position can be written to in a segment other than ``sealed``; return its course.
+
+        ``sealed`` may be no more than a partition of an adopted topic that takes less than what was ``taken`` for its
+        limits: its course is returned once other ones are on record.
 
         Raises:
             UnavailableError: not writable by the deadline; nothing was written.
@@ -102,9 +140,11 @@ class SegmentRouter:
         while True:
             try:
                 course = self.course(position)
-                if course.active != sealed:
+                if course.active != sealed or self.limits != taken:
                     return course
                 why = f"segment {sealed} is sealed and its successor is not known"
+                if taken is not None:
+                    why = f"the adopted topic takes smaller batches than it did, or {why}"
             except UnavailableError as fault:
                 why = str(fault)
             if deadline.passed():

@@ -20,13 +20,14 @@ from typing import Final
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.model.conditions import Examined, Seen
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.names import Partition, show_partition
+from rollbridge.model.names import Partition, is_segment_topic, show_partition
 from rollbridge.model.sn import (
     ANY,
     DLSN,
@@ -209,6 +210,31 @@ class SegmentLog:
             if part.epoch != NO_EPOCH:
                 self.read_epoch = part.epoch
             yield from part.records
+
+    def is_compacted(self, reader: LogReader, since: int, to: int) -> bool:
+        """Return whether records are missing in ``since..to-1``, where everything is decided.
+
+        Only adopted topics may be compacted: our own keep each offset, behind the beginning of the log.
+        """
+        topic, number = self.place
+        if is_segment_topic(topic):
+            return False
+        place = since
+        while place < to:
+            raw = reader.fetch_raw(topic, place, partition=number, isolation=Isolation.READ_UNCOMMITTED)
+            if raw.start > place:
+                return True
+            before = place
+            for batch in complete_batches(raw.batches):
+                header = parse_header(batch)
+                if header.base_offset > place or header.record_count != header.last_offset_delta + 1:
+                    return True
+                place = max(place, header.base_offset + header.last_offset_delta + 1)
+                if place >= to:
+                    break
+            if place == before:
+                return True  # the log ends here, so it has lost what was read of it
+        return False
 
     def _look_back(
         self,

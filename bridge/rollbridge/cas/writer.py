@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbridge.calls import Deadline, positive_seconds
-from rollbridge.cas.append import ROUND_BYTES_MAX, find_operation, find_write
+from rollbridge.cas.append import find_operation, find_write
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.request import AppendFuture, AppendRequest, CasFuture, NewRecord, RecordHeaders
 from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
@@ -64,7 +64,6 @@ class CasWriter:
             channel = opened.enter_context(
                 channels.channel(stream, timeout_s=self._timeout_s, transaction_timeout_s=transaction_timeout_s)
             )
-            self._record_bytes_max = channel.shape.record_bytes_max
             self._release = opened.pop_all().close
         self._channel = channel
         self._shape = channel.shape
@@ -129,8 +128,9 @@ class CasWriter:
     ) -> list[SN]:
         """Write a run of records, all or none: the first expects ``expected``, each other one the record before it.
 
-        They stand side by side in one segment, at most 900,000 bytes of them, and cost one native transaction. Headers
-        and transaction ids, where given, are one per record; the timestamp is for all.
+        They stand side by side in one segment, at most 900,000 bytes of them, or as many as an
+        adopted topic takes in a batch, and cost one native transaction. Headers and transaction ids, where given, are
+        one per record; the timestamp is for all.
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
@@ -298,6 +298,7 @@ class CasWriter:
         token: Token | str | None,
     ) -> AppendRequest:
         self._check_open()
+        now_ms = time.time_ns() // 1_000_000
         if not run:
             raise InvalidRequestError("a run needs at least one record; nothing was written")
         if timestamp is not None and timestamp < 0:
@@ -308,6 +309,10 @@ class CasWriter:
             )
         if headers is not None and len(headers) != len(run):
             raise InvalidRequestError(f"headers for {len(headers)} of {len(run)} records; nothing was written")
+        keys = [key for key, _ in run]
+        timestamp_ms = now_ms if timestamp is None else timestamp
+        if (fault := self._shape.fault_of(keys, timestamp_ms, now_ms)) is not None:
+            raise InvalidRequestError(f"{fault}: {self.stream}; nothing was written")
         deadline = Deadline(self._timeout_s)
         checked_scope = as_scope(scope)
         first = run[0][0]
@@ -315,7 +320,7 @@ class CasWriter:
             raise InvalidRequestError('with scope "key" the records of a run have one key; nothing was written')
         position = 0.0
         if len(run) > 1:
-            position = self._shape.position_of_run([key for key, _ in run])
+            position = self._shape.position_of_run(keys)
         elif first is not None:
             position = self._shape.position(first)
         elif self._shape.segments() > 1:
@@ -345,13 +350,14 @@ class CasWriter:
             position=position,
             course=course,
             deadline=deadline,
-            timestamp_ms=time.time_ns() // 1_000_000 if timestamp is None else timestamp,
+            timestamp_ms=timestamp_ms,
             rising_ids=self._rising_ids,
             repeatable=given is not None,
         )
-        if request.size > ROUND_BYTES_MAX and len(run) > 1:
+        run_bytes_max = self._shape.round_bytes_max
+        if request.size > run_bytes_max and len(run) > 1:
             raise InvalidRequestError(
-                f"a run of up to {request.size} bytes exceeds {ROUND_BYTES_MAX}; write it as a "
+                f"a run of up to {request.size} bytes exceeds {run_bytes_max}; write it as a "
                 "transaction, or as several runs; nothing was written"
             )
         return request
@@ -380,12 +386,12 @@ class CasWriter:
             whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(transaction_id)))
         whole.append(mark)
         size = record_size_max(key, value, whole)
-        if size > self._record_bytes_max:
+        limit_bytes = self._shape.record_bytes_max
+        if size > limit_bytes:
             raise RecordTooLargeError(
-                f"the record takes up to {size} bytes, {self.stream} allows {self._record_bytes_max}; "
-                "nothing was written",
+                f"the record takes up to {size} bytes, {self.stream} allows {limit_bytes}; nothing was written",
                 size_bytes=size,
-                limit_bytes=self._record_bytes_max,
+                limit_bytes=limit_bytes,
             )
         return NewRecord(key, value, whole, transaction_id, size)
 

@@ -45,6 +45,7 @@ from rollbridge.client.futures import (
 )
 from rollbridge.client.results import Piece
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
+from rollbridge.kafka.batches import keyed
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from rollbridge.model.frames import (
@@ -60,7 +61,7 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, local_sequence
 from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
+from rollbridge.model.records import KEYLESS, RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import HEADER_VALUE, RECORD_HEADER
 
@@ -253,10 +254,13 @@ class PartWriter:
         """Append one record to the open batch of its segment.
 
         Raises:
-            InvalidRequestError: not a stream of the transaction, or one of rollbridge's headers among the user's.
+            InvalidRequestError: not a stream of the transaction, one of rollbridge's headers among the user's, or what
+                the topic that the stream has adopted does not take.
             RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
         """
         lane = self.lanes.get(stream) or self.lane_of(stream)
+        if timestamp_ms is not None and lane.limits is not None:
+            self._check_time(lane, timestamp_ms)
         if key is None:
             at = lane.sticky
         elif lane.bounds:
@@ -449,6 +453,10 @@ class PartWriter:
 
         Raises before anything is changed, except that a cut batch may have been handed over.
         """
+        if key is None and lane.needs_key:
+            raise InvalidRequestError(
+                f"{KEYLESS} such as {lane.route.topic}; it was not written, the transaction is usable"
+            )
         size = DefaultRecordBatchBuilder.size_of(key, value, headers)
         if size > lane.record_bytes_max:
             raise RecordTooLargeError(
@@ -478,7 +486,17 @@ class PartWriter:
             self.opened_s = slot.opened_s
         # Where records must be smaller than a frame, each of them is checked, not only a batch's first.
         slot.append = builder.append if lane.frame_bytes <= lane.record_bytes_max else self._checked(lane, builder)
+        if lane.needs_key:
+            slot.append = keyed(slot.append)
         return slot
+
+    def _check_time(self, lane: PartStream, timestamp_ms: int) -> None:
+        assert lane.limits is not None
+        fault = lane.limits.fault_of(timestamp_ms, int(time.time() * 1000))
+        if fault is not None:
+            raise InvalidRequestError(
+                f"{fault}: {lane.route.topic}; the record was not written, the transaction is usable"
+            )
 
     def _checked(self, lane: PartStream, builder: DefaultRecordBatchBuilder) -> Callable[..., object]:
         def append(

@@ -475,6 +475,8 @@ class PartStream:
         "bounds",
         "frame_bytes",
         "hash_of",
+        "limits",
+        "needs_key",
         "open_slots",
         "place",
         "record_bytes_max",
@@ -490,6 +492,12 @@ class PartStream:
         self.hash_of = route.hash_of
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
+        self.limits = route.limits
+        self.needs_key = False
+        if route.limits is not None:
+            self.record_bytes_max = min(self.record_bytes_max, route.limits.record_room)
+            self.frame_bytes = min(self.frame_bytes, route.limits.batch_room)
+            self.needs_key = route.limits.is_compacted
         self.slots: list[PartSegment | None] = [None] * len(route.numbers)
         self.sticky = sticky % len(route.numbers)
 

@@ -98,7 +98,7 @@ class CommittedTransaction:
 
     @property
     def count(self) -> int:
-        """Number of its records."""
+        """Number of its records when it was committed."""
         return self.control.records
 
     @property
@@ -112,6 +112,8 @@ class CommittedTransaction:
 
     def records(self) -> Iterator[Record]:
         """Yield its records of all streams by local sequence, reading them from Kafka on request.
+
+        What compaction has left of them, where they are in an adopted topic.
 
         Records that one process wrote come in the order in which it wrote them, over all streams and segments. Among
         several parts, the order within each segment is kept. Take the records of one transaction before those of the
@@ -289,13 +291,19 @@ class Segments:
         return places.of(segment)
 
     def records(self, place: Partition, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
-        """Yield the records of runs, which are in order of offset."""
+        """Yield the records of runs, which are in order of offset; those that are left, in an adopted topic.
+
+        Its owner may have it compacted.
+        """
+        adopted = place[0] in self.origin.index.adopted
         for run in runs:
             for offset in range(run.base_offset, run.base_offset + run.count):
-                yield record_of(self._at(place, offset), origin)
+                found = self._at(place, offset, adopted=adopted)
+                if found is not None:
+                    yield record_of(found, origin)
 
-    def _at(self, place: Partition, offset: int) -> Message:
-        """Return the record at an offset, waiting up to ``stalled_s`` for it."""
+    def _at(self, place: Partition, offset: int, *, adopted: bool) -> Message | None:
+        """Return the record at an offset, waiting up to ``stalled_s`` for it; None if an adopted topic has lost it."""
         cursor = self._cursor(place, offset)
         deadline = Deadline(self._stalled_s)
         backoff = Backoff()
@@ -307,6 +315,10 @@ class Segments:
             # Offsets up to the last examined one hold markers, or records that were aborted.
             topic = show_partition(place)
             if record is not None or cursor.fetched > offset:
+                if record is not None:
+                    cursor.put_back(record)
+                if adopted:
+                    return None
                 raise CorruptDataError(f"topic {topic} holds no record at {offset}, where the commit log has one")
             if deadline.passed():
                 raise UnavailableError(
@@ -391,6 +403,11 @@ class _Cursor:
         record = self.parsed.popleft()
         self.next = record.offset + 1
         return record
+
+    def put_back(self, record: LogRecord) -> None:
+        """Hold the record again that was taken last."""
+        self.parsed.appendleft(record)
+        self.next = record.offset
 
 
 def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
@@ -518,6 +518,17 @@ class BatchBuilder:
         self._builder = self._fresh()
         self._count = 0
         return batch
+
+
+def keyed(append: Callable[..., object]) -> Callable[..., object]:
+    """Return a builder's ``append`` that takes no record without a key, as if that did not fit: None."""
+
+    def appended(
+        offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> object:
+        return None if key is None else append(offset, timestamp, key, value, headers)
+
+    return appended
 
 
 def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:

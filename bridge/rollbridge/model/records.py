@@ -88,6 +88,13 @@ RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
 _MINUTE_MS = 60_000
+_GROWTH_BYTES: Final = 256
+_GROWTH_SHARE: Final = 256
+"""By how much what cannot be compressed grows at most: so many bytes, and this part of it."""
+BATCH_OF_ONE_BYTES: Final = 61 + 21
+"""What a batch has beside its only record's key, value and headers: its header, the record's lengths and numbers."""
+KEYLESS: Final = "a record without a key is not possible in a compacted topic"
+"""Why it is refused; Kafka would refuse it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,35 @@ class TopicLimits:
     before_ms: int = _LONG_MAX
     after_ms: int = _LONG_MAX
 
+    @property
+    def batch_room(self) -> int:
+        """Largest batch before compression that brokers take, in bytes.
+
+        Brokers compress batches anew where the topic names a codec, and what cannot be compressed grows by it.
+        """
+        return max(self.batch_bytes_max - _GROWTH_BYTES - self.batch_bytes_max // _GROWTH_SHARE, 0)
+
+    @property
+    def record_room(self) -> int:
+        """Largest record, key, value and headers, of which a batch fits in; 1 at least, which is no record."""
+        return max(self.batch_room - BATCH_OF_ONE_BYTES, 1)
+
+    def fault_of(self, timestamp_ms: int, now_ms: int) -> str | None:
+        """Return why brokers would refuse a record of this time now; None if they would not."""
+        if self.is_append_time:
+            return None
+        if timestamp_ms < now_ms - self.before_ms:
+            return (
+                f"a timestamp of {timestamp_ms} ms lies {now_ms - timestamp_ms} ms in the past, and the topic takes "
+                f"{self.before_ms} (message.timestamp.before.max.ms)"
+            )
+        if timestamp_ms > now_ms + self.after_ms:
+            return (
+                f"a timestamp of {timestamp_ms} ms lies {timestamp_ms - now_ms} ms in the future, and the topic takes "
+                f"{self.after_ms} (message.timestamp.after.max.ms)"
+            )
+        return None
+
     @classmethod
     def of(cls, config: Mapping[str, str]) -> Self:
         """Return the limits that a topic's settings, defaults included, say.
@@ -226,6 +262,10 @@ class StreamConfig(NodeRecord):
     def buffer_topic(self) -> str:
         """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
         return self.name.buffer_topic(self.first_epoch)
+
+    def limits_in(self, epoch: int) -> TopicLimits | None:
+        """Return what the adopted topic takes, if the segments of an epoch are its partitions."""
+        return self.limits if self.topic and epoch == self.first_epoch else None
 
     @property
     def places(self) -> SegmentPlaces:

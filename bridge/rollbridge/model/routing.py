@@ -16,7 +16,7 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import StreamConfig, TopicLimits
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS
@@ -59,6 +59,8 @@ class Route:
     hash_of: Callable[[bytes, int], int] = field(default=xxh64_intdigest, compare=False)
     topic: str = ""
     """The topic that the stream has adopted, which is another name of the stream."""
+    limits: TopicLimits | None = None
+    """What the segments take beyond the stream's own limit, if they are partitions of an adopted topic."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -76,6 +78,7 @@ class Route:
             keys=config.keys,
             hash_of=hash_of,
             topic=config.topic,
+            limits=config.limits_in(record.reference_epoch),
         )
 
 

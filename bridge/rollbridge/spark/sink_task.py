@@ -6,6 +6,7 @@ outlive a task, because Spark reuses its Python processes, and connecting costs 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -21,6 +22,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.connection import Bridge
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
+from rollbridge.model.records import KEYLESS, TopicLimits
 from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_bytes, encode_batch, hashes_of
 
 
@@ -85,6 +87,8 @@ class _LaneRows:
                 f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
             )
+        if self._lane.limits is not None:
+            self._check_topic(rows, self._lane.limits)
         if len(self._waiting) == 1:
             self._add(0, rows)
             return
@@ -97,6 +101,18 @@ class _LaneRows:
             if end > start:
                 self._add(at, rows.slice(start, end))
             start = end
+
+    def _check_topic(self, rows: Rows, limits: TopicLimits) -> None:
+        """Refuse what the topic that the stream has adopted does not take."""
+        topic = self._lane.route.topic
+        if limits.is_compacted and rows.keys.null_count:
+            row = int(rows.counts[rows.keys.is_null().index(True).as_py()])
+            raise RowRefusedError(f"{KEYLESS} such as {topic}", row=row)
+        now_ms = int(time.time() * 1000)
+        for place in (int(rows.timestamps.argmin()), int(rows.timestamps.argmax())):
+            fault = limits.fault_of(int(rows.timestamps[place]), now_ms)
+            if fault is not None:
+                raise RowRefusedError(f"{fault}: {topic}", row=int(rows.counts[place]))
 
     def send_all(self) -> None:
         for at, waiting in enumerate(self._waiting):

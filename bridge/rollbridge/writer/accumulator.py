@@ -34,13 +34,22 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.forks import forks, module_lock, refusal
-from rollbridge.kafka.batches import BUFFER_BYTES_MIN, HEADER_BYTES, Compression, read_records
+from rollbridge.kafka.batches import (
+    BUFFER_BYTES_MIN,
+    HEADER_BYTES,
+    Compression,
+    keyed,
+    parse_header,
+    read_records,
+    uncompressed,
+)
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.records import KEYLESS, TopicLimits
 from rollbridge.model.routing import StreamView, locator
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.lanes import Parcel, PartitionQueue, StreamQueues
@@ -343,6 +352,16 @@ class ProducerBatch(Parcel):
             piece.close()
         return pieces
 
+    def divide(self, limit_bytes: int) -> list[ProducerBatch]:
+        """Divide it into batches of at most ``limit_bytes`` before compression, in order."""
+        [pieces] = self._divide(1, lambda _place, _key: 0, limit_bytes)
+        return pieces
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the closed batch, with its records decompressed."""
+        return len(uncompressed(parse_header(self.data), self.data))
+
     def locate(self, index: int) -> SN:
         """Return the SN of a record of this settled batch; raise its fault if it has one."""
         if self.fault is not None:
@@ -446,8 +465,8 @@ class StreamAccumulator:
         self._engine = engine
         self.view = view
         self.stream = str(view.config.name)
-        self.record_bytes_max = min(view.config.record_bytes_max, engine.options.buffer_bytes // 2)
-        self.batch_bytes = min(engine.options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
+        self.limits: TopicLimits | None = None
+        self._limit(view)
         self.opened: dict[PartitionQueue[ProducerBatch], None] = {}
         self.unsettled: dict[ProducerBatch, None] = {}
         self.failure: Callable[[], RollbridgeError] | None = None
@@ -480,9 +499,14 @@ class StreamAccumulator:
         May release the engine's lock while it waits for room, so segments and batches may change meanwhile.
 
         Raises:
-            RecordTooLargeError, BackpressureError: The record was not written; the writer stays usable.
+            RecordTooLargeError, BackpressureError, InvalidRequestError: The record was not written; the writer stays
+                usable.
             RollbridgeError: Nothing more can be written.
         """
+        if key is None and self.limits is not None and self.limits.is_compacted:
+            raise InvalidRequestError(
+                f"{KEYLESS} such as {self.view.config.topic}; it was not written, the writer is usable"
+            )
         size = DefaultRecordBatchBuilder.size_of(key, value, headers)
         if size > self.record_bytes_max:
             raise RecordTooLargeError(
@@ -509,6 +533,8 @@ class StreamAccumulator:
         batch = self.new_batch(time.monotonic(), self.batch_bytes)
         if self.batch_bytes > self.record_bytes_max:
             batch.append = _checked(batch.append, self.record_bytes_max)
+        if self.limits is not None and self.limits.is_compacted:
+            batch.append = keyed(batch.append)
         batch.append(0, timestamp_ms, key, value, headers)
         batch.count = 1
         lane.open = batch
@@ -544,14 +570,34 @@ class StreamAccumulator:
         for lane in self.lanes:
             if lane.id not in ids:
                 self.cut(lane)
+        if view.config.limits != self.view.config.limits:
+            for lane in self.lanes:
+                self.cut(lane)
+        self._limit(view)
         self.view = view
         self.course.adopt(view.history)
         self._route()
+
+    def check_time(self, timestamp_ms: int) -> None:
+        """Refuse a record of a time that the adopted topic does not take.
+
+        Raises:
+            InvalidRequestError: The record was not written; the writer stays usable.
+        """
+        fault = None if self.limits is None else self.limits.fault_of(timestamp_ms, int(time.time() * 1000))
+        if fault is not None:
+            raise InvalidRequestError(
+                f"{fault}: {self.view.config.topic}; the record was not written, the writer is usable"
+            )
 
     def is_of(self, view: StreamView) -> bool:
         """Return True if a view is of this stream, not of one that was deleted and created again."""
         config = self.view.config
         return (config.created_ms, config.buffer_topic_id) == (view.config.created_ms, view.config.buffer_topic_id)
+
+    def is_outdated(self, view: StreamView) -> bool:
+        """Return True if a view of the stream has other epochs, or other limits of its adopted topic."""
+        return view.history != self.view.history or view.config.limits != self.view.config.limits
 
     def stop(self, fault: Callable[[], RollbridgeError]) -> list[ProducerBatch]:
         """Fail all further records with ``fault``; return the batches that are not settled."""
@@ -599,6 +645,27 @@ class StreamAccumulator:
         self._replaced(batch, size, [*rest, *out])
         return rest, out
 
+    def is_too_large(self, batch: ProducerBatch) -> bool:
+        """Return True if a batch is larger than what the adopted topic takes by now."""
+        return self.limits is not None and batch.full_bytes > self.limits.batch_room
+
+    def divide(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """Divide a batch that the adopted topic does not take any more into such that it takes, in order."""
+        size = len(batch.data)
+        made = batch.divide(self._piece_bytes)
+        self._replaced(batch, size, made)
+        return made
+
+    def too_large(self, size: int) -> Fault:
+        """Return the error of a record that the adopted topic does not take any more."""
+        topic, limit = self.view.config.topic, self.record_bytes_max
+        return lambda: RecordTooLargeError(
+            f"topic {topic} takes records of up to {limit} bytes by now, and a batch of this one has {size}; it was "
+            "not written",
+            size_bytes=size,
+            limit_bytes=limit,
+        )
+
     def _split(
         self, batch: ProducerBatch, heirs: Sequence[PartitionQueue[ProducerBatch]]
     ) -> Iterable[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
@@ -613,7 +680,19 @@ class StreamAccumulator:
 
     @property
     def _piece_bytes(self) -> int:
+        if self.limits is not None:
+            return self.batch_bytes
         return max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, self.batch_bytes)
+
+    def _limit(self, view: StreamView) -> None:
+        """Honour what the stream's segments take, by its own settings or those of the topic that it has adopted."""
+        options, config = self._engine.options, view.config
+        self.limits = config.limits_in(view.history.active.epoch)
+        self.record_bytes_max = min(config.record_bytes_max, options.buffer_bytes // 2)
+        self.batch_bytes = min(options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
+        if self.limits is not None:
+            self.record_bytes_max = min(self.record_bytes_max, self.limits.record_room)
+            self.batch_bytes = min(options.batch_bytes, self.limits.batch_room)
 
 
 def _first(ranges: Sequence[KeyRange], position: float) -> int:

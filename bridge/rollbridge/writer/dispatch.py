@@ -334,7 +334,10 @@ class RequestDispatcher:
                 self._backoff.reset()
                 lane.acknowledge(batch, answer.base_offset + batch.count - 1)
                 self.settle(batch, lambda: batch.written(lane, answer.base_offset))
+            case ProduceVerdict.SEALED if batch.channel.is_too_large(batch) and not batch.doubtful:
+                self._divide(lane, batch)
             case ProduceVerdict.SEALED:
+                # Or it is too large for an adopted topic whose limit was lowered; the stream's record will tell.
                 lane.refuse(batch)
                 self._suspect(batch.channel.stream)
             case ProduceVerdict.MISPLACED:
@@ -373,6 +376,8 @@ class RequestDispatcher:
         twice.
         """
         code = codes.name(answer.error_code)
+        if batch.channel.limits is not None:
+            self._suspect(batch.channel.stream)  # the topic's limits may have been changed
         why = {
             int(item.batch_index): item.batch_index_error_message or answer.error_message
             for item in answer.record_errors
@@ -385,6 +390,13 @@ class RequestDispatcher:
         lane.exchange(batch, rest)
         for piece, (_, message) in zip(out, sorted(why.items()), strict=True):
             self.fail(lane, piece, faults.refused(lane.topic, code, message))
+
+    def _divide(self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
+        """Divide a batch that is too large for an adopted topic by now; a record that is too large alone fails."""
+        if batch.count > 1:
+            lane.exchange(batch, batch.channel.divide(batch))
+        else:
+            self.fail(lane, batch, batch.channel.too_large(len(batch.data)))
 
     def after(self, lane: PartitionQueue[ProducerBatch], channel: StreamAccumulator) -> None:
         """React to a changed lane: drain it if it has ended, or mark it as ready."""

@@ -281,7 +281,7 @@ class PlainSender:
                 continue
             if not channel.is_of(view):
                 self._stop(channel, channel.gone)
-            elif view.history != channel.view.history:
+            elif channel.is_outdated(view):
                 with self.lock:
                     channel.adopt(view)
                     self._dispatch.scan(channel)

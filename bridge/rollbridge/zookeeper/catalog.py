@@ -157,6 +157,9 @@ class Catalog:
         name = StreamName.parse(stream)
         before = self._views.get(stream)
         config = self._metadata.stream(name)
+        if config is not None and config.topic:
+            # What an adopted topic takes may change at any time.
+            config = self._metadata.stream(name, lambda: self._changed(stream))
         known = before.history if before is not None and before.config == config else None
         history = self._metadata.history(name, lambda: self._changed(stream), known)
         if known is not None and self._metadata.stream(name) != config:

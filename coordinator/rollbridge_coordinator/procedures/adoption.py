@@ -56,7 +56,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import BATCH_OVERHEAD_BYTES, LedStream
+from rollbridge_coordinator.state.streams import LedStream
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ def adopted_stream(
 
 def record_bytes_max(limits: TopicLimits) -> int:
     """Return the largest record that a topic's limit leaves room for, or our default if that is less."""
-    room = limits.batch_bytes_max - BATCH_OVERHEAD_BYTES
-    return min(room if room > limits.batch_bytes_max // 2 else limits.batch_bytes_max // 2, RECORD_BYTES_MAX_DEFAULT)
+    return min(limits.record_room, RECORD_BYTES_MAX_DEFAULT)
 
 
 def claim(stream: StreamName, topic: str) -> Steps[list[NodeOperation]]:

@@ -48,6 +48,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import targets
 from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
 
 
@@ -79,6 +80,9 @@ def seal_left(group: GroupState, stream: LedStream) -> Steps[None]:
 
 FAULT_CHARACTERS_MAX: Final = 10_000
 """Longest reason of a stream's error state, in characters."""
+PROBE: Final = ((b"rollbridge", None),)
+"""Record of a probe, always aborted. Compacted topics take no record without a key; and readers that ask for aborted
+records, of adopted topics too, decode no value of ours."""
 ROUNDS_MAX: Final = 2
 """Refusals of a round as a whole after which its transaction is refused."""
 
@@ -131,6 +135,8 @@ def absorb(
     name = group.stream_of(refused.topic)
     if name is None or refused.topic not in {topic for (topic, _), _ in items}:
         raise refused
+    if group.streams[name].config.topic == refused.topic:
+        group.housekeeping.done_ms.pop("topics", None)  # its owner may have changed what it takes: look now
     reason = f"refused by Kafka: {refused.code}: {refused.reason}"
     if refused.places:
         place, wrong = yield from _single_out(group, items, refused)
@@ -194,7 +200,7 @@ def _single_out(group: GroupState, items: Items, refused: EffectRefusedError) ->
     known = len(places) == 1 and refused.code != STUMBLED
     while len(places) > 1:
         half = places[: len(places) // 2]
-        answer = yield from _try([items[place] for place in half])
+        answer = yield from _try(group, [items[place] for place in half])
         if answer is None:
             places, known = places[len(half) :], False
         elif answer.places:
@@ -202,15 +208,15 @@ def _single_out(group: GroupState, items: Items, refused: EffectRefusedError) ->
             known = len(places) == 1 and answer.code != STUMBLED
         else:
             return None, answer.reason
-    if not known and (yield from _try([items[places[0]]])) is None:
+    if not known and (yield from _try(group, [items[places[0]]])) is None:
         return None, "each of its frames is taken alone"
     return places[0], ""
 
 
-def _try(items: Items) -> Steps[EffectRefusedError | None]:
+def _try(group: GroupState, items: Items) -> Steps[EffectRefusedError | None]:
     """Append frames and abort them; return their refusal, None if they were taken."""
     try:
-        yield from MergeFrames(items)
+        yield from MergeFrames(items, targets(group).rooms)
     except EffectRefusedError as refused:
         return refused
     yield from AbortRound()
@@ -227,7 +233,7 @@ def probe(group: GroupState, places: Sequence[Partition]) -> Steps[None]:
     group.forecast.forget(places)
     try:
         for topic, number in (*places, (group.commit_log, 0)):
-            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")], number))
+            yield from AppendMessages(Messages(topic, PROBE, number))
     except EffectRefusedError:
         return
     yield from AbortRound()
@@ -315,7 +321,7 @@ def _takes_records(group: GroupState, places: Sequence[Partition]) -> Steps[bool
         if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
             return False
         for _, number in places:
-            yield from AppendMessages(Messages(topic, [(b"rollbridge", b"")], number))
+            yield from AppendMessages(Messages(topic, PROBE, number))
     except EffectRefusedError:
         return False
     yield from AbortRound()

@@ -262,15 +262,17 @@ JOINED_BYTES_MAX: Final = 512 * 1024
 class FrameFeed:
     """Lazy batches of (partition, frame) items, and the way back from base offsets of batches to those of the items."""
 
-    def __init__(self, items: Items, read: Callable[[FrameRef], bytes]) -> None:
+    def __init__(self, items: Items, read: Callable[[FrameRef], bytes], rooms: Mapping[str, int] | None = None) -> None:
         """Prepare.
 
         Args:
             items: Frames with their partitions, in order.
             read: Returns the batch of a frame whose batch is not cached.
+            rooms: Largest batch of a topic in bytes, where that is less than usual.
         """
         self._items = items
         self._read = read
+        self._rooms = rooms or {}
         # For each item, the batch that holds it and the offset of its first record there, as arrays of 8 bytes an item
         # and not as objects: there may be a million items.
         self._batches = array("q", [-1]) * len(items)
@@ -288,7 +290,7 @@ class FrameFeed:
                 queue = waiting.setdefault(target, [])
                 queue.append(index)
                 sizes[target] = sizes.get(target, 0) + frame.size
-                if sizes[target] >= JOINED_BYTES_MAX:
+                if sizes[target] >= self._room(target):
                     yield from self._join(target, waiting.pop(target))
                     del sizes[target]
                 continue
@@ -315,13 +317,16 @@ class FrameFeed:
 
     def _join(self, target: Partition, indexes: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
         self.at = tuple(indexes)
-        joined = rebatch([self._batch(self._items[index][1]) for index in indexes], JOINED_BYTES_MAX)
+        joined = rebatch([self._batch(self._items[index][1]) for index in indexes], self._room(target))
         for index, place in zip(indexes, joined.places, strict=True):
             self._batches[index] = self._made + place.batch
             self._deltas[index] = place.offset_delta
         self._made += len(joined.batches)
         for batch in joined.batches:
             yield *target, bytes(batch)
+
+    def _room(self, target: Partition) -> int:
+        return min(JOINED_BYTES_MAX, self._rooms.get(target[0], JOINED_BYTES_MAX))
 
     def _batch(self, frame: FrameRef) -> bytes:
         return frame.batch if frame.batch is not None else self._read(frame)

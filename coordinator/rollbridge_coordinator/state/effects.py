@@ -230,9 +230,13 @@ Items = Sequence[tuple[Partition, FrameRef]]
 
 @dataclass(frozen=True, slots=True)
 class MergeFrames(Effect[Sequence[int]]):
-    """Append frames to their partitions in order, inside the round; gives the offset of each one's first record."""
+    """Append frames to their partitions in order, inside the round; gives the offset of each one's first record.
+
+    Small ones are joined, to batches of at most what ``rooms`` says of the topic, in bytes.
+    """
 
     items: Items
+    rooms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,7 @@ class AppendTogether(Effect[tuple[Sequence[int], Sequence[int]]]):
     topic: str
     records: Sequence[ControlRecord]
     beside: Messages | None = None
+    rooms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,16 @@ class Targets:
     Attributes:
         places: (stream, reference epoch, segment number) → partition.
         segments: Partition → stream and segment.
+        rooms: Adopted topic → largest batch that it takes, in bytes.
     """
 
-    __slots__ = ("places", "segments")
+    __slots__ = ("places", "rooms", "segments")
 
     def __init__(self) -> None:
         """Start without any."""
         self.places: dict[tuple[str, int, int], Partition] = {}
         self.segments: dict[Partition, tuple[str, SegmentId]] = {}
+        self.rooms: dict[str, int] = {}
 
     def add(self, stream: str, epoch: int, segment: SegmentId, place: Partition) -> None:
         """Send what a transaction of an epoch has written to the segment's number to a partition."""
@@ -336,6 +338,8 @@ def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Targets:
     rolled = {roll.stream: roll for roll in rolls}
     for name, stream in group.streams.items():
         roll = rolled.get(name)
+        if stream.is_on_topic and stream.config.limits is not None:
+            found.rooms[stream.config.topic] = stream.config.limits.batch_room
         if roll is None:
             active = stream.history.active
             for segment, place in stream.places_of(active.segments).items():
