@@ -22,7 +22,7 @@ from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.names import Partition
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, check_segments
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
-from rollbridge_coordinator.procedures.adoption import leaving, note_settings, refuse_to_leave
+from rollbridge_coordinator.procedures.adoption import leaving, left_topic, note_settings, refuse_to_leave
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
@@ -145,16 +145,18 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
     group.forecast.forget(places)
     record = replace(record, sealed_ends={item: ends[place] for item, place in closed.items()})
     answer = AdminAnswer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
+    config = left_topic(stream)
     published = yield from Write(
         [
             CreateNode(paths.epoch(scaling.stream, record.epoch), record.to_json()),
+            *([] if config is stream.config else [SetNode(paths.stream(scaling.stream), config.to_json())]),
             DeleteNode(node),
             *_answering(group, scaling, answer),
         ]
     )
     if not published:
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
-    stream.history = stream.history.with_records(record)
+    stream.history, stream.config = stream.history.with_records(record), config
     group.counts["scales"] += 1
     yield from end_suspension(group, node)
 
