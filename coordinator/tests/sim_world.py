@@ -737,7 +737,7 @@ class World:
             batch = self.batch_of(frame)
             if offsets:
                 self.in_between(topic)
-            offsets.append(len(self.topics[topic].entries))
+            offsets.append(len(self._present(topic).entries))
             for key, value, transaction, sequence in json.loads(batch):
                 self._append(topic, Record(key, value, transaction, sequence), leader)
         return offsets
@@ -849,7 +849,7 @@ class World:
         """Append records with keys inside the leader's native transaction."""
         offsets = []
         for key, value in rows:
-            offsets.append(len(self.topics[topic].entries))
+            offsets.append(len(self._present(topic).entries))
             self._append(topic, (key, self.spoil(value)), leader)
         return offsets
 
@@ -900,13 +900,16 @@ class World:
                 found[key] = max(number, found.get(key, 0))
         return found
 
+    def _present(self, topic: str) -> Topic:
+        """A topic; raises if its owner has deleted it."""
+        if topic not in self.topics and topic not in self.removed:
+            raise Missing(unshard(topic)[0])
+        return self.topics[topic]
+
     def _append(self, topic: str, item: Any, leader: int) -> None:
         if leader != self.identity and "no-fencing" not in self.faults:
             raise Fenced
-        log = self.topics.get(topic)
-        if log is None and topic not in self.removed:
-            raise Missing(unshard(topic)[0])
-        log = self.topics[topic]
+        log = self._present(topic)
         if log.sealed:
             raise Fenced  # refused by the broker; a leader that meets it has an old view and gives up
         native = self.open.setdefault(leader, Native(leader))

@@ -361,6 +361,35 @@ def test_a_suspended_leaving_is_given_up_by_a_release_that_leaves_nothing(scene:
     assert scene.committed_soon(scene.commit())
 
 
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_topic_that_is_made_anew_while_the_stream_leaves_it_stays_open(scene: Scene, is_suspended: bool) -> None:
+    if is_suspended:
+        path = suspended_leave(scene)
+    else:
+        path = scene.leave()
+        scene.until(lambda: isinstance(scene.leader.effect, fx.CreateTopics))
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS)
+    scene.take_over()
+    assert scene.answered(path).code == ConflictError.code
+    scene.until(lambda: scene.fault() == TOPIC_RECREATED)
+    assert not scene.world.topics[TOPIC].sealed
+    assert scene.release().ok
+    scene.assert_plain()
+
+
+def test_a_closed_topic_that_has_grown_can_be_released(scene: Scene) -> None:
+    suspended_leave(scene)
+    scene.world.grow(TOPIC)
+    scene.world.end_foreign(-1)
+    waiting = scene.commit()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    assert scene.answered(scene.ask(RequestKind.ABORT_TRANSACTION, transaction=str(waiting))).ok
+    assert scene.release().ok
+    scene.assert_plain()
+
+
 def test_what_was_made_for_a_refused_leaving_goes_with_the_stream(scene: Scene) -> None:
     scene.world.refuses = lambda effect, _: (
         fx.EffectRefusedError(effect, "no", code="not-authorized", topic=TOPIC) if isinstance(effect, fx.Seal) else None
