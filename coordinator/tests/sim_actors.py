@@ -104,6 +104,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         outcomes_again=1,
         truncate_buffers_ms=50,
         retention_check_ms=100,
+        topic_check_ms=200,
         bookkeeping_ms=500,
         counter_check_ms=300,
         answers_keep_ms=2_000,

@@ -32,6 +32,8 @@ SHARDS_MAX = 64
 """Most partitions of a topic."""
 TOPIC_SETTINGS: dict[str, str | None] = {"max.message.bytes": None, "compression.type": "zstd"}
 """What an adopted topic has of its own before it is sealed."""
+SEALED = {"max.message.bytes": "78", "compression.type": "gzip"}
+"""And afterwards."""
 TOPIC_CONFIG = {"max.message.bytes": "1048588", "cleanup.policy": "delete", "message.timestamp.type": "CreateTime"}
 
 
@@ -41,6 +43,10 @@ class Fenced(Exception):
 
 class Gone(Exception):
     """What was to be read has been truncated."""
+
+
+class Missing(Exception):
+    """A topic was deleted by its owner."""
 
 
 class Blocked(Exception):
@@ -199,7 +205,8 @@ class World:
     out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
     done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
-    ``blind-reopening`` (what was closed in vain is not looked for).
+    ``blind-reopening`` (what was closed in vain is not looked for). Those of adopted topics are named in
+    ``sim_topics.py``.
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -207,6 +214,8 @@ class World:
         self.write_bytes_max = 1_000_000
         """What ZooKeeper takes in one multi."""
         self.topics: dict[str, Topic] = {}
+        self.settings: dict[str, dict[str, str | None]] = {}
+        """What adopted topics have of their own, where that was changed."""
         self.nodes = Nodes()
         self.clock_ms = 0
         """What the clocks of brokers and ZooKeeper show; each leader has another one."""
@@ -280,12 +289,47 @@ class World:
         if topic in self.topics and not self.topics[topic].sealed:
             self.open[owner] = Native(owner, topics=[topic])
 
-    def end_foreign(self, owner: int) -> None:
+    def append_foreign(self, name: str, owner: int, item: Any) -> bool:
+        """Somebody else appends in a native transaction, which begins with that; False if the topic takes nothing."""
+        log = self.topics.get(name)
+        if log is None or log.sealed:
+            return False
+        native = self.open.setdefault(owner, Native(owner))
+        if name not in native.topics:
+            native.topics.append(name)
+        log.entries.append(Entry(item, native, self.clock_ms))
+        return True
+
+    def end_foreign(self, owner: int, state: str = "aborted") -> None:
         """It ends, in whatever way."""
         native = self.open.pop(owner, None)
         if native is not None:
             native.topics = [name for name in native.topics if name in self.topics]
-            self._finish(native, "aborted")
+            self._finish(native, state)
+
+    # What the owner of an adopted topic does.
+
+    def grow(self, name: str) -> None:
+        """Partitions are added to a topic: one."""
+        self.topics[shard(name, self.count(name))] = Topic(self.topics[name].id, sealed=self.topics[name].sealed)
+
+    def lose(self, name: str) -> list[Topic]:
+        """A topic is deleted; gives what its partitions held."""
+        parts = [item for item in self.topics if item.split("#")[0] == name]
+        for native in self.open.values():
+            native.topics = [item for item in native.topics if item not in parts]
+        self.settings.pop(name, None)
+        return [self.topics.pop(item) for item in parts]
+
+    def configure(self, name: str, settings: Mapping[str, str | None]) -> None:
+        """A topic gets settings; one that was sealed is open again."""
+        self.settings[name] = {**self.settings_of(name), **settings}
+        for number in range(self.count(name)):
+            self.topics[shard(name, number)].sealed = False
+
+    def settings_of(self, name: str) -> dict[str, str | None]:
+        """What a topic has of its own, as if nobody had sealed it."""
+        return self.settings.get(name, TOPIC_SETTINGS)
 
     def begin_append(self, append: Inside) -> bool:
         """Pass a broker's checks; False if the topic is sealed."""
@@ -317,6 +361,14 @@ class World:
             if isinstance(effect, fx.ROUND) and leader in self.open:
                 self._finish(self.open.pop(leader), "aborted")
             raise refused
+        try:
+            return self._execute(effect, leader)
+        except Missing as gone:
+            if leader in self.open:
+                self._finish(self.open.pop(leader), "aborted")
+            raise fx.EffectRefusedError(effect, "gone", code="UNKNOWN_TOPIC_OR_PARTITION", topic=str(gone)) from gone
+
+    def _execute(self, effect: fx.AnyEffect, leader: int) -> Any:
         match effect:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}
@@ -351,9 +403,10 @@ class World:
             case fx.DescribeTopics(names):
                 return {name: self.state_of(name) for name in names if name in self.topics}
             case fx.SetTopicConfig(name, config):
-                for number in range(self.count(name)):
-                    self.topics[shard(name, number)].sealed = False
-                assert dict(config) == TOPIC_SETTINGS, "the settings are not those of before"
+                if name not in self.topics:
+                    raise fx.EffectRefusedError(effect, "it does not exist", code="topic-not-found", topic=name)
+                if "settings-lost" not in self.faults:
+                    self.configure(name, config)
                 return None
             case fx.Seal() if "visible-before-sealed" in self.faults and (leader in self.open or self.seal_waits):
                 if leader in self.open:
@@ -361,6 +414,8 @@ class World:
                     self.seal_waits, self.is_early = 30, True
                 self.seal_waits -= 1
                 raise Blocked
+            case fx.Seal(places) if wrong := self._unfit(places):
+                raise fx.EffectRefusedError(effect, "not all partitions are there, or given", code="x", topic=wrong)
             case fx.Seal(places):
                 ends = self.seal([shard(*item) for item in places], leader)
                 return {item: ends[shard(*item)] for item in places if shard(*item) in ends}
@@ -377,6 +432,8 @@ class World:
                     self.append_messages(messages, leader)
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
+            case fx.Look(queries) if gone := [item for item in queries if self._has_lost(item)]:
+                raise Missing(gone[0].places.topic)
             case fx.Look(queries):
                 return [self.look(query) for query in queries]
             case fx.AbortRound():
@@ -419,6 +476,8 @@ class World:
             case fx.EndForeign(transactions):
                 for one in transactions:
                     self.end_foreign(one.producer_id)
+            case fx.ReadLate(place) if shard(*place) not in self.topics:
+                raise Missing(place[0])
             case fx.ReadLate(place, start, end, most):
                 late_rows = [item for item in self.topics[shard(*place)].visible(start) if item[0] < end][:most]
                 found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]
@@ -483,7 +542,9 @@ class World:
             case fx.DeleteTopics(topics):
                 self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
             case fx.Seal(places):
-                self.execute(fx.Seal(places[: int(len(places) * share)]), leader)
+                topics = list(dict.fromkeys(topic for topic, _ in places))
+                kept = topics[: int(len(topics) * share)]  # a topic is closed as a whole
+                self.execute(fx.Seal([item for item in places if item[0] in kept]), leader)
             case fx.MergeFrames(items):
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
             case fx.AppendTogether(items, _, topic, records, beside):
@@ -518,9 +579,9 @@ class World:
     def state_of(self, name: str) -> fx.TopicState:
         """What a leader is told of a topic."""
         log = self.topics[name]
-        return fx.TopicState(
-            log.id, self.count(name), TOPIC_CONFIG, frozenset(), log.sealed, {} if log.sealed else TOPIC_SETTINGS
-        )
+        own = SEALED if log.sealed else self.settings_of(name)
+        config = TOPIC_CONFIG | {key: value for key, value in own.items() if value is not None}
+        return fx.TopicState(log.id, self.count(name), config, frozenset(), log.sealed, own)
 
     def mend(self, specs: Sequence[fx.TopicCreation]) -> dict[str, str]:
         """What of topics is not as specified."""
@@ -656,7 +717,17 @@ class World:
             for append in [item for item in self.inside if item.topic == name and item.again]:
                 if "timed-seal" not in self.faults:
                     self.land(append)  # it has the lock before the marker of the barrier, or is refused
-            self.topics[name].sealed = True
+            topic, number = unshard(name)
+            if "partial-seal" in self.faults:
+                self.topics[name].sealed = number == 0
+                continue
+            for number in range(self.count(topic)):  # the settings are those of all
+                self.topics[shard(topic, number)].sealed = True
+
+    def _unfit(self, places: Sequence[Partition]) -> str:
+        """A topic that is gone, or of which not all partitions are given."""
+        given = Counter(topic for topic, _ in places)
+        return next((topic for topic, count in given.items() if self.count(topic) != count), "")
 
     def merge(self, items: fx.Items, leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""
@@ -666,7 +737,7 @@ class World:
             batch = self.batch_of(frame)
             if offsets:
                 self.in_between(topic)
-            offsets.append(len(self.topics[topic].entries))
+            offsets.append(len(self._present(topic).entries))
             for key, value, transaction, sequence in json.loads(batch):
                 self._append(topic, Record(key, value, transaction, sequence), leader)
         return offsets
@@ -719,6 +790,11 @@ class World:
                 return place, "offsets refused"
             self.open.setdefault(leader, Native(leader)).offsets.append(item)
         return None
+
+    def _has_lost(self, query: fx.Query) -> bool:
+        """Whether what is looked at first is a partition that its owner has deleted."""
+        place = query.places.of(query.course.stages[0].segment)
+        return place[0] == query.places.topic and shard(*place) not in self.topics
 
     def look(self, query: fx.Query) -> fx.Found:
         """Look at what stands in the course of a key; blocked while something before is undecided."""
@@ -773,7 +849,7 @@ class World:
         """Append records with keys inside the leader's native transaction."""
         offsets = []
         for key, value in rows:
-            offsets.append(len(self.topics[topic].entries))
+            offsets.append(len(self._present(topic).entries))
             self._append(topic, (key, self.spoil(value)), leader)
         return offsets
 
@@ -824,10 +900,16 @@ class World:
                 found[key] = max(number, found.get(key, 0))
         return found
 
+    def _present(self, topic: str) -> Topic:
+        """A topic; raises if its owner has deleted it."""
+        if topic not in self.topics and topic not in self.removed:
+            raise Missing(unshard(topic)[0])
+        return self.topics[topic]
+
     def _append(self, topic: str, item: Any, leader: int) -> None:
         if leader != self.identity and "no-fencing" not in self.faults:
             raise Fenced
-        log = self.topics[topic]
+        log = self._present(topic)
         if log.sealed:
             raise Fenced  # refused by the broker; a leader that meets it has an old view and gives up
         native = self.open.setdefault(leader, Native(leader))
@@ -846,7 +928,7 @@ class World:
         for topic in native.topics:
             if topic.endswith(".commit-log") and self.ended % 5 == 0:
                 self.late_markers.add(topic)  # brokers write markers after they have answered
-            else:
+            elif topic in self.topics:
                 self.topics[topic].entries.append(Entry(None))
 
     def request(self, group: GroupName, body: bytes) -> str:

@@ -16,6 +16,11 @@ partitions were added  the stream is in the error state ``topic-grown``: what is
 topic is deleted       the error state ``topic-deleted``: commits wait, can be aborted, and the topic can be released
 topic was made anew    the error state ``topic-recreated``, with the same consequences
 =====================  ===============================================================================================
+
+Each is known by the topic's id. A stream that has left its topic does not watch it any more; before records are
+deleted there, or copied from there, it is asked for its id. What its owner does to it ends no leader's term, and holds
+up no other stream. A refusal of the topic, as for a right that is missing, comes before ``topic-grown``, for which
+nobody waits. A topic that its owner closes is not left: that takes a scale with ``--leave-topic``.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import ConflictError, InvalidRequestError, NotFoundError
+from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestError, NotFoundError
 from rollbridge.model import paths
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.epochs import EpochHistory
@@ -44,12 +49,15 @@ from rollbridge.model.records import (
     check_segments,
 )
 from rollbridge.model.requests import AdminRequest
-from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault
+from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
     DescribeTopics,
     EffectRefusedError,
+    EnsureNodes,
+    ReadCounter,
     SetTopicConfig,
     Steps,
+    TopicIds,
     TopicState,
     Write,
     read_node,
@@ -131,14 +139,25 @@ def claim(stream: StreamName, topic: str) -> Steps[list[NodeOperation]]:
         ConflictError: another stream has adopted it.
     """
     path = paths.adopted(topic)
-    raw = yield from read_node(path)
-    if raw is None:
+    found = yield from ReadCounter(path)
+    if found is None:
         return [CreateNode(path, str(stream).encode())]
-    other = StreamName.parse(raw.decode(errors="replace"))
-    known = yield from read_node(paths.stream(other))
-    if known is not None and StreamConfig.from_json(known).topic == topic and other != stream:
+    raw, version = found
+    other = yield from _owner(raw, topic)
+    if other is not None and other != stream:
         raise ConflictError(f"topic {topic} has been adopted by stream {other} already; nothing was written")
-    return [SetNode(path, str(stream).encode())]  # left by a ZooKeeper that was restored from a backup
+    # Left by a ZooKeeper that was restored from a backup. Another group may find it at the same time.
+    return [SetNode(path, str(stream).encode(), version)]
+
+
+def _owner(raw: bytes, topic: str) -> Steps[StreamName | None]:
+    """Return the stream that a topic's node names; None if that has not adopted the topic."""
+    try:
+        name = StreamName.parse(raw.decode(errors="replace"))
+    except InvalidNameError:
+        return None
+    known = yield from read_node(paths.stream(name))
+    return name if known is not None and StreamConfig.from_json(known).topic == topic else None
 
 
 def unclaim(config: StreamConfig) -> Steps[list[NodeOperation]]:
@@ -172,14 +191,32 @@ def note_settings(stream: LedStream) -> Steps[StreamConfig]:
     return replace(config, settings=state.sealing, revision=config.revision + 1)
 
 
+def left_topic(stream: LedStream) -> StreamConfig:
+    """Return the record of a stream with the next epoch: topics of its own take what streams take."""
+    config = stream.config
+    if not stream.is_on_topic:
+        return config
+    bytes_max = max(config.record_bytes_max, RECORD_BYTES_MAX_DEFAULT)
+    return replace(config, limits=None, record_bytes_max=bytes_max, revision=config.revision + 1)
+
+
 def open_again(config: StreamConfig) -> Steps[None]:
-    """Give an adopted topic that was sealed its settings back, unless it is another one by now."""
+    """Give an adopted topic its settings back, if it is sealed, and not another one by now.
+
+    One that is open has what its owner has given it since then, or an earlier leader has opened it.
+    """
     if not config.settings:
         return
     found = yield from DescribeTopics([config.topic])
     state = (found or {}).get(config.topic)
-    if state is not None and state.topic_id == config.topic_id:
+    if state is not None and state.topic_id == config.topic_id and state.is_sealed:
         yield from SetTopicConfig(config.topic, config.settings)
+
+
+def is_its_topic(config: StreamConfig) -> Steps[bool]:
+    """Return True if the topic that a stream has adopted is still there, and not another one of the same name."""
+    ids = yield from TopicIds([config.topic])
+    return ids.get(config.topic) == config.topic_id
 
 
 # Watching
@@ -187,18 +224,50 @@ def open_again(config: StreamConfig) -> Steps[None]:
 
 def watch_topics(group: GroupState, now_ms: int) -> Steps[None]:
     """Look at the adopted topics, at intervals, for what their owners have changed."""
-    adopted = [item for item in group.streams.values() if item.is_on_topic]
+    adopted = [item for item in group.streams.values() if item.config.topic]
     if not adopted or not group.housekeeping.is_due("topics", now_ms, group.settings.topic_check_ms):
         return
-    found = yield from DescribeTopics(sorted({item.config.topic for item in adopted}), optional=True)
-    if found is None:
-        return
+    on_topic = [item for item in adopted if item.is_on_topic]
+    found = yield from _describe(sorted({item.config.topic for item in on_topic}))
     for stream in adopted:
-        state = found.get(stream.config.topic)
-        yield from _judge(group, stream, state, now_ms)
-        if state is not None and state.topic_id == stream.config.topic_id:
-            yield from _keep_limits(group, stream, state)
+        if not stream.is_on_topic:
+            yield from _lift(group, stream)  # it has left the topic, so nothing waits for that
+        elif stream.config.topic in found:
+            state = found[stream.config.topic]
+            yield from _judge(group, stream, state, now_ms)
+            # What a sealed topic takes says nothing of what its owner wants.
+            if state is not None and state.topic_id == stream.config.topic_id and not state.is_sealed:
+                yield from _keep_limits(group, stream, state)
             yield from _keep_claim(stream)
+
+
+def _describe(topics: Sequence[str]) -> Steps[dict[str, TopicState | None]]:
+    """Return what topics are, None for those that are gone; left out are those that brokers do not tell of now."""
+    if not topics:
+        return {}
+    found = yield from DescribeTopics(topics, optional=True)
+    if found is not None:
+        return {topic: found.get(topic) for topic in topics}
+    told: dict[str, TopicState | None] = {}
+    for topic in topics if len(topics) > 1 else ():  # one that may not be described hides no other
+        told |= yield from _describe([topic])
+    return told
+
+
+def _lift(group: GroupState, stream: LedStream) -> Steps[None]:
+    """Lift what an earlier look at a stream's topic had found."""
+    name = str(stream.config.name)
+    known = group.faults.get(name)
+    if known is None or known.code not in WATCHED or group.is_suspended(name):
+        return
+    group.faults.lift(name)
+    group.faults.news.append(f"stream {name}: topic {stream.config.topic} holds up nothing any more")
+    if stream.history.unsealed():
+        fault = unsealed_fault(known.since_ms)
+        group.faults.restore(name, fault)
+        yield from show_fault(group, name, fault)
+    else:
+        yield from hide_fault(stream.config.name)
 
 
 def _judge(group: GroupState, stream: LedStream, state: TopicState | None, now_ms: int) -> Steps[None]:
@@ -206,14 +275,12 @@ def _judge(group: GroupState, stream: LedStream, state: TopicState | None, now_m
     code = fault_code(config, state)
     known = group.faults.get(name)
     if code is None:
-        if known is not None and known.code in WATCHED:
-            group.faults.resume(name)
-            yield from hide_fault(config.name)
-        return
-    if known is not None and known.code == code:
+        yield from _lift(group, stream)
         return
     if group.is_suspended(name):
         return  # it waits anyway, half way to topics of its own
+    if known is not None and (known.code == code or (code == TOPIC_GROWN and known.code not in WATCHED)):
+        return  # commits wait for a refusal, and not for this
     reason = f"topic {config.topic} {_difference(config, state)}; release it and adopt it again"
     fault = StreamFault(reason, code, config.topic, now_ms)
     group.faults.restore(name, fault)
@@ -263,9 +330,15 @@ def _keep_limits(group: GroupState, stream: LedStream, state: TopicState) -> Ste
 def _keep_claim(stream: LedStream) -> Steps[None]:
     """Write down again that the topic is the stream's; a ZooKeeper that was restored and repaired may not know it."""
     config = stream.config
-    path = paths.adopted(config.topic)
-    if (yield from read_node(path)) is None:
-        yield from Write([CheckNode(paths.stream(config.name)), CreateNode(path, str(config.name).encode())])
+    path, value = paths.adopted(config.topic), str(config.name).encode()
+    found = yield from ReadCounter(path)
+    if found is not None and found[0] == value:
+        return
+    if found is None:
+        yield from EnsureNodes([paths.TOPICS])
+        yield from Write([CheckNode(paths.stream(config.name)), CreateNode(path, value)])
+    elif (yield from _owner(found[0], config.topic)) is None:
+        yield from Write([CheckNode(paths.stream(config.name)), SetNode(path, value, found[1])])
 
 
 def leaving(

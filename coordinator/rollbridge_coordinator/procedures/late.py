@@ -22,6 +22,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord, heir_of
 from rollbridge.model.names import Partition, show_partition
 from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge_coordinator.procedures.adoption import is_its_topic
 from rollbridge_coordinator.procedures.retention import save
 from rollbridge_coordinator.state.effects import (
     AppendLate,
@@ -64,6 +65,12 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
             group.watch.postpone([item], now_ms)  # the segments that continue this one are closed
         else:
             places[watched.place_of(item[1])] = item, watched, end
+    lost: set[str] = set()
+    for topic, stream in sorted({item.config.topic: item for _, item, _ in places.values()}.items()):
+        if topic and any(place[0] == topic for place in places) and not (yield from is_its_topic(stream.config)):
+            lost.add(topic)  # what stands in one of the same name is not the stream's
+    group.watch.forget([item for (topic, _), (item, _, _) in places.items() if topic in lost])
+    places = {place: row for place, row in places.items() if place[0] not in lost}
     ends = yield from StableEnds(sorted(places))
     for place, (item, stream, end) in places.items():
         stable = ends.get(place)
@@ -164,7 +171,8 @@ def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bo
         yield from _note(stream, replace(stream.late, forwarding=None))
         return True
     records: Sequence[LateRecord] = ()
-    if not stream.history.is_removed(begun.segment):
+    is_lost = source[0] == stream.config.topic and not (yield from is_its_topic(stream.config))
+    if not is_lost and not stream.history.is_removed(begun.segment):
         records, _ = yield from ReadLate(source, begun.start, begun.end, RECORDS_MAX)
     yield from _note(stream, stream.late.settled(begun.segment, begun.end, forwarded=len(records)))
     group.counts["late_records"] += len(records)

@@ -42,6 +42,7 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
+from rollbridge_coordinator.procedures.adoption import is_its_topic
 from rollbridge_coordinator.state.effects import (
     DeleteRecords,
     DeleteTopics,
@@ -74,11 +75,17 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
 
     Raises:
         InvalidRequestError: see :func:`floors_of`; or an offset beyond the last stable offset.
-        ConflictError: a consumer group that the stream waits for has not read what would be deleted.
+        ConflictError: a consumer group that the stream waits for has not read what would be deleted, or the topic that
+            the stream consists of is gone.
         UnavailableError: Kafka does not delete the records, or the commits of a group cannot be read now.
     """
     history = stream.history
     floors = floors_of(history, request.cut)
+    if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
+        raise ConflictError(
+            f"topic {stream.config.topic} is gone, or another one has its name, since stream {stream.config.name} has "
+            "adopted it; nothing was deleted"
+        )
     active = [item for item in floors if item in history.active.segment_ids]
     ends = yield from StableEnds([stream.place_of(item) for item in active])
     for segment in active:
@@ -262,6 +269,9 @@ def _delete_below(group: GroupState, stream: LedStream, floors: Floors) -> Steps
         for segment, floor in floors.items()
         if segment not in stream.history.removed and floor > starts.get(stream.place_of(segment), 0)
     }
+    topic = stream.config.topic
+    if any(place[0] == topic for place in before) and not (yield from is_its_topic(stream.config)):
+        before = {place: floor for place, floor in before.items() if place[0] != topic}  # nothing is left of it
     if not before:
         return True
     refused = yield from DeleteRecords(before)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollbridge.errors import StreamBusyError
+from rollbridge.errors import ConflictError, StreamBusyError
 from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition
 from rollbridge.model.conditions import name_some
@@ -22,7 +22,7 @@ from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.names import Partition
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, check_segments
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
-from rollbridge_coordinator.procedures.adoption import leaving, note_settings, refuse_to_leave
+from rollbridge_coordinator.procedures.adoption import is_its_topic, leaving, left_topic, note_settings, refuse_to_leave
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.suspended import (
     LOOK_AGAIN_MS,
@@ -131,6 +131,9 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
     places = list(closed.values())
+    if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
+        yield from _drop(group, scaling, node)
+        return
     try:
         yield from CreateTopics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
@@ -145,16 +148,18 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
     group.forecast.forget(places)
     record = replace(record, sealed_ends={item: ends[place] for item, place in closed.items()})
     answer = AdminAnswer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
+    config = left_topic(stream)
     published = yield from Write(
         [
             CreateNode(paths.epoch(scaling.stream, record.epoch), record.to_json()),
+            *([] if config is stream.config else [SetNode(paths.stream(scaling.stream), config.to_json())]),
             DeleteNode(node),
             *_answering(group, scaling, answer),
         ]
     )
     if not published:
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
-    stream.history = stream.history.with_records(record)
+    stream.history, stream.config = stream.history.with_records(record), config
     group.counts["scales"] += 1
     yield from end_suspension(group, node)
 
@@ -163,7 +168,9 @@ def go_on_with_scale(group: GroupState, node: str, scaling: EpochTransition, now
     """Finish a suspended scale, unless it must wait longer."""
     stream = group.streams[str(scaling.stream)]
     _, _, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
-    if not (yield from still_held(group, node, list(closed.values()), now_ms)):
+    if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
+        yield from _drop(group, scaling, node)
+    elif not (yield from still_held(group, node, list(closed.values()), now_ms)):
         yield from finish_scale(group, scaling, node)
 
 
@@ -204,6 +211,20 @@ def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefused
             yield from refuse_request(group, node, scaling, answer)
         yield from postpone(group, node, refused.reason)
         return
+    yield from _end(group, scaling, node, answer)
+
+
+def _drop(group: GroupState, scaling: EpochTransition, node: str) -> Steps[None]:
+    """Give up a scale that leaves a topic which is gone; what has its name now is not the stream's to close."""
+    topic = group.streams[str(scaling.stream)].config.topic
+    why = (
+        f"topic {topic} was deleted, or created again, while stream {scaling.stream} was leaving it; release it and "
+        "adopt it again"
+    )
+    yield from _end(group, scaling, node, refusing(ConflictError.code, why, scaling.created_ms))
+
+
+def _end(group: GroupState, scaling: EpochTransition, node: str, answer: AdminAnswer) -> Steps[None]:
     if not (yield from Write([DeleteNode(node), *_answering(group, scaling, answer)])):
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
     yield from end_suspension(group, node)

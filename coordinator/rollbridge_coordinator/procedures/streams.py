@@ -302,10 +302,12 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
     name = doomed.config.name
     if not doomed.has_begun:
         # An earlier leader may have removed the newest epochs; the rest is a valid history, too.
-        yield from _keep_numbers((yield from load_stream(doomed.config)))
+        stream = yield from load_stream(doomed.config)
+        yield from _keep_numbers(stream)
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
-        if not (yield from DeleteTopics([doomed.config.buffer_topic])):
+        unused = yield from _unused(stream)
+        if not (yield from DeleteTopics([doomed.config.buffer_topic, *unused])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True
@@ -348,6 +350,22 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         # Does not apply while a writer holds a slot, or if the node was never created.
         yield from Write([DeleteNode(paths.cas_slots(name))])
     return True
+
+
+def _unused(stream: LedStream) -> Steps[list[str]]:
+    """Return the topics that were created for a scale which was given up, or was suspended and never published.
+
+    Their numbers follow the highest one, and they have the next epoch.
+    """
+    history, found = stream.history, list[str]()
+    first = 1 + max(item.number for item in history.graph.nodes)
+    while True:
+        segments = [SegmentId.of(first + number, history.next_epoch) for number in range(TOPICS_AT_ONCE)]
+        there = yield from TopicIds([stream.config.place(item)[0] for item in segments])
+        if not there:
+            return found
+        found += sorted(there)
+        first += TOPICS_AT_ONCE
 
 
 def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple[list[str], frozenset[SegmentId]]]:

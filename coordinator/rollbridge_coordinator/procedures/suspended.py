@@ -40,6 +40,7 @@ from rollbridge.errors import CorruptDataError, StreamBusyError
 from rollbridge.model import paths
 from rollbridge.model.changes import (
     SUSPENDED,
+    WATCHED,
     CommittingTransactions,
     EpochTransition,
     Roll,
@@ -225,7 +226,9 @@ def take_up(group: GroupState, node: str, work: StreamChange) -> None:
     """Add a suspended change to the group's state, due on the next turn, and suspend its streams."""
     group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
     for name in work.streams:
-        fault = group.faults.get(name) or StreamFault(f"{describe(work)} is half done", SUSPENDED, "", work.created_ms)
+        fault = group.faults.get(name)
+        if fault is None or fault.code in WATCHED:  # the leader has died before it could show what holds it up
+            fault = StreamFault(f"{describe(work)} is half done", SUSPENDED, "", work.created_ms)
         group.faults.suspend(name, fault)
 
 
@@ -393,8 +396,8 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
     """Plan scales that replace the closed active segments of streams, unless a change of the stream is in progress."""
     for name in streams:
         stream = group.streams.get(name)
-        if stream is None or group.is_half_done(name):
-            continue
+        if stream is None or group.is_half_done(name) or stream.is_on_topic:
+            continue  # an adopted topic that its owner has closed is the owner's to open
         places = stream.places_of(stream.history.active.segments)
         closed = yield from find_closed(list(places.values()))
         segments = [item for item in stream.history.active.segments if places[item.id] in closed]

@@ -358,6 +358,10 @@ class Interpreter:
         name of a topic is used twice, so the request is about the same life of the same stream, and a newer leader
         carries it out in any case, because it finishes what is on record (docs/protocol.md).
 
+        Only adopted topics keep their names. A leader that stands still here before it closes one, until others have
+        finished the scale, and the stream was deleted, closes a plain topic; nothing is lost, but its writers are
+        refused until its owner takes ``max.message.bytes`` and ``compression.type`` back.
+
         Raises:
             DeposedError: there is a newer leader.
         """

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from rollbridge.model.changes import TOPIC_GROWN, WATCHED, StreamFault
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -62,7 +62,12 @@ class Faults:
         return next((name for name in streams if name in self._present and self._holds(name)), None)
 
     def _holds(self, stream: str) -> bool:
-        return self._present[stream].code != TOPIC_GROWN
+        return self._present[stream].code != TOPIC_GROWN or stream in self._suspended
+
+    def is_lost(self, stream: str) -> bool:
+        """Return True if the topic that a stream has adopted is gone, or another one has its name."""
+        fault = self._present.get(stream)
+        return fault is not None and fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
 
     def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
         """Note that a stream was refused, and return True if that is new; the next try is twice as far away.
@@ -73,7 +78,8 @@ class Faults:
             return False
         last = self._rests.get(stream)
         self._rests[stream] = Rest.after(None if fault.code in (LEADERLESS, SEAL_TIMEOUT) else last, now_ms)
-        if stream in self._present:
+        known = self._present.get(stream)
+        if known is not None and known.code != TOPIC_GROWN:  # what it waits for is worse than what it does not wait for
             return False
         self._present[stream] = fault
         if last is None:

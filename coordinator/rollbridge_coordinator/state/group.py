@@ -321,7 +321,8 @@ class GroupState:
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
         """Return a stream in an error state that a transaction waits for, if its commit was asked for.
 
-        A stream that is half done changes its segments, so what is expected of it waits as well.
+        A stream that is half done changes its segments, so what is expected of it waits as well; so does what is
+        expected of an adopted topic that is gone, or another one by now.
         """
         if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
             return None
@@ -330,7 +331,7 @@ class GroupState:
         if found is not None:
             return found
         expected = sorted(transaction.expected_streams() & self.streams.keys())
-        return next(filter(self.is_half_done, expected), None)
+        return next((name for name in expected if self.is_half_done(name) or self.faults.is_lost(name)), None)
 
     def suspended_on(self, stream: str) -> Suspended | None:
         """Return the scale or rolling commit of a stream that waits half done."""

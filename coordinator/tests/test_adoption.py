@@ -1,0 +1,510 @@
+"""Adoption, leaving and release of topics, and the watch of leaders over them, against the simulated world."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.tests.makers import Bench
+from coordinator.tests.sim_actors import Leader, stream_config
+from coordinator.tests.sim_truncation import history_of
+from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, shard
+from rollbridge.errors import ConflictError
+from rollbridge.model import paths
+from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.changes import SUSPENDED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
+from rollbridge.model.conditions import StreamCondition
+from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
+from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import Group, StreamConfig, TopicLimits
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.sn import EMPTY
+from rollbridge_coordinator.procedures.streams import create_stream
+from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.effects import Steps
+from rollbridge_coordinator.state.faults import Faults, StaleStateError
+
+GROUP = GroupName("topics")
+ORDERS, OTHER = StreamName("topics", "orders"), StreamName("topics", "other")
+TOPIC, PARTITIONS = "orders", 3
+LOG = GROUP.commit_log_topic
+
+
+class Scene:
+    """A topic with records, a group that has adopted it, and another stream of that group."""
+
+    def __init__(self) -> None:
+        self.world, self.rng, self.clock_ms = World(), random.Random(0), 1_000_000
+        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
+            self.world.ensure(path)
+        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
+        self.world.create(TOPIC, PARTITIONS)
+        self.before = [Record("k", f"k={number}") for number in range(6)]
+        for number, record in enumerate(self.before):
+            self.world.produce(shard(TOPIC, number % PARTITIONS), record)
+        self.counter, self.terms_ended = 0, 0
+        self.leader = Leader(self.world, GROUP)
+        assert self.answer(RequestKind.CREATE_STREAM, OTHER, segments=1).ok
+        assert self.adopt().ok
+
+    def adopt(self, stream: StreamName = ORDERS) -> AdminAnswer:
+        return self.answer(RequestKind.ADOPT_TOPIC, stream, topic=TOPIC, partitioner="murmur2")
+
+    def release(self) -> AdminAnswer:
+        return self.answer(RequestKind.RELEASE_TOPIC, ORDERS, topic=TOPIC)
+
+    def leave(self) -> str:
+        return self.ask(RequestKind.SCALE_STREAM, ORDERS, seal=(0,), ranges=((0.0, 1 / PARTITIONS),), leave_topic=True)
+
+    def ask(self, kind: RequestKind, stream: StreamName | None = None, **more: Any) -> str:
+        name = "" if stream is None else str(stream)
+        request = AdminRequest(kind=kind, stream=name, created_ms=0, buffer_partitions=1, **more)
+        return self.world.request(GROUP, request.to_json())
+
+    def answer(self, kind: RequestKind, stream: StreamName, **more: Any) -> AdminAnswer:
+        return self.answered(self.ask(kind, stream, **more))
+
+    def answered(self, path: str) -> AdminAnswer:
+        self.until(lambda: path in self.world.nodes)
+        return AdminAnswer.from_json(self.world.nodes[path])
+
+    def step(self) -> None:
+        """The leader goes on; one that gives up has a successor."""
+        self.clock_ms += 10
+        self.world.clock_ms = self.clock_ms
+        try:
+            self.leader.step(self.clock_ms, self.rng)
+        except (fx.EffectRefusedError, StaleStateError):
+            self.terms_ended += 1
+            self.take_over()
+
+    def take_over(self) -> None:
+        self.world.expire_native(self.leader.epoch)
+        self.leader = Leader(self.world, GROUP)
+
+    def steps(self, count: int = 1_000) -> None:
+        for _ in range(count):
+            self.step()
+
+    def until(self, condition: Callable[[], bool], steps: int = 6_000) -> None:
+        for _ in range(steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not within {steps} steps")
+
+    def commit(
+        self, stream: StreamName = ORDERS, segment: int = 0, conditions: Sequence[StreamCondition] = ()
+    ) -> TransactionId:
+        """Ask for the commit of a transaction with one record."""
+        self.counter += 1
+        epochs = {str(name): int(history_of(self.world, name).active.reference_epoch) for name in {stream, ORDERS}}
+        epochs = {str(stream): epochs[str(stream)], **(epochs if conditions else {})}
+        identifier = TransactionId.of(epochs[str(stream)], self.counter)
+        key, place = PieceKey(0, 0, segment), next(iter(epochs))
+        begin = BeginFrame(f"c{self.counter}", 0, None, 10_000_000, epochs).encode()
+        for name in epochs:
+            self._send(identifier, name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin)
+        row = f'[["t", "{identifier}", "{identifier}", 0]]'.encode()
+        self._send(identifier, place, FrameHeader(FrameKind.DATA, identifier.bytes, 0, segment, 0, 1), row)
+        manifest = Manifest({key: 1}, (), tuple(conditions)).encode()
+        self._send(identifier, place, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest)
+        return identifier
+
+    def _send(self, identifier: TransactionId, stream: str, header: FrameHeader, value: bytes) -> None:
+        buffer = stream_config(self.world, StreamName.parse(stream)).buffer_topic
+        self.world.produce(shard(buffer, buffer_partition(identifier, 1)), (header.pack(), value))
+
+    def outcome(self, transaction: TransactionId) -> ControlRecord | None:
+        found = [item for _, item in self.world.topics[LOG].visible() if item.transaction == transaction]
+        return next((item for item in found if item.kind is not ControlKind.BEGIN), None)
+
+    def committed(self, transaction: TransactionId) -> bool:
+        found = self.outcome(transaction)
+        assert found is None or found.kind is ControlKind.COMMIT, found
+        return found is not None
+
+    def committed_soon(self, transaction: TransactionId) -> bool:
+        self.until(lambda: self.outcome(transaction) is not None)
+        return self.committed(transaction)
+
+    def fault(self, stream: StreamName = ORDERS) -> str:
+        raw = self.world.nodes.get(paths.stream_fault(stream))
+        return "" if raw is None else StreamFault.from_json(raw).code
+
+    @property
+    def config(self) -> StreamConfig:
+        return StreamConfig.from_json(self.world.nodes[paths.stream(ORDERS)])
+
+    def assert_plain(self) -> None:
+        """Nothing of ours is left but records."""
+        world = self.world
+        assert not [path for path in world.nodes if path.startswith((f"{paths.stream(ORDERS)}/", paths.adopted(TOPIC)))]
+        assert paths.stream(ORDERS) not in world.nodes
+        assert not [topic for topic in world.topics if topic.startswith("topics.orders.")]
+        if TOPIC in world.topics:
+            assert not world.topics[TOPIC].sealed
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def in_topic(world: World) -> list[str]:
+    """The values in all partitions of the topic."""
+    return [row.value for part in range(world.count(TOPIC)) for _, row in world.topics[shard(TOPIC, part)].visible()]
+
+
+# Claims
+
+
+def run(world: World, steps: Steps[None], *, stop_at: type[fx.AnyEffect] | None = None) -> Steps[None]:
+    """Carry out a procedure, up to an effect of a kind; gives what is left of it."""
+    answer: Any = None
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration:
+            return steps
+        if stop_at is not None and isinstance(effect, stop_at):
+            return again(effect, steps)
+        answer = world.execute(effect, world.controller_epoch)
+
+
+def again(effect: fx.AnyEffect, steps: Steps[None]) -> Steps[None]:
+    """The rest of a procedure, with the effect that it has just asked for."""
+    answer = yield effect
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration:
+            return
+        answer = yield effect
+
+
+@pytest.mark.parametrize("left", [None, b"gone/stream", b"not a stream"])
+def test_of_two_groups_that_adopt_a_topic_at_once_one_gets_it(left: bytes | None) -> None:
+    world = World()
+    world.identity = world.controller_epoch = 1
+    world.create(TOPIC, PARTITIONS)
+    groups = [GroupName("one"), GroupName("two")]
+    for path in (paths.GROUPS, paths.SCOPES, paths.TOPICS, *(paths.answers(group) for group in groups)):
+        world.ensure(path)
+    if left is not None:
+        world.nodes[paths.adopted(TOPIC)] = left  # of a ZooKeeper that was restored
+    halves: list[Steps[None]] = []
+    for group in groups:
+        world.ensure(f"{paths.requests(group)}/1")
+        bench = Bench({}).group
+        bench.name = group
+        request = AdminRequest(
+            kind=RequestKind.ADOPT_TOPIC, stream=f"{group.scope}/orders", topic=TOPIC, partitioner="murmur2",
+            created_ms=0, buffer_partitions=1,
+        )  # fmt: skip
+        halves.append(run(world, create_stream(bench, "1", request, 0), stop_at=fx.Write))
+    for half in halves:
+        run(world, half)
+    made = [group for group in groups if paths.stream(StreamName(group.scope, "orders")) in world.nodes]
+    assert len(made) == 1
+    assert world.nodes[paths.adopted(TOPIC)] == f"{made[0].scope}/orders".encode()
+
+
+def test_a_topic_has_one_stream(scene: Scene) -> None:
+    answer = scene.adopt(StreamName("topics", "second"))
+    assert answer.code == ConflictError.code
+    assert paths.stream(StreamName("topics", "second")) not in scene.world.nodes
+
+
+@pytest.mark.parametrize("found", [None, b"gone/stream", b"topics/other"])
+def test_what_a_restored_zookeeper_says_of_a_topic_is_put_right(scene: Scene, found: bytes | None) -> None:
+    path = paths.adopted(TOPIC)
+    del scene.world.nodes[path]
+    if found is None:
+        del scene.world.nodes[paths.TOPICS]
+    else:
+        scene.world.nodes[path] = found
+    scene.until(lambda: scene.world.nodes.get(path) == b"topics/orders")
+
+
+# The watch
+
+
+def test_what_is_open_on_a_topic_that_has_grown_is_committed(scene: Scene) -> None:
+    scene.world.grow(TOPIC)
+    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+    assert scene.committed_soon(scene.commit())
+    assert scene.release().ok
+    scene.assert_plain()
+
+
+def test_a_refusal_of_a_topic_that_has_grown_holds_up_nobody_else(scene: Scene) -> None:
+    scene.world.grow(TOPIC)
+    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+    scene.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no", code="TOPIC_AUTHORIZATION_FAILED", topic=TOPIC)
+        if isinstance(effect, fx.MergeFrames | fx.AppendTogether) and TOPIC in {item[0][0] for item in effect.items}
+        else None
+    )
+    waiting, beside = scene.commit(), scene.commit(OTHER)
+    scene.until(lambda: scene.committed(beside))
+    scene.steps()
+    assert scene.fault() == "TOPIC_AUTHORIZATION_FAILED"
+    assert scene.outcome(waiting) is None
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: scene.committed(waiting))
+    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+    assert not scene.terms_ended
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_nothing_is_committed_to_a_topic_that_is_gone_or_another_one(scene: Scene, is_new: bool) -> None:
+    scene.world.lose(TOPIC)
+    if is_new:
+        scene.world.create(TOPIC, PARTITIONS)
+    scene.until(lambda: scene.fault() == (TOPIC_RECREATED if is_new else TOPIC_DELETED))
+    condition = StreamCondition(1, Condition(EMPTY, Scope.SEGMENT, b"k"))
+    waiting, beside, expecting = scene.commit(), scene.commit(OTHER), scene.commit(OTHER, conditions=(condition,))
+    scene.until(lambda: scene.committed(beside))
+    scene.take_over()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    assert scene.outcome(expecting) is None, "what is expected of a topic is judged by another one"
+    assert not is_new or not in_topic(scene.world)
+    assert scene.release().code == "stream-busy"
+    for transaction in (waiting, expecting):
+        assert scene.answered(scene.ask(RequestKind.ABORT_TRANSACTION, transaction=str(transaction))).ok
+    assert scene.release().ok
+    scene.assert_plain()
+    assert not scene.terms_ended
+    if is_new:
+        assert scene.adopt().ok
+        assert scene.committed_soon(scene.commit())
+
+
+def test_a_topic_that_may_not_be_described_hides_no_other(scene: Scene) -> None:
+    scene.world.create("second", 1)
+    assert scene.answer(
+        RequestKind.ADOPT_TOPIC, StreamName("topics", "second"), topic="second", partitioner="murmur2"
+    ).ok
+    real = scene.world.execute
+
+    def execute(effect: fx.AnyEffect, leader: int) -> Any:
+        return None if isinstance(effect, fx.DescribeTopics) and "second" in effect.topics else real(effect, leader)
+
+    scene.world.execute = execute  # type: ignore[method-assign]
+    scene.world.grow(TOPIC)
+    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+
+
+def test_limits_follow_the_settings_of_the_topic(scene: Scene) -> None:
+    assert scene.config.limits is not None
+    scene.world.configure(TOPIC, {"max.message.bytes": "200000"})
+    scene.until(lambda: scene.config.limits == TopicLimits(200_000))
+    assert scene.config.record_bytes_max < 200_000
+    assert scene.committed_soon(scene.commit())
+
+
+# Leaving
+
+
+def test_a_seal_that_waits_does_not_make_the_seal_a_limit_of_the_stream(scene: Scene) -> None:
+    was = scene.config
+    path = suspended_leave(scene)
+    scene.steps()
+    assert scene.config.limits == was.limits
+    assert scene.config.record_bytes_max == was.record_bytes_max
+    scene.world.end_foreign(-1)
+    assert scene.answered(path).ok
+    assert scene.config.limits is None, "its own topics take what streams take"
+    scene.until(lambda: not scene.fault())
+    assert scene.committed_soon(scene.commit(segment=PARTITIONS))
+
+
+def suspended_leave(scene: Scene) -> str:
+    """A scale that waits, half done, for a native transaction that has begun right before the seal."""
+    path = scene.leave()
+    scene.until(lambda: isinstance(scene.leader.effect, fx.Seal))
+    assert scene.world.append_foreign(shard(TOPIC, 1), -1, Record("n", "n=1"))
+    scene.until(lambda: scene.fault() == SUSPENDED)
+    return path
+
+
+def test_an_earlier_fault_does_not_end_the_suspension_of_a_leaving(scene: Scene) -> None:
+    suspended_leave(scene)
+    left = StreamFault("of an earlier leader", TOPIC_GROWN, TOPIC, 0)
+    scene.world.nodes[paths.stream_fault(ORDERS)] = left.to_json()
+    scene.take_over()
+    waiting = scene.commit()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    assert not scene.terms_ended
+    scene.world.end_foreign(-1)
+    scene.until(lambda: scene.committed(waiting))
+
+
+def test_a_suspended_leaving_is_given_up_by_a_release_that_leaves_nothing(scene: Scene) -> None:
+    path = suspended_leave(scene)
+    scene.take_over()
+    assert scene.release().ok
+    assert scene.answered(path).code == "stream-not-found"
+    scene.world.end_foreign(-1)
+    scene.assert_plain()
+    assert scene.world.settings_of(TOPIC) == TOPIC_SETTINGS
+    assert scene.adopt().ok
+    assert scene.committed_soon(scene.commit())
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_topic_that_is_made_anew_while_the_stream_leaves_it_stays_open(scene: Scene, is_suspended: bool) -> None:
+    if is_suspended:
+        path = suspended_leave(scene)
+    else:
+        path = scene.leave()
+        scene.until(lambda: isinstance(scene.leader.effect, fx.CreateTopics))
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS)
+    scene.take_over()
+    assert scene.answered(path).code == ConflictError.code
+    scene.until(lambda: scene.fault() == TOPIC_RECREATED)
+    assert not scene.world.topics[TOPIC].sealed
+    assert scene.release().ok
+    scene.assert_plain()
+
+
+def test_a_closed_topic_that_has_grown_can_be_released(scene: Scene) -> None:
+    suspended_leave(scene)
+    scene.world.grow(TOPIC)
+    scene.world.end_foreign(-1)
+    waiting = scene.commit()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    assert scene.answered(scene.ask(RequestKind.ABORT_TRANSACTION, transaction=str(waiting))).ok
+    assert scene.release().ok
+    scene.assert_plain()
+
+
+def test_what_was_made_for_a_refused_leaving_goes_with_the_stream(scene: Scene) -> None:
+    scene.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no", code="not-authorized", topic=TOPIC) if isinstance(effect, fx.Seal) else None
+    )
+    assert scene.answered(scene.leave()).code == "not-authorized"
+    scene.world.refuses = lambda *_: None
+    assert [topic for topic in scene.world.topics if topic.startswith("topics.orders.segment")]
+    assert scene.release().ok
+    scene.assert_plain()
+
+
+def test_settings_that_an_owner_has_changed_since_a_leaving_was_refused_are_kept(scene: Scene) -> None:
+    scene.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no", code="not-authorized", topic=TOPIC) if isinstance(effect, fx.Seal) else None
+    )
+    assert not scene.answered(scene.leave()).ok
+    scene.world.refuses = lambda *_: None
+    scene.world.configure(TOPIC, {"max.message.bytes": "5000000"})
+    assert scene.release().ok
+    assert scene.world.settings_of(TOPIC)["max.message.bytes"] == "5000000"
+
+
+@pytest.mark.parametrize("what", ["nothing", "deleted", "new", "opened"])
+def test_a_stream_that_has_left_gives_the_topic_back(scene: Scene, what: str) -> None:
+    assert scene.answered(scene.leave()).ok
+    assert scene.world.topics[TOPIC].sealed
+    assert scene.committed_soon(scene.commit(segment=PARTITIONS))
+    match what:
+        case "deleted":
+            scene.world.lose(TOPIC)
+        case "new":
+            scene.world.lose(TOPIC)
+            scene.world.create(TOPIC, 1)
+            scene.world.configure(TOPIC, {"compression.type": "lz4"})
+        case "opened":
+            scene.world.configure(TOPIC, {"compression.type": "lz4"})
+    assert scene.release().code == "invalid-request"
+    assert scene.answer(RequestKind.DELETE_STREAM, ORDERS).ok
+    scene.assert_plain()
+    assert scene.world.settings_of(TOPIC)["compression.type"] == ("lz4" if what in ("new", "opened") else "zstd")
+    assert not scene.terms_ended
+
+
+def test_a_fault_of_a_topic_ends_when_the_stream_has_left_it(scene: Scene) -> None:
+    assert scene.answered(scene.leave()).ok
+    fault = StreamFault("of an earlier leader, which brokers have told that the topic is gone", TOPIC_DELETED, TOPIC, 0)
+    scene.world.nodes[paths.stream_fault(ORDERS)] = fault.to_json()
+    scene.take_over()
+    scene.until(lambda: not scene.fault())
+    assert scene.committed_soon(scene.commit(segment=PARTITIONS))
+
+
+def test_a_topic_that_its_owner_closes_is_not_left(scene: Scene) -> None:
+    scene.world.configure(TOPIC, SEALED)
+    scene.world.close([TOPIC])
+    scene.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no", code="MESSAGE_TOO_LARGE", topic=TOPIC)
+        if (isinstance(effect, fx.MergeFrames | fx.AppendTogether) and TOPIC in {item[0][0] for item in effect.items})
+        or (isinstance(effect, fx.AppendMessages) and effect.messages.topic == TOPIC)
+        else None
+    )
+    waiting = scene.commit()
+    scene.until(lambda: scene.fault() == "MESSAGE_TOO_LARGE")
+    scene.steps(2_000)
+    assert history_of(scene.world, ORDERS).active.epoch == 0
+    assert scene.outcome(waiting) is None
+    scene.world.refuses = lambda *_: None
+    scene.world.configure(TOPIC, TOPIC_SETTINGS)
+    scene.until(lambda: scene.committed(waiting))
+
+
+# Records of a topic that has the name, and is another one
+
+
+def test_records_of_a_new_topic_are_neither_deleted_nor_copied(scene: Scene) -> None:
+    """The stream has left the topic, whose owner makes a new one of its name."""
+    assert scene.answered(scene.leave()).ok
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS)
+    theirs = [Record("n", f"n={number}") for number in range(30)]
+    for number, record in enumerate(theirs):
+        scene.world.produce(shard(TOPIC, number % PARTITIONS), record)
+    scene.steps()
+    own = [row for name, log in scene.world.topics.items() if ".segment-" in name for _, row in log.visible()]
+    assert not [row for row in own if row.key == "n"], "records of the new topic were taken for late ones"
+    cut = {SegmentId.of(number, 0): 2 for number in range(PARTITIONS)}
+    assert scene.answer(RequestKind.TRUNCATE_STREAM, ORDERS, cut=cut).ok
+    assert [scene.world.topics[shard(TOPIC, number)].start for number in range(PARTITIONS)] == [0] * PARTITIONS
+    assert not scene.terms_ended
+
+
+def test_a_new_topic_is_not_truncated_by_the_stream_of_the_old_one(scene: Scene) -> None:
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS)
+    for _ in range(5):
+        scene.world.produce(TOPIC, Record("n", "n=1"))
+    answer = scene.answer(RequestKind.TRUNCATE_STREAM, ORDERS, cut={SegmentId.of(0, 0): 2})
+    assert answer.code == ConflictError.code
+    assert scene.world.topics[TOPIC].start == 0
+
+
+# Faults
+
+
+def test_a_refusal_takes_the_place_of_a_fault_that_nobody_waits_for() -> None:
+    faults = Faults()
+    grown, refused = StreamFault("", TOPIC_GROWN, TOPIC, 0), StreamFault("", "INVALID_RECORD", TOPIC, 0)
+    faults.restore("a/b", grown)
+    assert faults.first_of(["a/b"]) is None
+    assert faults.note("a/b", refused, 5)
+    assert faults.first_of(["a/b"]) == "a/b"
+    assert not faults.note("a/b", replace(refused, code="OTHER"), 5)
+
+
+def test_a_suspended_stream_takes_nothing_whatever_it_is_in_an_error_state_for() -> None:
+    faults = Faults()
+    faults.suspend("a/b", StreamFault("", TOPIC_GROWN, TOPIC, 0))
+    assert faults.first_of(["a/b"]) == "a/b"
