@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 import rollbridge
 from integration_tests.clients import Site, header_of, read_committed
 from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import eventually
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
+from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.spark import source
 
 pytest.importorskip("pyspark")
 
@@ -236,3 +240,31 @@ def test_a_query_reads_an_adopted_topic_on_from_its_checkpoint_and_one_job_write
     assert by_key((bytes(key), bytes(value)) for key, value in read) == expected
     committed = read_committed(site.cluster.bootstrap_servers, [other])
     assert Counter(message.value() for message in committed) == {f"{stem}-{other}".encode(): 5 for stem in "xy"}
+
+
+def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    native = Native(site, topic)
+    native.write("old")
+    client.admin.adopt_topic(topic, partitioner="murmur2")
+    options = {name.lower(): value for name, value in options_of(site, topic, startingOffsets="earliest").items()}
+    reader = source.stream_reader(options, source.schema(options))
+    try:
+        begin = reader.initialOffset()
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        kafka = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
+        kafka.delete_topics([topic])[topic].result(120)
+        topics = TopicAdmin(site.cluster.bootstrap_servers)
+        eventually(lambda: topic not in topics.list_topics(), "the topic is gone")
+        create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
+        for stem in ("new", "newer"):  # more than what the query has read of the old one
+            Native(site, topic).write(stem)
+        for attempt in (
+            lambda: reader.latestOffset(end, reader.getDefaultReadLimit()),
+            lambda: reader.partitions(begin, end),
+        ):
+            with pytest.raises(InvalidRequestError, match=f"topic {topic} was deleted and created again.*nothing was"):
+                attempt()
+    finally:
+        reader.stop()

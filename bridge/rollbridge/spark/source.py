@@ -25,10 +25,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from rollbridge.client.identity import find_cluster_id, own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
-from rollbridge.errors import GroupMismatchError, NotFoundError, TruncatedError
+from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError, TruncatedError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, decode_control, peek_kind
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
@@ -105,6 +106,12 @@ class DriverConnection:
         self.offsets = LogOffsets(
             self.connection.bootstrap_servers, security=self.connection.kafka, client_id=self.connection.client_name
         )
+        self.topics = TopicAdmin(
+            self.connection.bootstrap_servers,
+            security=self.connection.kafka,
+            client_id=self.connection.client_name,
+            timeout_s=30.0,
+        )
 
     def close(self) -> None:
         """Disconnect."""
@@ -172,13 +179,29 @@ class StreamDriver:
 
         Raises:
             KafkaUnavailableError, NotFoundError.
+            InvalidRequestError: the topic that the stream has adopted is another one by now.
         """
+        self._check_topic()
         history = self.view().history
         try:
             return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
         except NotFoundError:
             history = self._read_again()
             return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
+
+    def _check_topic(self) -> None:
+        """Raise InvalidRequestError if the adopted topic was created anew: its offsets are those of other records."""
+        view = self.view()
+        config = view.config
+        if not any(map(config.places.is_adopted, view.history.stored())):
+            return
+        found = self._connection.topics.topic_ids([config.topic]).get(config.topic)
+        if found is not None and str(found) != config.topic_id:
+            raise InvalidRequestError(
+                f"topic {config.topic} was deleted and created again since stream {self.stream} has adopted it, so its "
+                "offsets mean nothing any more; nothing was read: release the topic and adopt it again (rollbridge "
+                "stream release, adopt), and begin anew with another checkpointLocation"
+            )
 
     def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
         places = self.view().config.places
@@ -227,7 +250,9 @@ class StreamDriver:
         Raises:
             TruncatedError: records are missing, and ``fail`` is set.
             KafkaUnavailableError.
+            InvalidRequestError: the topic that the stream has adopted is another one by now.
         """
+        self._check_topic()
         try:
             first = self._first(ranges)
         except NotFoundError:

@@ -20,7 +20,6 @@ from rollbridge.consumer.transactions import log_offset
 from rollbridge.errors import ConfigError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import LogPosition, parse_log_start
@@ -172,13 +171,9 @@ class _TransactionsReading(Prompt):
             group = self._group(connection)
             if group not in connection.metadata.groups():
                 raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
-            settings = connection.connection
-            admin = TopicAdmin(
-                settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, timeout_s=30.0
-            )
             topic = group.commit_log_topic
             self._identity = LogOffset(
-                connection.cluster_id, str(admin.topic_ids([topic])[topic]), LogPosition(group, 0)
+                connection.cluster_id, str(connection.topics.topic_ids([topic])[topic]), LogPosition(group, 0)
             )
         known = self._identity
         return LogOffset(known.cluster, known.log_id, LogPosition(known.position.group, offset))
