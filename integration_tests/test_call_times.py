@@ -69,7 +69,9 @@ SAME: Final = {
     "CasFuture.exception": "CasFuture.result",
     "CasFuture.results": "CasFuture.result",
     "Part.finish": "Part.flush",
+    "Admin.adopt_topic": "Admin.create_stream",
     "Admin.rebuild_snapshots": "Admin.clear_snapshots",
+    "Admin.release_topic": "Admin.delete_stream",
     "SharedClient.committed": "SharedClient.joint",
 }
 CALLS: Final = frozenset(

@@ -519,6 +519,7 @@ def test_a_transaction_commits_offsets_of_adopted_and_plain_topics(
                     producer.produce(output, message.value(), message.key())
                 ends = {(item.topic() or "", item.partition() or 0): (item.offset() or 0) + 1 for item in found}
                 offsets = [TopicPartition(*at, end) for at, end in ends.items()]
+                offsets.append(TopicPartition(plain, 0))  # as `position` says before the first record
                 producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
                 producer.commit_transaction(60)
             seen += len(found)

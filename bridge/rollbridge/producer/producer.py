@@ -16,7 +16,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.client.futures import WriteFuture
@@ -328,7 +328,7 @@ class Producer:
         with self._lock, kafka_exceptions(), _within(timeout):
             self._check_open()
             self._require_transaction()
-            listed = list(positions)
+            listed = [item for item in positions if item.offset != OFFSET_INVALID]  # of what was not begun
             if self._transaction is not None:
                 self._transaction.send_offsets(listed, group_metadata)
             else:
