@@ -102,7 +102,7 @@ def lost_and_phantom(facts: Facts) -> Iterator[Fault]:
             yield Fault("lost", f"{item.name}: {len(item.writes) - len(there)} of {len(item.writes)} records are gone")
         if there and (item.wish == "abort" or item.answer is Answer.FAILED):
             yield Fault("aborted record visible", f"{item.name}, {item.wish}, {item.answer}: {there[:3]}")
-        if item.kind is Kind.TRANSACTION and 0 < len(there) < len(item.writes):
+        if item.kind in (Kind.TRANSACTION, Kind.NATIVE) and 0 < len(there) < len(item.writes):
             yield Fault("torn", f"{item.name}: {len(there)} of {len(item.writes)} records are visible")
 
 

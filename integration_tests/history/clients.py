@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import rollbridge
-from integration_tests.history import guests, listing, odd, shrinking
+from integration_tests.history import guests, listing, natives, odd, shrinking
 from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read_begun
 from integration_tests.history.groups import hand_out, hand_out_updates, name_offsets, transform
 from integration_tests.history.notebook import CALL_S, Notebook
@@ -307,6 +307,9 @@ ROLES: Final = {
     "awaited": hand_out_updates,
     "lister": list_transactions,
     "odd": behave_oddly,
+    "native": natives.produce,
+    "idempotent": natives.produce_idempotently,
+    "transactional": natives.produce_in_transactions,
 }
 
 

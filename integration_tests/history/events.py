@@ -38,6 +38,8 @@ class Kind(StrEnum):
     CONDITIONAL = "conditional"
     UPDATE = "update"
     """Of a state that several processes share."""
+    NATIVE = "native"
+    """By a producer that knows nothing of us, in a native transaction or in none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ ADOPTED: Final = "history/adopted"
 """Adopts a topic that exists, to which native producers write beside everybody else; never scaled."""
 ALL: Final = (*STREAMS, ADOPTED)
 """What writers write."""
+NATIVES: Final = ("native", "idempotent", "transactional")
+"""Producers that know nothing of us."""
 PULSE: Final = "history/pulse"
 """Where somebody commits all the time, whatever happens to the others."""
 GROUP: Final = GroupName("history")
@@ -124,6 +126,8 @@ class Run:
         self._workers.start("lister", (*ALL, PULSE))
         self._workers.start("namer", (*ALL, PULSE))
         self._workers.start("odd", ALL)
+        for role in NATIVES:
+            self._workers.start(role, (ADOPTED,))
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         self._await_progress("clients begin")
@@ -166,7 +170,7 @@ class Run:
     def end(self) -> Report:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         self._workers.stop("writer", 180)
-        for role in ("guest", "odd", "trimmed", "loser", "keeper"):
+        for role in ("guest", "odd", "trimmed", "loser", "keeper", *NATIVES):
             self._workers.stop(role, 180)
         self._workers.stop("pulse", 180)
         servers = self._cluster.bootstrap_servers
@@ -202,6 +206,7 @@ class Run:
             *self._workers.operations(),
             *self._workers.operations("odd"),
             *self._workers.operations("pulse"),
+            *(item for role in NATIVES for item in self._workers.operations(role)),
             *self._probes,
         ]
         history = History(
