@@ -16,7 +16,7 @@ from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, s
 from rollbridge.errors import ConflictError
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import SUSPENDED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
+from rollbridge.model.changes import SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
@@ -309,6 +309,20 @@ def test_limits_follow_the_settings_of_the_topic(scene: Scene) -> None:
     scene.until(lambda: scene.config.limits == TopicLimits(200_000))
     assert scene.config.record_bytes_max < 200_000
     assert scene.committed_soon(scene.commit())
+
+
+def test_commits_wait_while_a_topic_takes_no_markers_and_others_go_on(scene: Scene) -> None:
+    scene.world.configure(TOPIC, {"max.message.bytes": "77"})
+    scene.until(lambda: scene.fault() == TOPIC_CLOSED)
+    waiting, beside = scene.commit(), scene.commit(OTHER)
+    scene.until(lambda: scene.committed(beside))
+    scene.take_over()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    scene.world.configure(TOPIC, {"max.message.bytes": "1048588"})
+    scene.until(lambda: scene.committed(waiting))
+    assert scene.fault() == ""
+    assert not scene.terms_ended
 
 
 # Leaving
