@@ -9,7 +9,7 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
-from integration_tests.clients import Site, read_committed
+from integration_tests.clients import Site, adopt, read_committed
 from rollbridge.errors import (
     StreamNotFoundError,
 )
@@ -60,7 +60,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
     native(site, topic, before)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     was = admin.describe([topic])[topic]
-    adoption = client.admin.adopt_topic(topic)
+    adoption = adopt(client, topic)
     assert adoption.config.partitioner == "murmur2"
     assert adoption.fit is not None
     assert adoption.fit.keys == len(KEYS)
@@ -91,7 +91,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
         client.begin(topic)
     with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
         assert session.get(paths.adopted(topic)) is None
-    again = client.admin.adopt_topic(topic)
+    again = adopt(client, topic)
     with client.transaction(topic) as transaction:
         transaction.write(topic, KEYS[0], b"second life")
     assert again.config.first_epoch > adoption.config.first_epoch
