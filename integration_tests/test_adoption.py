@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, consumer_of, read_committed
+from integration_tests.clients import Site, adopt, consumer_of, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.errors import ConflictError, StreamNotFoundError, StreamRecreatedError
@@ -69,7 +69,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
     native(site, topic, before)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     was = admin.describe([topic])[topic]
-    adoption = client.admin.adopt_topic(topic)
+    adoption = adopt(client, topic)
     assert adoption.config.partitioner == "murmur2"
     assert adoption.fit is not None
     assert adoption.fit.keys == len(KEYS)
@@ -100,7 +100,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
         client.begin(topic)
     with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
         assert session.get(paths.adopted(topic)) is None
-    again = client.admin.adopt_topic(topic)
+    again = adopt(client, topic)
     with client.transaction(topic) as transaction:
         transaction.write(topic, KEYS[0], b"second life")
     assert again.config.first_epoch > adoption.config.first_epoch
@@ -134,7 +134,7 @@ def test_readers_say_what_the_owner_of_an_adopted_topic_has_done(
     site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, name: str, anew: bool
 ) -> None:
     native(site, topic, [b"before-%d" % number for number in range(80)])
-    stream = str(client.admin.adopt_topic(topic).config.name)
+    stream = str(adopt(client, topic).config.name)
     read = topic if name == "topic" else stream
     with client.transaction(topic) as transaction:
         for key in KEYS:
@@ -178,6 +178,6 @@ def test_readers_say_what_the_owner_of_an_adopted_topic_has_done(
             with pytest.raises(StreamRecreatedError):
                 list(ours.records())
     client.admin.release_topic(topic)
-    client.admin.adopt_topic(topic, partitioner="murmur2", check=anew)
+    adopt(client, topic, partitioner="murmur2", check=anew)
     wanted = 400 if anew else 120
     assert sum(1 for _ in client.reader(read, follow=False)) == wanted

@@ -37,10 +37,13 @@ from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.partitioners import KeySpace, key_space
 from rollbridge.model.sn import DLSN
 
 ORDERS, PAYMENTS = "s/orders", "s/payments"
+ADOPTED = "s/adopted"
+"""Three partitions of a topic, to which native producers write."""
+SPACES = {ORDERS: KeySpace(), PAYMENTS: KeySpace(), ADOPTED: key_space("murmur2", 3)}
 KEYS = [
     next(
         key for key in (f"{half}-{number}" for number in range(99)) if (KeySpace().position(key.encode()) < 0.5) == low
@@ -53,8 +56,10 @@ class Bench:
     """Puts a history together in which everything is right."""
 
     def __init__(self) -> None:
-        self.histories = {name: EpochHistory.create(even_ranges(2), 0) for name in (ORDERS, PAYMENTS)}
-        self.rows: dict[str, dict[SegmentId, list[Row]]] = {ORDERS: {}, PAYMENTS: {}}
+        self.histories = {
+            name: EpochHistory.create(even_ranges(space.partitions or 2), 0) for name, space in SPACES.items()
+        }
+        self.rows: dict[str, dict[SegmentId, list[Row]]] = {name: {} for name in SPACES}
         self.ends: dict[tuple[str, SegmentId], int] = {}
         self.operations: list[Operation] = []
         self.log: list[tuple[int, ControlRecord]] = []
@@ -62,7 +67,7 @@ class Bench:
 
     def put(self, stream: str, key: str, value: str, transaction: str | None = None, local: int = 0) -> Write:
         """A record becomes visible in the active segment."""
-        segment = self.histories[stream].active.segment_at(KeySpace().position(key.encode())).id
+        segment = self.histories[stream].active.segment_at(SPACES[stream].position(key.encode())).id
         offset = self.ends.get((stream, segment), 0)
         self.ends[stream, segment] = offset + 1
         self.rows[stream].setdefault(segment, []).append(Row(offset, key, value, transaction, local))
@@ -114,6 +119,7 @@ class Bench:
                 history,
                 {segment: tuple(self.rows[name].get(segment, ())) for segment in history.segments()},
                 {segment: self.ends.get((name, segment), 0) for segment in history.segments()},
+                SPACES[name],
             )
             for name, history in self.histories.items()
         }
@@ -237,6 +243,11 @@ def good() -> History:
     bench.transaction(3, (ORDERS, low, "3a"), (ORDERS, high, "3b"), (PAYMENTS, low, "3c"))
     bench.transaction(4, (ORDERS, low, "4a"), (PAYMENTS, low, "4b"))
     bench.did(Kind.PLAIN, "last", bench.put(ORDERS, low, "last"))
+    for value in ("n1", "n2"):
+        bench.did(Kind.NATIVE, value, bench.put(ADOPTED, "n", value))
+    bench.did(Kind.NATIVE, "nt", bench.put(ADOPTED, "n", "nt1"), bench.put(ADOPTED, "o", "nt2"))
+    bench.did(Kind.NATIVE, "na", Write(ADOPTED, "n", "native never"), wish="abort")
+    bench.transaction(5, (ADOPTED, "n", "5a"), (PAYMENTS, low, "5b"))
     return bench.done()
 
 
@@ -281,6 +292,14 @@ def double(history: History, value: str) -> History:
     stream, place = of_value(history, value)
     copy = lambda rows: [*rows, *(replace(row, offset=50) for row in rows if row.value == value)]  # noqa: E731
     return with_rows(history, stream, copy, place)
+
+
+def moved(history: History, value: str) -> History:
+    """A record stands in another partition than that of its key."""
+    stream, place = of_value(history, value)
+    (row,) = [row for rows in history.streams[stream].rows.values() for row in rows if row.value == value]
+    others = len(history.streams[stream].rows)
+    return with_rows(drop(history, value), stream, lambda rows: [*rows, row], (place + 1) % others)
 
 
 def swap(history: History, one: str, other: str) -> History:
@@ -330,8 +349,9 @@ def flipped(history: History, place: int) -> History:
 
 
 def relogged(history: History, order: list[int]) -> History:
-    """The commit log in another order, which nobody has listed."""
-    log = [(place, history.log[old][1]) for place, old in enumerate(order)]
+    """The commit log with its first records in another order, which nobody has listed."""
+    whole = [*order, *range(len(order), len(history.log))]
+    log = [(place, history.log[old][1]) for place, old in enumerate(whole)]
     return replace(history, log=log, listed=())
 
 
@@ -464,6 +484,20 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     "a record that was refused": (
         lambda h: retold(h, f"plain-{HIGH}", answer=Answer.FAILED),
         "aborted record visible",
+    ),
+    "a native record is gone": (lambda h: drop(h, "n1"), "lost"),
+    "a native record stands twice": (lambda h: double(h, "n1"), "duplicated"),
+    "two native records of a key swapped": (lambda h: swap(h, "n1", "n2"), "key order"),
+    "a native record in another partition than its key's": (lambda h: moved(untold(h), "n1"), "misplaced"),
+    "a native record in another place than was told": (lambda h: misplaced(h, "n1"), "wrong place"),
+    "a record of an aborted native transaction": (lambda h: foreign(h, "native never"), "aborted record visible"),
+    "a native transaction of which nobody knows is there in part": (
+        lambda h: drop(retold(h, "nt1", answer=Answer.UNKNOWN), "nt1"),
+        "torn",
+    ),
+    "a native record that a group is not handed": (
+        lambda h: handed(h, lambda items: items.remove(next(item for item in items if item.value == "n2"))),
+        "group missed",
     ),
     "two records of a key swapped": (lambda h: swap(h, "4a", "last"), "key order"),
     "two records of a transaction swapped": (lambda h: swap(h, "1a", "1b"), "local order"),

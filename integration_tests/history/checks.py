@@ -31,7 +31,6 @@ from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import DLSN
 
 OVERRUN_S: Final = 6.0
@@ -75,7 +74,7 @@ class Facts:
     def lineage(self, stream: str, key: str) -> Iterator[tuple[int, SegmentId, Row]]:
         """All records along the course of a key, oldest first, with their sequence ids."""
         state = self.history.streams[stream]
-        for stage in reversed(KeyLineage(state.history, KeySpace().position(key.encode())).stages):
+        for stage in reversed(KeyLineage(state.history, state.keys.position(key.encode())).stages):
             for row in state.rows.get(stage.segment, ()):
                 yield stage.base + row.offset, stage.segment, row
 
@@ -103,7 +102,7 @@ def lost_and_phantom(facts: Facts) -> Iterator[Fault]:
             yield Fault("lost", f"{item.name}: {len(item.writes) - len(there)} of {len(item.writes)} records are gone")
         if there and (item.wish == "abort" or item.answer is Answer.FAILED):
             yield Fault("aborted record visible", f"{item.name}, {item.wish}, {item.answer}: {there[:3]}")
-        if item.kind is Kind.TRANSACTION and 0 < len(there) < len(item.writes):
+        if item.kind in (Kind.TRANSACTION, Kind.NATIVE) and 0 < len(there) < len(item.writes):
             yield Fault("torn", f"{item.name}: {len(there)} of {len(item.writes)} records are visible")
 
 
@@ -115,7 +114,8 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                 if (stream, row.key) != (write.stream, write.key):
                     yield Fault("misplaced", f"{write} stands in {stream} under {row.key}")
                     continue
-                course = KeyLineage(facts.history.streams[stream].history, KeySpace().position(row.key.encode()))
+                state = facts.history.streams[stream]
+                course = KeyLineage(state.history, state.keys.position(row.key.encode()))
                 if course.base(segment) is None:
                     yield Fault("misplaced", f"{write.value} stands in {segment}, where its key cannot be")
                 if write.place is not None:
@@ -445,7 +445,7 @@ def _lost_updates(item: Shrunk) -> Iterator[Fault]:
     stands: dict[str, dict[int, str]] = defaultdict(dict)
     for segment, rows in item.state.rows.items():
         for row in rows:
-            if segment in known and KeySpace().position(row.key.encode()) in known[segment].range:
+            if segment in known and item.state.keys.position(row.key.encode()) in known[segment].range:
                 stands[row.key][bases[segment] + row.offset] = row.value
     for operation in item.operations if item.starts is not None else ():  # what was truncated is known all the same
         for write in operation.writes:

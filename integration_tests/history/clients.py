@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import rollbridge
-from integration_tests.history import guests, listing, odd, shrinking
+from integration_tests.history import guests, listing, natives, odd, shrinking
 from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read_begun
 from integration_tests.history.groups import hand_out, hand_out_updates, name_offsets, transform
 from integration_tests.history.notebook import CALL_S, Notebook
@@ -55,7 +55,10 @@ class Writer:
         self._count = 0
         self._open: list[tuple[rollbridge.Transaction, list[Write]]] = []
         self._plain = {stream: client.writer(stream) for stream in task.streams}
-        self._conditional = client.cas_writer(task.streams[0], timeout=20)
+        # Conditions hold in a stream that is scaled and in one over a topic that exists.
+        self._conditional = {
+            stream: client.cas_writer(stream, timeout=20) for stream in (task.streams[0], task.streams[-1])
+        }
 
     def step(self) -> None:
         """Do one thing; whatever becomes of it is noted."""
@@ -84,7 +87,8 @@ class Writer:
         """Ask for the end of everything."""
         while self._open:
             self._end(*self._open.pop())
-        self._conditional.close()
+        for writer in self._conditional.values():
+            writer.close()
 
     def _key(self) -> str:
         """One of this client's own keys; others after an unclear answer, because what it was about may still come."""
@@ -163,16 +167,17 @@ class Writer:
 
     def _write_conditionally(self) -> None:
         key = self._random.choice(SHARED_KEYS)
-        sn = self._conditional.tail(key.encode(), scope="key")
-        write = Write(self._task.streams[0], key, self._value())
+        stream = self._random.choice(list(self._conditional))
+        sn = self._conditional[stream].tail(key.encode(), scope="key")
+        write = Write(stream, key, self._value())
         with self._book.noted(Kind.CONDITIONAL, write.value, [write], expected=_number(sn)) as done:
-            found = self._conditional.write(key.encode(), write.value.encode(), expected=sn, scope="key")
+            found = self._conditional[stream].write(key.encode(), write.value.encode(), expected=sn, scope="key")
             done(writes=(replace(write, place=str(found.dlsn)),))
 
     def _commit_conditionally(self) -> None:
         key = self._random.choice(SHARED_KEYS)
-        stream = self._task.streams[0]
-        sn = self._conditional.tail(key.encode(), scope="key")
+        stream = self._random.choice(list(self._conditional))
+        sn = self._conditional[stream].tail(key.encode(), scope="key")
         transaction = self._client.begin(stream)
         transaction.expect(stream, key=key.encode(), sn=sn, scope="key")
         write = Write(stream, key, self._value())
@@ -302,6 +307,9 @@ ROLES: Final = {
     "awaited": hand_out_updates,
     "lister": list_transactions,
     "odd": behave_oddly,
+    "native": natives.produce,
+    "idempotent": natives.produce_idempotently,
+    "transactional": natives.produce_in_transactions,
 }
 
 

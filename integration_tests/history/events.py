@@ -10,6 +10,8 @@ from typing import Any, Final
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
+from rollbridge.model.names import Partition
+from rollbridge.model.partitioners import KeySpace
 
 Line = dict[str, Any]
 
@@ -36,6 +38,8 @@ class Kind(StrEnum):
     CONDITIONAL = "conditional"
     UPDATE = "update"
     """Of a state that several processes share."""
+    NATIVE = "native"
+    """By a producer that knows nothing of us, in a native transaction or in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +227,15 @@ class StreamState:
         history: Its epochs.
         rows: By segment, in order of offset.
         ends: Offset behind the last record of each segment, committed or not; markers may follow, also in sealed ones.
+        keys: Where its keys lie; where the partitions of the topic have them, if it has adopted one.
+        places: Where its segments lie in Kafka; empty where nobody asks.
     """
 
     history: EpochHistory
     rows: Mapping[SegmentId, Sequence[Row]]
     ends: Mapping[SegmentId, int]
+    keys: KeySpace = field(default_factory=KeySpace)
+    places: Mapping[SegmentId, Partition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 
 from confluent_kafka import Message
@@ -13,7 +14,7 @@ from rollbridge.consumer.records import source_of
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlRecord, decode_control
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -26,28 +27,29 @@ def stream_states(
     for stream in streams:
         name = StreamName.parse(stream)
         with ZooKeeperSession(zookeeper, security=security) as session:
-            history = Metadata(session).history(name)
+            metadata = Metadata(session)
+            config, history = metadata.stream(name), metadata.history(name)
+        assert config is not None, f"{stream} is gone"
         assert history is not None, f"{stream} is gone"
         segments = [segment for segment in history.segments() if not history.is_removed(segment)]
-        topics = {name.segment_topic(segment): segment for segment in segments}
+        places = {segment: config.place(segment) for segment in segments}
+        segment_at = {place: segment for segment, place in places.items()}
         rows: dict[SegmentId, list[Row]] = {segment: [] for segment in segments}
-        for message in read_committed(bootstrap_servers, list(topics)):
-            rows[parse_segment_topic(message.topic() or "")[1]].append(_row(message))
+        for message in _records(bootstrap_servers, places.values(), "read_committed"):
+            rows[segment_at[_place(message)]].append(_row(message))
         ends = dict.fromkeys(segments, 0)
-        for message in read_committed(bootstrap_servers, list(topics), isolation="read_uncommitted"):
-            segment = parse_segment_topic(message.topic() or "")[1]
+        for message in _records(bootstrap_servers, places.values(), "read_uncommitted"):
+            segment = segment_at[_place(message)]
             ends[segment] = max(ends[segment], (message.offset() or 0) + 1)
-        found[stream] = StreamState(history, rows, ends)
+        found[stream] = StreamState(history, rows, ends, config.keys, places)
     return found
 
 
-def starts(bootstrap_servers: str, stream: str, state: StreamState) -> dict[SegmentId, int]:
+def starts(bootstrap_servers: str, state: StreamState) -> dict[SegmentId, int]:
     """Where the segments that are left of a stream begin."""
-    name = StreamName.parse(stream)
-    topics = {name.segment_topic(segment): segment for segment in state.rows}
     with closing(TopicAdmin(bootstrap_servers)) as admin:
-        found = admin.start_offsets(topics)
-    return {topics[topic if isinstance(topic, str) else topic[0]]: offset for topic, offset in found.items()}
+        found = admin.start_offsets([state.places[segment] for segment in state.rows])
+    return {segment: found[state.places[segment]] for segment in state.rows}
 
 
 def commit_log(bootstrap_servers: str, group: GroupName) -> list[tuple[int, ControlRecord]]:
@@ -56,6 +58,25 @@ def commit_log(bootstrap_servers: str, group: GroupName) -> list[tuple[int, Cont
         (message.offset() or 0, decode_control(message.key(), message.value()))
         for message in read_committed(bootstrap_servers, [group.commit_log_topic])
     ]
+
+
+def _records(bootstrap_servers: str, places: Collection[Partition], isolation: str) -> list[Message]:
+    """The records of partitions; all partitions of a topic are among them."""
+    numbers = Counter(topic for topic, _ in places)
+    return [
+        message
+        for count in sorted(set(numbers.values()))
+        for message in read_committed(
+            bootstrap_servers,
+            [topic for topic, number in numbers.items() if number == count],
+            isolation=isolation,
+            partitions=count,
+        )
+    ]
+
+
+def _place(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0
 
 
 def _row(message: Message) -> Row:

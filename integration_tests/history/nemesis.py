@@ -76,6 +76,7 @@ class Nemesis:
         folder: Path,
         *,
         streams: tuple[str, ...],
+        adopted: str,
         copies: str,
         passing: str,
         pulse: str,
@@ -83,6 +84,8 @@ class Nemesis:
         cut: str,
     ) -> None:
         """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone.
+
+        Writers write ``streams``, which are scaled, and ``adopted``, which is not.
 
         The oldest records of ``trimmed`` are deleted, and the newest of ``cut`` are lost.
         """
@@ -95,6 +98,7 @@ class Nemesis:
         """Times at which nobody noticed that ZooKeeper had been set back, a sentence each."""
         self._workers = workers
         self._streams = streams
+        self._written = (*streams, adopted)
         self._choice = choice
         self.coordinators: list[str] = []
         self._handles: list[Node] = []
@@ -115,7 +119,7 @@ class Nemesis:
             "scale": self._scale,
             "hold a native transaction": self._hold_a_native_transaction,
             "ask for what Kafka refuses": self._ask_for_too_much,
-            "kill a member of a group": lambda: self._kill_member("member", (*streams, pulse)),
+            "kill a member of a group": lambda: self._kill_member("member", (*self._written, pulse)),
             "kill a transformer": lambda: self._kill_member("transformer", (streams[0], copies)),
             "make a stream anew": self._recreate,
             "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,
@@ -251,7 +255,7 @@ class Nemesis:
         """Half of them have an heir, which takes the name and ends what was left open."""
         name = self._choice.choice(self._workers.alive())
         self._workers.kill(name)
-        self._workers.start("writer", self._streams, name if self._choice.random() < 0.5 else None)
+        self._workers.start("writer", self._written, name if self._choice.random() < 0.5 else None)
         yield
 
     def _pause_client(self) -> Iterator[None]:

@@ -35,6 +35,8 @@ class Report:
         assert self.answers["plain commit: ok"] > 50, text
         assert self.answers["conditional commit: ok"] > 10, text
         assert self.answers["update commit: ok"] > 10, text
+        assert self.answers["native commit: ok"] > 50, text
+        assert self.answers["native abort: ok"] > 0, text
         assert self.epochs > 2 or not self.faults["scale"], text
 
     def add(self, other: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -30,13 +30,15 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import AWAITED, COPIED
+from integration_tests.history.natives import PARTITIONS, TOPIC
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import KEY, shared_state
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.names import GroupName, Partition
 
 STREAMS: Final = ("history/orders", "history/payments")
 COPIES: Final = "history/copies"
@@ -50,6 +52,12 @@ CUT: Final = "history/cut"
 CUTS: Final = GroupName("history", "cuts")
 STATE: Final = "history/state"
 """A list that several threads share and compact."""
+ADOPTED: Final = "history/adopted"
+"""Adopts a topic that exists, to which native producers write beside everybody else; never scaled."""
+ALL: Final = (*STREAMS, ADOPTED)
+"""What writers write."""
+NATIVES: Final = ("native", "idempotent", "transactional")
+"""Producers that know nothing of us."""
 PULSE: Final = "history/pulse"
 """Where somebody commits all the time, whatever happens to the others."""
 GROUP: Final = GroupName("history")
@@ -79,6 +87,7 @@ class Run:
             self._choice,
             folder,
             streams=STREAMS,
+            adopted=ADOPTED,
             copies=COPIES,
             passing=PASSING,
             pulse=PULSE,
@@ -98,27 +107,36 @@ class Run:
         with self._connect() as client:
             for stream in (*STREAMS, COPIES, PASSING, PULSE, TRIMMED):
                 client.admin.create_stream(stream, segments=2)
+            self._adopt(client)
             client.admin.create_stream(STATE, retention_groups=[AWAITED])
             client.admin.create_stream(CUT, segments=2, group=CUTS.group)
         for _ in range(WRITERS):
-            self._workers.start("writer", STREAMS)
-        for stream in STREAMS:
+            self._workers.start("writer", ALL)
+        for stream in ALL:
             self._workers.start("reader", (stream,))
         for _ in range(2):
             self._workers.start("guest", (PASSING,))
-            self._workers.start("member", (*STREAMS, PULSE))
+            self._workers.start("member", (*ALL, PULSE))
             self._workers.start("trimmed", (TRIMMED,))
         self._workers.start("follower", (TRIMMED,))
         self._workers.start("loser", (CUT,))
         for stream in (STATE, CUT):
             self._workers.start("keeper", (stream,))
         self._workers.start("awaited", (STATE,))
-        self._workers.start("lister", (*STREAMS, PULSE))
-        self._workers.start("namer", (*STREAMS, PULSE))
-        self._workers.start("odd", STREAMS)
+        self._workers.start("lister", (*ALL, PULSE))
+        self._workers.start("namer", (*ALL, PULSE))
+        self._workers.start("odd", ALL)
+        for role in NATIVES:
+            self._workers.start(role, (ADOPTED,))
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         self._await_progress("clients begin")
+
+    def _adopt(self, client: rollbridge.Bridge) -> None:
+        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+            admin.create_topics([TopicSpec(name=TOPIC, partitions=PARTITIONS)])
+        adopted = client.admin.adopt_topic(TOPIC, stream=ADOPTED)
+        assert adopted.config.first_epoch == 0, "native producers note places in the first epoch"
 
     def window(self, fault: str, broken_s: float) -> None:
         """Break something for a while, then see that it heals: a new client commits, and the others go on."""
@@ -152,7 +170,7 @@ class Run:
     def end(self) -> Report:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         self._workers.stop("writer", 180)
-        for role in ("guest", "odd", "trimmed", "loser", "keeper"):
+        for role in ("guest", "odd", "trimmed", "loser", "keeper", *NATIVES):
             self._workers.stop(role, 180)
         self._workers.stop("pulse", 180)
         servers = self._cluster.bootstrap_servers
@@ -188,6 +206,7 @@ class Run:
             *self._workers.operations(),
             *self._workers.operations("odd"),
             *self._workers.operations("pulse"),
+            *(item for role in NATIVES for item in self._workers.operations(role)),
             *self._probes,
         ]
         history = History(
@@ -222,15 +241,12 @@ class Run:
         """The streams, once what dead clients had asked for is decided too."""
         servers, zookeeper = self._cluster.bootstrap_servers, self._cluster.zookeeper
         # One transaction for each buffer: what was asked for before it is decided before it.
-        for stream in STREAMS:
+        for stream in ALL:
             eventually(self._commits, f"a commit at the end, through {stream}", HEAL_S)
-        topics = [
-            StreamName.parse(stream).segment_topic(segment)
-            for stream, state in stream_states(servers, zookeeper, (*STREAMS, PULSE)).items()
-            for segment in state.rows
-        ]
-        await_settled(servers, [(topic, 0) for topic in [*topics, GROUP.commit_log_topic]], timeout_s=HEAL_S)
-        return stream_states(servers, zookeeper, (*STREAMS, PULSE))
+        states = stream_states(servers, zookeeper, (*ALL, PULSE)).values()
+        places: list[Partition] = [place for state in states for place in state.places.values()]
+        await_settled(servers, [*places, (GROUP.commit_log_topic, 0)], timeout_s=HEAL_S)
+        return stream_states(servers, zookeeper, (*ALL, PULSE))
 
     def _handed(self, group: str) -> set[tuple[str, str]]:
         return {(item.stream, item.value) for item in self._workers.handed() if item.group == group}
@@ -239,7 +255,7 @@ class Run:
         """The stream that was truncated, all of whose records that are left have been followed to their end."""
         self._await_markers(TRIMMED)
         state = self._state_of(TRIMMED)
-        begins = starts(self._cluster.bootstrap_servers, TRIMMED, state)
+        begins = starts(self._cluster.bootstrap_servers, state)
         self._workers.stop("follower", 60)
         followed = list(self._workers.followed())
         return Shrunk(TRIMMED, list(self._workers.operations("trimmed")), state, begins, followed)
@@ -252,9 +268,8 @@ class Run:
         return Shrunk(CUT, list(self._workers.operations("loser")), replace(state, rows=rows), None)
 
     def _await_markers(self, stream: str) -> None:
-        name = StreamName.parse(stream)
-        topics = [(name.segment_topic(segment), 0) for segment in self._state_of(stream).rows]
-        await_settled(self._cluster.bootstrap_servers, topics, timeout_s=HEAL_S)
+        places = list(self._state_of(stream).places.values())
+        await_settled(self._cluster.bootstrap_servers, places, timeout_s=HEAL_S)
 
     def _kept(self) -> Kept:
         """The list that was shared and compacted; the group for which its stream waits has read everything."""
@@ -287,7 +302,8 @@ class Run:
     def _commits(self) -> bool:
         """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""
         number = len(self._probes)
-        streams = STREAMS if number % 2 else STREAMS[::-1]
+        turn = number % len(ALL)
+        streams = (*ALL[turn:], *ALL[:turn])
         writes = tuple(Write(stream, "probe", f"probe:{number}:{place}") for place, stream in enumerate(streams))
         asked = time.monotonic_ns()
         try:

@@ -1,0 +1,149 @@
+"""Native producers of a topic that a stream has adopted: they know nothing of us, and write beside everybody else.
+
+Each writes under keys of its own, and under others after an unclear answer, as what it was about may still come.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from integration_tests.history.events import Answer, Kind, Operation, Write
+from integration_tests.history.notebook import CALL_S, Notebook
+from integration_tests.history.tasks import Task
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.sn import DLSN
+
+TOPIC: Final = "history.adopted"
+"""A topic that exists before its stream does."""
+PARTITIONS: Final = 3
+BETWEEN_S: Final = 0.1
+AT_ONCE: Final = 8
+"""Records that are sent before an answer is waited for, at most."""
+HELD_S: Final = 1.5
+"""For so long some native transactions stay open."""
+_Places = dict[str, str | None]
+
+
+def produce(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Write without idempotence, one record after the other: each is sent once, so that none may come twice."""
+    # Whatever is sent again may stand there twice, and Kafka promises nothing else.
+    native = _Native(task, book, {"retries": 0, "enable.idempotence": False})
+    while not stopping.wait(BETWEEN_S):
+        native.write(1)
+
+
+def produce_idempotently(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Write several records at once, of which each comes once and those of a key in their order."""
+    native = _Native(task, book, {"enable.idempotence": True})
+    while not stopping.wait(BETWEEN_S):
+        native.write(native.choice.randint(1, AT_ONCE))
+
+
+def produce_in_transactions(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Write native transactions, of which some are aborted and some stay open for a while."""
+    native = _Native(task, book, {"transactional.id": f"native-{task.name}"})
+    begun = False
+    while not stopping.wait(BETWEEN_S):
+        try:
+            if not begun:
+                native.producer.init_transactions(CALL_S)
+                begun = True
+            native.commit(stopping)
+        except KafkaException:
+            # The next one of this id ends what is open; what was asked for is noted.
+            native.producer, begun = native.connected(), False
+
+
+class _Native:
+    """One producer, and what it has been told of the records that it has sent."""
+
+    def __init__(self, task: Task, book: Notebook, settings: dict[str, Any]) -> None:
+        self.choice = random.Random(task.seed)
+        self._settings = {
+            "bootstrap.servers": task.bootstrap_servers,
+            "partitioner": "murmur2_random",
+            "linger.ms": 1,
+            "acks": "all",
+            **settings,
+        }
+        self.producer = self.connected()
+        self._stream = task.streams[0]
+        self._book = book
+        self._count = 0
+        self._places: _Places = {}
+
+    def connected(self) -> Producer:
+        """One more producer."""
+        return Producer(self._settings)
+
+    def write(self, count: int) -> None:
+        """Write some records outside of transactions, and wait for the answers to all."""
+        asked = [self._book.asked(Kind.NATIVE, write.value, [write]) for write in self._writes(count)]
+        self._send([write for item in asked for write in item.writes])
+        self.producer.flush(CALL_S)
+        for item in asked:
+            self._answer(item, is_there=item.writes[0].value in self._places)
+
+    def commit(self, stopping: threading.Event) -> None:
+        """Write one transaction; KafkaException if nobody knows whether it is committed."""
+        writes = self._writes(self.choice.randint(1, AT_ONCE))
+        wish = "abort" if self.choice.random() < 0.25 else "commit"
+        self.producer.begin_transaction()
+        asked = self._book.asked(Kind.NATIVE, f"{writes[0].value}, native transaction", writes, wish)
+        self._send(writes)
+        if self.choice.random() < 0.1:
+            stopping.wait(HELD_S)
+        end = self.producer.commit_transaction if wish == "commit" else self.producer.abort_transaction
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                end(CALL_S)
+            except KafkaException as fault:
+                error = fault.args[0]
+                if error.txn_requires_abort() and wish == "commit":
+                    self.producer.abort_transaction(CALL_S)
+                    self._book.note(replace(asked, answer=Answer.FAILED, answered=time.monotonic_ns()).to_line())
+                    return
+                if not error.retriable() or time.monotonic() > deadline:
+                    self._book.unclear += 1
+                    raise
+            else:
+                self._answer(asked, is_there=True)
+                return
+
+    def _writes(self, count: int) -> list[Write]:
+        book = self._book
+        writes = []
+        for _ in range(count):
+            self._count += 1
+            key = f"{book.client}-{book.unclear}-{self.choice.randint(0, 3)}"
+            writes.append(Write(self._stream, key, f"{book.client}:{self._count}"))
+        return writes
+
+    def _send(self, writes: Sequence[Write]) -> None:
+        self._places.clear()
+        for write in writes:
+            self.producer.produce(TOPIC, write.value.encode(), write.key.encode(), on_delivery=self._told)
+
+    def _told(self, error: object, message: Message) -> None:
+        if error is None:
+            offset, value = message.offset(), (message.value() or b"").decode()
+            # An answer to a record that was sent twice need not say where the first one stands.
+            known = offset is not None and offset >= 0
+            segment = SegmentId.of(message.partition() or 0, 0)
+            self._places[value] = str(DLSN.of(segment, offset or 0, 0)) if known else None
+
+    def _answer(self, asked: Operation, *, is_there: bool) -> None:
+        if not is_there:
+            self._book.unclear += 1
+            return
+        writes = tuple(replace(write, place=self._places.get(write.value)) for write in asked.writes)
+        done = replace(asked, answer=Answer.OK, answered=time.monotonic_ns(), writes=writes)
+        self._book.note(done.to_line())
