@@ -502,6 +502,7 @@ class Reader:
     def _judge(self, error: KafkaError, segment: SegmentId | None) -> None:
         """Raise unless the consumer recovers from an error by itself."""
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._load(None)  # raises if the adopted topic was created anew, so that its offsets are other ones
             raise TruncatedError(
                 f"segment {segment} of {self._stream} has lost records that were still to be read: {error.str()}"
             )

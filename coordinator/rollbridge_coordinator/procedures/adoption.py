@@ -138,8 +138,8 @@ def check_topic_retention(topic: str, retention: Retention) -> None:
     if retention.is_limited:
         raise InvalidRequestError(
             f"what topic {topic} keeps is its owner's to say, by the settings retention.ms and retention.bytes of the "
-            "topic itself: a stream on it takes no limits of its own, only groups for which a truncation waits; nothing "
-            "was changed"
+            "topic itself: a stream on it takes no limits of its own, only groups for which a truncation waits; "
+            "nothing was changed"
         )
 
 
