@@ -22,7 +22,7 @@ from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, StreamConfig, TopicLimits
+from rollbridge.model.records import Group, Retention, StreamConfig, TopicLimits
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
@@ -522,3 +522,26 @@ def test_a_suspended_stream_takes_nothing_whatever_it_is_in_an_error_state_for()
     faults = Faults()
     faults.suspend("a/b", StreamFault("", TOPIC_GROWN, TOPIC, 0))
     assert faults.first_of(["a/b"]) == "a/b"
+
+
+def test_what_a_topic_keeps_is_its_owners_to_say_until_the_stream_leaves_it(scene: Scene) -> None:
+    for limits in (Retention(ms=1_000), Retention(bytes=1_000), Retention(bytes=1_000, groups=("billing",))):
+        answer = scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=limits)
+        assert answer.code == "invalid-request"
+        assert "nothing was changed" in answer.message
+        assert scene.config.retention == Retention()
+    groups = Retention(groups=("billing",))
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=groups).ok
+    assert scene.config.retention == groups
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention()).ok
+    assert scene.answered(scene.leave()).ok
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention(ms=10**9)).ok
+    assert scene.config.retention == Retention(ms=10**9)
+
+
+def test_no_topic_is_adopted_with_limits_of_what_it_keeps(scene: Scene) -> None:
+    assert scene.release().ok
+    limits = Retention(ms=1_000)
+    kept = {"topic": TOPIC, "partitioner": "murmur2", "retention": limits}
+    assert scene.answer(RequestKind.ADOPT_TOPIC, ORDERS, **kept).code == "invalid-request"
+    scene.assert_plain()

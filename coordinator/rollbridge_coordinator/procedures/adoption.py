@@ -45,6 +45,7 @@ from rollbridge.model.records import (
     CreateNode,
     DeleteNode,
     NodeOperation,
+    Retention,
     SetNode,
     StreamConfig,
     TopicLimits,
@@ -130,6 +131,16 @@ def adopted_stream(
         ),
         EpochHistory.create(even_ranges(state.partitions), now_ms, config.first_epoch, base, 0),
     )
+
+
+def check_topic_retention(topic: str, retention: Retention) -> None:
+    """Raise InvalidRequestError for limits of what an adopted topic keeps; groups for which truncation waits may be."""
+    if retention.is_limited:
+        raise InvalidRequestError(
+            f"what topic {topic} keeps is its owner's to say, by the settings retention.ms and retention.bytes of the "
+            "topic itself: a stream on it takes no limits of its own, only groups for which a truncation waits; "
+            "nothing was changed"
+        )
 
 
 def record_bytes_max(limits: TopicLimits) -> int:
