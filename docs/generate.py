@@ -292,7 +292,12 @@ PROGRAMS: Final = {
     "Reading and writing": ["produce.py", "consume.py", "first_look.sh"],
     "Rolling transactions": ["rolling_transaction.py", "resume_after_crash.py", "read_transactions.py"],
     "Conditional writes": ["conditional_write.py", "shared_state.py"],
-    "Consumer groups, and moving from confluent-kafka": ["group_with_offsets.py", "from_confluent_kafka.py"],
+    "Consumer groups, and moving from confluent-kafka": [
+        "group_with_offsets.py",
+        "from_confluent_kafka.py",
+        "moving_before.py",
+        "moving_after.py",
+    ],
     "Apache Spark": ["spark_write.py", "spark_read.py"],
     "Rights": ["kafka_acls.sh"],
 }

@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
+from rollbridge.client.adoption import Adoption
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName, parse_segment_topic
+from rollbridge.model.names import TOPICS_SCOPE, StreamName, parse_segment_topic
 from rollbridge.model.sn import DLSN, RECORD_HEADER, unpack_record_header
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 __all__ = [
     "Site",
+    "adopt",
     "consumer_of",
     "header_of",
     "headers_of",
@@ -115,6 +117,16 @@ class Site:
             if time.monotonic() > deadline:
                 break  # somebody's native transaction is open, as some tests want it
         return read_committed(self.cluster.bootstrap_servers, topics)
+
+
+def adopt(client: rollbridge.Bridge, topic: str, **options: Any) -> Adoption:
+    """Adopt a topic, in the scope of topics of this site."""
+    return client.admin.adopt_topic(topic, stream=stream_of(client, topic), **options)
+
+
+def stream_of(client: rollbridge.Bridge, topic: str) -> str:
+    """The stream that adopts a topic here: no other site on the same servers uses its scope."""
+    return str(StreamName.of_topic(topic, client.settings.zookeeper_root.strip("/").replace("/", "-") or TOPICS_SCOPE))
 
 
 def read_committed(

@@ -92,7 +92,7 @@ def test_readers_and_conditions_live_with_what_compaction_has_left(
         [b"second-%d" % number for number in range(294, 300)],
     ]
     assert kept.result(30) == next(record.dlsn for record in records if record.key == b"kept")
-    with consumer_of(site.cluster, site.root, "gaps-of-" + topic, f"topics/{topic}") as consumer:
+    with consumer_of(site.cluster, site.root, "gaps-of-" + topic, topic) as consumer:
         found = read_and_commit(consumer, b"roll") + read_and_commit(consumer, b"roll")
     assert {item for item in found if item != b"roll"} <= {message.value() for message in left}
     # Nobody says of a write that is gone that it was not written.
@@ -150,7 +150,7 @@ def test_records_that_the_owner_deletes_end_readers_that_wanted_them_and_nothing
     open_one.commit()
     assert values(site, topic) == [b"new"]
     cas.write(KEYS[0], b"yes", expected=cas.tail(KEYS[0]))
-    with consumer_of(site.cluster, site.root, "start-of-" + topic, f"topics/{topic}") as consumer:
+    with consumer_of(site.cluster, site.root, "start-of-" + topic, topic) as consumer:
         assert read_and_commit(consumer, b"yes")[-1] == b"yes"
 
 
@@ -162,7 +162,7 @@ def test_a_group_that_is_behind_goes_on_at_what_the_owner_has_left(
     with client.writer(topic) as writer:
         for number in range(10):
             writer.write(b"one", b"%d" % number)
-    with consumer_of(site.cluster, site.root, group, f"topics/{topic}") as consumer:
+    with consumer_of(site.cluster, site.root, group, topic) as consumer:
         read_and_commit(consumer, b"9")
     with client.writer(topic) as writer:
         for number in range(10, 20):
@@ -171,7 +171,7 @@ def test_a_group_that_is_behind_goes_on_at_what_the_owner_has_left(
     assert last is not None
     place = TopicPartition(topic, last.segment.number, last.offset)
     kafka.delete_records([place])[place].result()
-    with consumer_of(site.cluster, site.root, group, f"topics/{topic}") as consumer:
+    with consumer_of(site.cluster, site.root, group, topic) as consumer:
         assert read_and_commit(consumer, b"last") == [b"last"]
 
 

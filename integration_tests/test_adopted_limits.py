@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 import rollbridge
-from integration_tests.clients import Site, read_committed
+from integration_tests.clients import Site, adopt, read_committed, stream_of
 from integration_tests.patience import eventually
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionAbortedError
 from rollbridge.model.sn import EMPTY
@@ -45,7 +45,7 @@ def adopted(kafka: AdminClient, client: rollbridge.Bridge, unique_name: Callable
         config = {key.replace("_", "."): str(value) for key, value in settings.items()}
         for created in kafka.create_topics([NewTopic(name, PARTITIONS, 1, config=config)]).values():
             created.result()
-        client.admin.adopt_topic(name)
+        adopt(client, name)
         return name
 
     return make
@@ -76,8 +76,8 @@ def keys(count: int) -> list[bytes]:
 
 def committed(client: rollbridge.Bridge, topic: str) -> list[list[rollbridge.Record]]:
     """The records of each committed transaction that wrote to a topic."""
-    with client.transactions("topics", follow=False) as found:
-        return [list(item.records()) for item in found if item.counts().get(f"topics/{topic}")]
+    with client.transactions(stream_of(client, topic).partition("/")[0], follow=False) as found:
+        return [list(item.records()) for item in found if item.counts().get(stream_of(client, topic))]
 
 
 # Sizes

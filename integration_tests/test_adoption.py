@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import rollbridge
-from integration_tests.clients import Site, read_committed
-from rollbridge.errors import (
-    StreamNotFoundError,
-)
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, adopt, consumer_of, read_committed
+from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import eventually
+from rollbridge.errors import ConflictError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
+from rollbridge.model.changes import TOPIC_GROWN, TOPIC_RECREATED
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 PARTITIONS = 4
 KEYS = [b"key-%d" % number for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One whose leader looks at adopted topics often."""
+    logs = tmp_path_factory.mktemp("coordinators")
+    with Site(cluster, f"/{logs.name}-adoption", logs, ROLLBRIDGE_COORDINATOR_TOPIC_CHECK_MS="200") as site:
+        yield site
 
 
 @pytest.fixture
@@ -60,7 +70,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
     native(site, topic, before)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     was = admin.describe([topic])[topic]
-    adoption = client.admin.adopt_topic(topic)
+    adoption = adopt(client, topic)
     assert adoption.config.partitioner == "murmur2"
     assert adoption.fit is not None
     assert adoption.fit.keys == len(KEYS)
@@ -91,8 +101,86 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
         client.begin(topic)
     with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
         assert session.get(paths.adopted(topic)) is None
-    again = client.admin.adopt_topic(topic)
+    again = adopt(client, topic)
     with client.transaction(topic) as transaction:
         transaction.write(topic, KEYS[0], b"second life")
     assert again.config.first_epoch > adoption.config.first_epoch
     assert b"second life" in found(site, topic)
+
+
+def grow(kafka: AdminClient, topic: str) -> None:
+    """Add a partition, as an owner does."""
+    kafka.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(120)
+
+
+def create_anew(site: Site, kafka: AdminClient, topic: str) -> None:
+    """Delete the topic and create it again, with more records than it had."""
+    kafka.delete_topics([topic])[topic].result(120)
+    topics = TopicAdmin(site.cluster.bootstrap_servers)
+    eventually(lambda: topic not in topics.list_topics(), "the topic is gone")
+    create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
+    native(site, topic, [b"other-%d" % number for number in range(400)])
+
+
+def poll_on(consumer: rollbridge.Consumer) -> None:
+    """Poll until an error is raised, which comes soon after the leader has noticed."""
+    while True:
+        consumer.poll(1.0)
+
+
+@pytest.mark.parametrize("name", ["topic", "stream"])
+@pytest.mark.parametrize("anew", [False, True], ids=["grown", "anew"])
+def test_readers_say_what_the_owner_of_an_adopted_topic_has_done(
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, name: str, anew: bool
+) -> None:
+    native(site, topic, [b"before-%d" % number for number in range(80)])
+    stream = str(adopt(client, topic).config.name)
+    read = topic if name == "topic" else stream
+    with client.transaction(topic) as transaction:
+        for key in KEYS:
+            transaction.write(topic, key, b"ours-" + key)
+    group = f"group-{topic}"
+    with (
+        client.reader(read) as reader,
+        consumer_of(site.cluster, site.root, group, read) as consumer,
+        client.transactions(stream.split("/")[0]) as log,
+    ):
+        taken: list[bytes | None] = []
+        while len(taken) < 120:
+            taken += [record.value for record in reader.consume(1000, 1.0)]
+        got: list[bytes | None] = []
+        while len(got) < 120:
+            got += [message.value() for message in consumer.consume(1000, 1.0) if message.error() is None]
+        consumer.commit(asynchronous=False)
+        ours = next(item for item in log if stream in item.counts())
+        assert len(list(ours.records())) == len(KEYS)
+        create_anew(site, kafka, topic) if anew else grow(kafka, topic)
+        code = TOPIC_RECREATED if anew else TOPIC_GROWN
+        eventually(
+            lambda: (fault := client.admin.describe(stream).fault) and fault.code == code, "the leader has noticed"
+        )
+        expected = StreamRecreatedError if anew else ConflictError
+        for _ in range(2):  # it does not go on after the error either
+            with pytest.raises(expected, match="release the topic and adopt it again"):
+                for _ in reader:
+                    pass
+            with pytest.raises(expected, match="release the topic and adopt it again"):
+                poll_on(consumer)
+        if anew:
+            with pytest.raises(StreamRecreatedError):
+                list(ours.records())
+        else:
+            assert len(list(ours.records())) == len(KEYS), "nothing of a transaction is in another partition"
+    with pytest.raises(expected, match="release the topic and adopt it again"):
+        client.reader(read)
+    with pytest.raises(expected), consumer_of(site.cluster, site.root, group, read) as consumer:
+        consumer.poll(1.0)
+    with client.transactions(stream.split("/")[0]) as log:
+        ours = next(item for item in log if stream in item.counts())
+        if anew:
+            with pytest.raises(StreamRecreatedError):
+                list(ours.records())
+    client.admin.release_topic(topic)
+    adopt(client, topic, partitioner="murmur2", check=anew)
+    wanted = 400 if anew else 120
+    assert sum(1 for _ in client.reader(read, follow=False)) == wanted

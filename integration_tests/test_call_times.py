@@ -60,6 +60,7 @@ SAME: Final = {
     # Who carries them out.
     "ResumedTransaction.abort": "Transaction.abort",
     "ResumedTransaction.commit": "Transaction.commit",
+    "ResumedTransaction.extend": "Transaction.extend",
     "ResumedTransaction.flush": "Transaction.flush",
     "CommitFuture.exception": "CommitFuture.result",
     "AbortFuture.exception": "CommitFuture.result",
@@ -83,6 +84,7 @@ CALLS: Final = frozenset(
         "Admin.scale",
         "Admin.truncate",
         "Admin.update_stream",
+        "Bridge.extend",
         "Bridge.join",
         "Bridge.outcome",
         "Bridge.resume",
@@ -116,6 +118,7 @@ CALLS: Final = frozenset(
         "StreamWriter.flush",
         "Transaction.abort",
         "Transaction.commit",
+        "Transaction.extend",
         "Transaction.flush",
         "WriteFuture.result",
     }
@@ -335,6 +338,7 @@ def _transactions(lanes: Lanes, client: rollbridge.Bridge, stream: str) -> rollb
 
     lanes.add("first", "WriteFuture.result", lambda: first.write(stream, key=b"k", value=b"v").result(TIMEOUT_S))
     lanes.add("first", "Transaction.flush", flush)
+    lanes.add("first", "Transaction.extend", lambda: first.extend(timedelta(days=1), timeout=TIMEOUT_S))
     lanes.add("first", "Transaction.commit", lambda: first.commit(timeout=TIMEOUT_S))
     lanes.add("first", "CommitFuture.result", lambda: first.commit_async().result(TIMEOUT_S))
     lanes.add("other", "Transaction.abort", lambda: other.abort(timeout=TIMEOUT_S))
@@ -346,6 +350,7 @@ def _transactions(lanes: Lanes, client: rollbridge.Bridge, stream: str) -> rollb
 def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: rollbridge.TransactionId) -> None:
     admin, times = client.admin, TIMEOUT_S
     lanes.add("outcome", "Bridge.outcome", lambda: client.outcome(identifier, timeout=times))
+    lanes.add("outcome", "Bridge.extend", lambda: client.extend(identifier, timedelta(days=1), timeout=times))
     lanes.add("outcome", "Bridge.story", lambda: client.story(identifier, timeout=times))
     lanes.add("outcome", "Bridge.unfinished", lambda: client.unfinished(timeout=times))
     lanes.add("outcome", "Bridge.join", lambda: client.join(identifier, timeout=times))

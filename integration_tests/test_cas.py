@@ -432,8 +432,10 @@ def test_a_stream_that_does_not_exist(client: rollbridge.Bridge, ledger: str) ->
         client.cas_writer(f"{ledger}-no")
     with pytest.raises(ScopeNotFoundError):
         client.cas_writer("nobody-made-this/ledger")
-    with pytest.raises(InvalidNameError):
+    with pytest.raises(StreamNotFoundError, match="no stream has adopted topic ledger"):
         client.cas_writer("ledger")
+    with pytest.raises(InvalidNameError):
+        client.cas_writer("__ledger")
 
 
 def test_scope_key_without_a_key_is_refused(writer: CasWriter) -> None:

@@ -81,7 +81,8 @@ def test_a_commit_after_the_lease_ended_is_refused_by_the_leader(
     [
         ("nowhere/orders", ScopeNotFoundError),
         ("{scope}/nothing", StreamNotFoundError),
-        ("orders", InvalidNameError),
+        ("orders", StreamNotFoundError),
+        ("a.b.segment-0.epoch-0", InvalidNameError),
         ("a/b/c", InvalidNameError),
         ("sales/or.ders", InvalidNameError),
         ("sales/" + "x" * 230, InvalidNameError),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rollbridge
-from integration_tests.clients import Site
+from integration_tests.clients import Site, adopt
 from integration_tests.grown_streams import KEYS, grow, write
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.names import GroupName, StreamName, segment_topic_pattern
@@ -203,7 +203,7 @@ def test_kcat_and_kafkas_own_clients_use_a_topic_before_it_is_adopted_then_and_a
 
     java("java")
     check()
-    adoption = client.admin.adopt_topic(topic)
+    adoption = adopt(client, topic)
     assert adoption.config.partitioner == "murmur2", "as the keys that a Java producer has written show"
     with client.transaction(topic) as transaction:
         for key, value in pairs_of(lines_of("ours")):

@@ -11,7 +11,7 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site, until
+from integration_tests.clients import Site, adopt, until
 from integration_tests.coordinators import coordinator
 from integration_tests.kafka_tools import create_topic
 from rollbridge.cli.main import main
@@ -163,14 +163,14 @@ def test_topics_that_were_adopted_or_released_since_are_what_they_were(
 
     with site:
         with site.connect("app", options) as client:
-            client.admin.adopt_topic(released)
+            adopt(client, released)
             write(client, released, b"1")
         site.stop_coordinator()
         rewound.back_up()
         site.start_coordinator()
         with site.connect("app", options) as client:
             client.admin.release_topic(released)
-            client.admin.adopt_topic(adopted)
+            adopt(client, adopted)
             write(client, adopted, b"1")
         site.stop_coordinator()
         was = admin.describe(topics)
@@ -188,7 +188,7 @@ def test_topics_that_were_adopted_or_released_since_are_what_they_were(
             with pytest.raises(StreamNotFoundError):
                 client.begin(released)
             assert admin.describe(topics) == was
-            client.admin.adopt_topic(released, partitioner="murmur2")
+            adopt(client, released, partitioner="murmur2")
             write(client, released, b"2")
             for topic in topics:
                 with client.reader(topic, follow=False) as reader:

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 import rollbridge
-from integration_tests.clients import Site, header_of, read_committed
+from integration_tests.clients import Site, adopt, header_of, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from integration_tests.spark_driver import await_batch, start_numbers
@@ -138,7 +138,7 @@ def test_each_row_once_beside_native_producers_while_sparks_own_source_reads_on_
     assert stock.run() == Counter(plain.written)
     admin = TopicAdmin(site.cluster.bootstrap_servers)
     was = admin.describe([topic])[topic]
-    stream = str(client.admin.adopt_topic(topic).config.name)
+    stream = str(adopt(client, topic).config.name)
 
     checkpoint = tmp_path / "checkpoint"
     done = -1
@@ -216,8 +216,8 @@ def test_a_query_reads_an_adopted_topic_on_from_its_checkpoint_and_one_job_write
     create_topic(site.cluster.bootstrap_servers, other, 1)
     native = Native(site, topic)
     native.write("a")
-    stream = str(client.admin.adopt_topic(topic).config.name)
-    client.admin.adopt_topic(other)
+    stream = str(adopt(client, topic).config.name)
+    adopt(client, other)
     read: list[tuple[bytes, bytes]] = []
 
     def run(name: str) -> None:
@@ -247,7 +247,7 @@ def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
 ) -> None:
     native = Native(site, topic)
     native.write("old")
-    client.admin.adopt_topic(topic, partitioner="murmur2")
+    adopt(client, topic, partitioner="murmur2")
     options = {name.lower(): value for name, value in options_of(site, topic, startingOffsets="earliest").items()}
     reader = source.stream_reader(options, source.schema(options))
     try:

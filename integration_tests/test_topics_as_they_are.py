@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
-from integration_tests.clients import Site, until
+from integration_tests.clients import Site, adopt, stream_of, until
 from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidNameError
 
@@ -95,7 +95,7 @@ def topic(place: Place, client: rollbridge.Bridge) -> str:
     """An adopted topic, with a record of each key."""
     name = place.topic()
     place.write(name, "before")
-    assert client.admin.adopt_topic(name).config.partitioner == "murmur2"
+    assert adopt(client, name).config.partitioner == "murmur2"
     return name
 
 
@@ -219,7 +219,7 @@ def test_members_that_read_different_adopted_topics_may_share_a_group(
     group, other = place.unique_name("group"), place.topic("shop.bills")
     with place.consumer(group, topic) as consumer:
         take(consumer, len(KEYS))
-    client.admin.adopt_topic(other, partitioner="murmur2")
+    adopt(client, other, partitioner="murmur2")
     place.write(other, "bill")
     with place.consumer(group, topic, other) as consumer:
         assert words(take(consumer, len(KEYS))) == {b"bill"}
@@ -385,7 +385,7 @@ def test_reading_goes_on_when_a_topic_is_adopted_and_given_back(
     place.write(topic, "plain")
     with place.consumer(place.unique_name("group"), topic, auto_commit_interval_ms=100) as consumer:
         take(consumer, len(KEYS))
-        client.admin.adopt_topic(topic)
+        adopt(client, topic)
         with client.transaction(topic) as transaction:
             for key in KEYS:
                 transaction.write(topic, key, b"adopted-" + key)
@@ -403,7 +403,7 @@ def test_reading_goes_on_when_a_topic_is_adopted_and_given_back(
         found = take(consumer, len(KEYS))
         assert words(found) == {b"plain"}
         assert {message.topic() for message in found} == {topic}
-        client.admin.adopt_topic(topic)
+        adopt(client, topic)
         with client.transaction(topic) as transaction:
             for key in KEYS:
                 transaction.write(topic, key, b"again-" + key)
@@ -468,8 +468,8 @@ def test_adopted_topics_and_streams_of_a_group_in_one_transaction(
     place: Place, client: rollbridge.Bridge, topic: str
 ) -> None:
     other = place.topic("shop.bills")
-    client.admin.adopt_topic(other, partitioner="murmur2")
-    stream = f"topics/{place.unique_name('own')}"
+    adopt(client, other, partitioner="murmur2")
+    stream = stream_of(client, place.unique_name("own"))
     client.admin.create_stream(stream)
     reports: Reports = []
     with place.producer(transactional_id=place.unique_name("producer")) as producer:
@@ -500,7 +500,7 @@ def test_a_transaction_commits_offsets_of_adopted_and_plain_topics(
 ) -> None:
     plain, output, group = place.topic("plain"), place.topic("output"), place.unique_name("group")
     place.write(plain, "plain")
-    client.admin.adopt_topic(output, partitioner="murmur2")
+    adopt(client, output, partitioner="murmur2")
     client.admin.scale(topic, seal=[0], ranges=[(0.0, 0.25)], leave_topic=True)
     with client.writer(topic) as writer:
         for key in KEYS:
@@ -569,7 +569,7 @@ def test_a_transaction_takes_a_topic_once_it_is_adopted(place: Place, client: ro
             producer.produce(topic, b"no", KEYS[0])
         assert refused.value.args[0].code() == KafkaError._INVALID_ARG
         producer.abort_transaction(60)
-        client.admin.adopt_topic(topic, partitioner="murmur2", check=False)
+        adopt(client, topic, partitioner="murmur2", check=False)
         producer.begin_transaction()
         producer.produce(topic, b"adopted", KEYS[0])
         producer.commit_transaction(60)

@@ -35,6 +35,7 @@ from rollbridge.client.sender import Sender
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.config import ConnectionSettings, load_settings
+from rollbridge.consumer.adopted import TopicGuard
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.reader import IsolationLevel, Reader
 from rollbridge.consumer.records import Origin
@@ -160,6 +161,9 @@ class Bridge(Resuming):
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
         self._metadata = metadata
+        self._topics = TopicGuard(
+            metadata, settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
+        )
         self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
         self._catalog = Catalog(metadata, self._housekeeper.poke)
         self._counters = GroupCounters(metadata.reserve_counters, self._housekeeper.poke)
@@ -357,6 +361,7 @@ class Bridge(Resuming):
 
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
+            ConflictError, StreamRecreatedError: the adopted topic has more partitions now, or was created anew.
             ScopeNotFoundError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
@@ -368,11 +373,20 @@ class Bridge(Resuming):
         if isolation == "read_uncommitted":
             config = self._catalog.view(stream).config
             preview = PreviewTail(self.settings, config)
+        looked = False
+
+        def load(changed: Callable[[], None] | None) -> EpochHistory:
+            nonlocal looked
+            history = self.admin.history(stream, changed)
+            self._topics.check(name, history, changed, look=not looked)
+            looked = True
+            return history
+
         try:
             return Reader(
                 self.settings,
                 self._places_of(name),
-                lambda changed: self.admin.history(stream, changed),
+                load,
                 start=start,
                 isolation=isolation,
                 follow=follow,
@@ -408,6 +422,7 @@ class Bridge(Resuming):
             InvalidNameError, InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             NotFoundError: there is no such group.
             KafkaUnavailableError, ZooKeeperUnavailableError.
+            StreamRecreatedError: from ``records()`` of a transaction: an adopted topic was deleted and created again.
         """
         self._check_open()
         name = GroupName(scope, group)
@@ -418,6 +433,7 @@ class Bridge(Resuming):
             name,
             Origin(self._history_of),
             self._places_of,
+            self._topics.check_offsets,
             start=start,
             follow=follow,
             stalled_s=stalled_s,

@@ -16,13 +16,13 @@ from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, s
 from rollbridge.errors import ConflictError
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import SUSPENDED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
+from rollbridge.model.changes import SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, StreamConfig, TopicLimits
+from rollbridge.model.records import Group, Retention, StreamConfig, TopicLimits
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
@@ -311,6 +311,20 @@ def test_limits_follow_the_settings_of_the_topic(scene: Scene) -> None:
     assert scene.committed_soon(scene.commit())
 
 
+def test_commits_wait_while_a_topic_takes_no_markers_and_others_go_on(scene: Scene) -> None:
+    scene.world.configure(TOPIC, {"max.message.bytes": "77"})
+    scene.until(lambda: scene.fault() == TOPIC_CLOSED)
+    waiting, beside = scene.commit(), scene.commit(OTHER)
+    scene.until(lambda: scene.committed(beside))
+    scene.take_over()
+    scene.steps()
+    assert scene.outcome(waiting) is None
+    scene.world.configure(TOPIC, {"max.message.bytes": "1048588"})
+    scene.until(lambda: scene.committed(waiting))
+    assert scene.fault() == ""
+    assert not scene.terms_ended
+
+
 # Leaving
 
 
@@ -508,3 +522,26 @@ def test_a_suspended_stream_takes_nothing_whatever_it_is_in_an_error_state_for()
     faults = Faults()
     faults.suspend("a/b", StreamFault("", TOPIC_GROWN, TOPIC, 0))
     assert faults.first_of(["a/b"]) == "a/b"
+
+
+def test_what_a_topic_keeps_is_its_owners_to_say_until_the_stream_leaves_it(scene: Scene) -> None:
+    for limits in (Retention(ms=1_000), Retention(bytes=1_000), Retention(bytes=1_000, groups=("billing",))):
+        answer = scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=limits)
+        assert answer.code == "invalid-request"
+        assert "nothing was changed" in answer.message
+        assert scene.config.retention == Retention()
+    groups = Retention(groups=("billing",))
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=groups).ok
+    assert scene.config.retention == groups
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention()).ok
+    assert scene.answered(scene.leave()).ok
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention(ms=10**9)).ok
+    assert scene.config.retention == Retention(ms=10**9)
+
+
+def test_no_topic_is_adopted_with_limits_of_what_it_keeps(scene: Scene) -> None:
+    assert scene.release().ok
+    limits = Retention(ms=1_000)
+    kept = {"topic": TOPIC, "partitioner": "murmur2", "retention": limits}
+    assert scene.answer(RequestKind.ADOPT_TOPIC, ORDERS, **kept).code == "invalid-request"
+    scene.assert_plain()

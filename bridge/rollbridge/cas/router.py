@@ -50,6 +50,10 @@ class SegmentRouter:
         self._session = session
         self._known: _Known | None = None
 
+    def look_up(self) -> None:
+        """Raise ScopeNotFoundError or StreamNotFoundError unless the stream is there."""
+        self._catalog.view(self._name)
+
     @property
     def record_bytes_max(self) -> int:
         """Maximum size of a record of the stream, in bytes."""

@@ -64,6 +64,7 @@ class CasWriter:
             channel = opened.enter_context(
                 channels.channel(stream, timeout_s=self._timeout_s, transaction_timeout_s=transaction_timeout_s)
             )
+            channel.shape.look_up()
             self._release = opened.pop_all().close
         self._channel = channel
         self._shape = channel.shape

@@ -368,10 +368,11 @@ class Admin:
         """Change how long the records of a stream are kept; settings not given stay as they are.
 
         With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
-        timestamp that it carries, and begins with the first retention check after the limit was set.
+        timestamp that it carries, and begins with the first retention check after the limit was set. A stream that is
+        on the topic that it has adopted takes no limits, as these are the topic's; it takes groups.
 
         Args:
-            stream: ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic.
             retention_time: Minimum time for which records are kept; None: for ever.
             retention_bytes: Minimum size of records that is kept, in bytes as they stand in Kafka; None: all.
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.calls import Deadline
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConflictError, NotFoundError
 from rollbridge.kafka.fetch import LogReader
@@ -21,6 +21,8 @@ SAMPLED_PARTITIONS: Final = 16
 SAMPLED_RECORDS: Final = 500
 """Of the newest offsets of each, so many are looked at."""
 SAMPLED_BYTES: Final = 256 * 1024
+NEWS_S: Final = 2.0
+"""Time in which all brokers learn of a topic that has just been created."""
 DEFAULT: Final = Partitioner.MURMUR2
 """Of a topic that has no keys yet: the rule of Java's producers, and so of Connect, Streams and ksqlDB."""
 
@@ -47,9 +49,11 @@ def sample_topic(settings: ConnectionSettings, topic: str, timeout_s: float) -> 
     """
     deadline = Deadline(timeout_s)
     with Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster:
-        known = view_topics(cluster, [topic], deadline.left()).get(topic)
-        if known is None:
-            raise NotFoundError(f"topic {topic} does not exist; nothing was written")
+        patience, backoff = Deadline(min(timeout_s, NEWS_S)), Backoff()
+        while (known := view_topics(cluster, [topic], deadline.left()).get(topic)) is None:
+            if patience.passed():
+                raise NotFoundError(f"topic {topic} does not exist; nothing was written")
+            backoff.sleep(patience)
         step = max(known.partitions // SAMPLED_PARTITIONS, 1)
         places = [(topic, number) for number in range(0, known.partitions, step)]
         starts = list_offsets(cluster, places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", deadline)

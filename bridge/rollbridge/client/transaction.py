@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from rollbridge.calls import Deadline, Timeout
+from rollbridge.calls import Deadline, Timeout, answers_within
 from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
@@ -290,7 +290,8 @@ class Transaction(Writing):
             self._emit(0, self._key_of(FrameKind.EXTEND), value)
         try:
             self.flush(deadline.left())
-            ends_ms = self._runtime.lease_end(self._plan.group, self.id, deadline.left())
+            with answers_within(deadline.left()):
+                ends_ms = self._runtime.lease_end(self._plan.group, self.id, deadline.left())
         except UnavailableError as fault:
             raise OutcomeUnknownError(
                 f"whether the lease of transaction {self.id} was extended is not known: no answer within "

@@ -43,6 +43,7 @@ from confluent_kafka import (
 from confluent_kafka import Message as KafkaMessage
 
 from rollbridge.calls import Deadline, answers_within
+from rollbridge.consumer.adopted import BREAKING, TopicGuard
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.listing import list_all
@@ -54,7 +55,6 @@ from rollbridge.errors import (
     NotFoundError,
     RollbridgeError,
     StreamNotFoundError,
-    StreamRecreatedError,
     UnavailableError,
 )
 from rollbridge.forks import check, hold, is_gone
@@ -119,6 +119,7 @@ class Consumer:
             self._consumer.close()
             raise
         self._metadata = Metadata(self._session)
+        self._guard = TopicGuard(self._metadata, address, security=security, client_id=name)
         group = GroupOffsetStore(address, checked.group_id, security=security, client_id=name)
         self._members = Membership(
             self._consumer,
@@ -165,7 +166,8 @@ class Consumer:
             on_lost: Called instead if they already belong to others.
 
         Raises:
-            ConflictError: The group reads other streams, as its committed offsets show.
+            ConflictError: The group reads other streams, as its committed offsets show; or an adopted topic has more
+                partitions than it had, or was deleted and created again.
             InvalidNameError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
@@ -271,8 +273,10 @@ class Consumer:
         Raises:
             StreamNotFoundError: A stream was deleted.
             StreamRecreatedError: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe`
-                is called again or a new consumer is made, which begins there as ``auto.offset.reset`` says.
-            ConflictError: The group reads other streams.
+                is called again or a new consumer is made, which begins there as ``auto.offset.reset`` says. So it is
+                where the topic of an adopted one was.
+            ConflictError: The group reads other streams, or an adopted topic has more partitions than it had.
+            TruncatedError: An adopted topic was deleted.
         """
         return next(iter(self._take(1, timeout)), None)
 
@@ -360,7 +364,7 @@ class Consumer:
     def _refresh(self) -> None:
         try:
             changed = self._members.refresh()
-        except (StreamNotFoundError, StreamRecreatedError):
+        except (StreamNotFoundError, *BREAKING):
             self._renamed.set()
             if not self._renew():
                 raise
@@ -542,7 +546,7 @@ class Consumer:
             return list_all(self._consumer, topic, timeout, self._metadata.streams, self._history)
 
     def _history(self, name: str) -> EpochHistory:
-        return self._load(StreamName.parse(name), _nothing, None)
+        return self._read_history(StreamName.parse(name))
 
     def cluster_id(self, timeout: float = -1) -> str:
         """Return the id of the Kafka cluster."""
@@ -622,6 +626,13 @@ class Consumer:
             raise RuntimeError("Consumer closed")  # the error that confluent-kafka raises
 
     def _load(self, name: StreamName, changed: Callable[[], None], known: EpochHistory | None) -> EpochHistory:
+        history = self._read_history(name, changed, known)
+        self._guard.check(name, history, changed, look=known is None)
+        return history
+
+    def _read_history(
+        self, name: StreamName, changed: Callable[[], None] | None = None, known: EpochHistory | None = None
+    ) -> EpochHistory:
         history = self._metadata.history(name, changed, known)
         if history is None:
             raise StreamNotFoundError(f"stream {name} does not exist")

@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from confluent_kafka import Consumer as KafkaConsumer
 
 from rollbridge.calls import Errand
+from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.records import PlacesOf
 from rollbridge.errors import (
     ConflictError,
@@ -29,6 +30,7 @@ from rollbridge.errors import (
     InvalidRequestError,
     KafkaUnavailableError,
     NotFoundError,
+    RollbridgeError,
     StreamNotFoundError,
     StreamRecreatedError,
     UnavailableError,
@@ -169,6 +171,8 @@ class Membership:
         self._waiting_since = 0.0
         self._load_at = 0.0
         self._loading: Errand[dict[StreamName, EpochHistory]] = Errand("rollbridge-epochs")
+        self._begun = self._loading_for = 0
+        """How often streams were taken up, by now and when the epochs were asked for last."""
         self._asking: Errand[_Asked] = Errand("rollbridge-commits")
         self._age = 0
         self._begins: dict[Partition, int] = {}
@@ -176,8 +180,8 @@ class Membership:
         """What the group has committed in plain topics that were assigned; ``_BEHIND`` for nothing."""
         self._sending: dict[Partition, tuple[int, float]] = {}
         self._fault: Exception | None = None
-        self._recreated: str | None = None
-        """Message of the error that every call raises until the streams are subscribed to again."""
+        self._broken: RollbridgeError | None = None
+        """The error that every call raises until the streams are subscribed to again."""
         self._open_ends: frozenset[Partition] = frozenset()
         """Segments that were read to their end while some of their successors have not been begun."""
         self._given: dict[Partition, int] = {}
@@ -208,7 +212,8 @@ class Membership:
         """
         names = list(dict.fromkeys(streams))
         self._age += 1
-        self._recreated = None
+        self._broken = None
+        self._begun += 1
         self.histories = {name: self._load(name, self._changed.set, None) for name in names}
         for name in names:
             self.learn_places(name)
@@ -285,13 +290,14 @@ class Membership:
 
         Raises:
             StreamNotFoundError: A stream was deleted.
-            StreamRecreatedError: A stream was deleted and created again.
+            StreamRecreatedError: A stream was deleted and created again, or the topic that it has adopted.
+            ConflictError, TruncatedError: An adopted topic has more partitions now, or was deleted.
         """
         return self._refresh(_AT_ONCE_S)
 
     def _refresh(self, wait_s: float) -> bool:
-        if self._recreated is not None and self.histories:
-            raise StreamRecreatedError(self._recreated)
+        if self._broken is not None and self.histories:
+            raise self._broken
         if self._loading.under_way:
             return self._loaded()
         now = time.monotonic()
@@ -306,6 +312,7 @@ class Membership:
         tell = self._changed.set if self._changed.is_set() else _nothing
         self._changed.clear()
         known = dict(self.histories)
+        self._loading_for = self._begun
         self._loading.begin(lambda: {name: self._load(name, tell, history) for name, history in known.items()})
         self._loading.wait(wait_s)
         return self._loaded()
@@ -317,6 +324,12 @@ class Membership:
             found = self._loading.take()
         except StreamNotFoundError:
             self._changed.set()  # raised again by the next call
+            raise
+        except BREAKING as fault:
+            if self._loading_for != self._begun:
+                self._changed.set()  # the subscription has changed meanwhile
+                return False
+            self._broken = fault
             raise
         except UnavailableError as fault:
             logger.warning("the epochs cannot be read now, trying again: %s", fault)
@@ -335,11 +348,11 @@ class Membership:
                 self._load_at = time.monotonic() + _ASK_MAX_S
                 return False
             if not found[name].is_later(known):
-                self._recreated = (
+                self._broken = StreamRecreatedError(
                     f"stream {name} was deleted and created again while group {self._group_id} was reading it; nothing "
                     "of the one that there is now was handed out: subscribe again, or begin with a new consumer"
                 )
-                raise StreamRecreatedError(self._recreated)
+                raise self._broken
         self.histories = found
         self._adopt()
         self._ask_at = 0.0

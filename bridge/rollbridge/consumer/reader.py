@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from rollbridge.calls import Deadline, Errand
 from rollbridge.config import ConnectionSettings
+from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
 from rollbridge.errors import (
@@ -202,7 +203,7 @@ class Reader:
     Every method that reads raises:
         UnavailableError: Nothing became readable for ``stalled_s``; names what is missing (unless ``follow``).
         StreamNotFoundError: The stream was deleted.
-        ConflictError: The stream was deleted and created again.
+        ConflictError: The stream was deleted and created again, or the topic that it has adopted was, or has grown.
         TruncatedError: Records that were still to be read have been deleted.
         CorruptDataError: Records stand where none can be.
     """
@@ -267,6 +268,7 @@ class Reader:
         self._planned = -1
         self._refresh_at = 0.0
         self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
+        self._broken: RollbridgeError | None = None
         self._batch: list[Message] = []
         self._unjudged: list[Message] = []
         self._rest: Iterator[Message] = iter(self._batch)
@@ -500,6 +502,7 @@ class Reader:
     def _judge(self, error: KafkaError, segment: SegmentId | None) -> None:
         """Raise unless the consumer recovers from an error by itself."""
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._load(None)  # raises if the adopted topic was created anew, so that its offsets are other ones
             raise TruncatedError(
                 f"segment {segment} of {self._stream} has lost records that were still to be read: {error.str()}"
             )
@@ -520,6 +523,8 @@ class Reader:
 
         Runs on a thread beside the polling one, because ZooKeeper may take long to answer.
         """
+        if self._broken is not None:
+            raise self._broken
         if not self._loading.under_way:
             now = time.monotonic()
             if now < self._refresh_at:
@@ -534,6 +539,9 @@ class Reader:
             self._loading.wait(_AT_ONCE_S)
         try:
             history = self._loading.take()
+        except BREAKING as fault:
+            self._broken = fault
+            raise
         except UnavailableError as exc:
             if not self._follow:
                 raise

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -51,6 +52,9 @@ logger = limited(logging.getLogger(__name__))
 
 LogStart = str | LogPosition | int | datetime
 """Start: ``"earliest"``, ``"latest"``, a position, a time (ms since 1970 if it is an int), or the text of these."""
+
+CheckTopic = Callable[[StreamName, Callable[[], None]], None]
+"""Raises if the topic that a stream has adopted is not the one that it was; calls its argument when that may change."""
 
 _POLL_S: Final = 0.1
 _WAIT_MS: Final = 500
@@ -141,6 +145,7 @@ class TransactionReader:
         group: GroupName,
         origin: Origin,
         places_of: PlacesOf,
+        check_topic: CheckTopic,
         *,
         start: LogStart = "earliest",
         follow: bool = True,
@@ -165,7 +170,7 @@ class TransactionReader:
         self._arrived: deque[Fetched] = deque()
         self._records: deque[LogRecord | int] = deque()  # and behind those of a stretch, where it ends
         self._segments = Segments(
-            Cluster(servers, security=security, client_id=client_id), origin, places_of, stalled_s
+            Cluster(servers, security=security, client_id=client_id), origin, places_of, check_topic, stalled_s
         )
         self._follower = Follower(
             servers,
@@ -260,9 +265,14 @@ class TransactionReader:
 class Segments:
     """Reader of runs of records in many segments, each from front to back, holding few records of each."""
 
-    def __init__(self, cluster: Cluster, origin: Origin, places_of: PlacesOf, stalled_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, origin: Origin, places_of: PlacesOf, check_topic: CheckTopic, stalled_s: float
+    ) -> None:
         self.origin = origin
         self._places_of = places_of
+        self._check_topic = check_topic
+        self._changed: dict[str, threading.Event] = {}
+        """By adopted topic; set by ZooKeeper's watch when the topic has to be looked at again."""
         self._known: dict[str, tuple[SegmentPlaces, int]] = {}
         self._log = LogReader(cluster, retry_timeout_s=stalled_s)
         self._stalled_s = stalled_s
@@ -282,12 +292,24 @@ class Segments:
         """Return where a segment lies.
 
         A stream is looked up once, and again for a later epoch, with which another life of it may have begun.
+
+        Raises:
+            StreamRecreatedError, TruncatedError: The adopted topic in which it lies was created anew, or deleted.
         """
         places, epoch = self._known.get(stream, (None, -1))
         if places is None or segment.epoch > epoch:
             places = self._places_of(StreamName.parse(stream))
             self._known[stream] = places, segment.epoch
             self.origin.index.add(places)
+        if places.is_adopted(segment):
+            changed = self._changed.setdefault(places.topic, _set_event())
+            if changed.is_set():
+                changed.clear()
+                try:
+                    self._check_topic(places.stream, changed.set)
+                except BaseException:
+                    changed.set()
+                    raise
         return places.of(segment)
 
     def records(self, place: Partition, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
@@ -408,6 +430,12 @@ class _Cursor:
         """Hold the record again that was taken last."""
         self.parsed.appendleft(record)
         self.next = record.offset
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:

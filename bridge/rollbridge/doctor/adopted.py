@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
+from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
 from rollbridge.model.records import StreamState
 
 
@@ -69,6 +69,12 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             f"{who} has {topic.partitions} partitions, and had {config.partitions} when it was adopted: the others are "
             "not part of the stream, and native producers put keys elsewhere now",
             _anew(config.topic),
+        )
+    elif stream.error is not None and stream.error.code == TOPIC_CLOSED:
+        yield problem(
+            TOPIC_CLOSED,
+            f"stream {config.name}: {stream.error.reason}",
+            f"set max.message.bytes of topic {config.topic} to what its records need",
         )
     elif topic.sealed and not facts.is_busy:
         yield problem(

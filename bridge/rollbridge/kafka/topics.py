@@ -324,9 +324,13 @@ class TopicAdmin:
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         """Return the ids of the topics that exist; a topic that was deleted and recreated has another id."""
+        return {name: topic.topic_id for name, topic in self.look(names).items()}
+
+    def look(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+        """Describe the topics that exist, without their settings, for which the right to read them is enough."""
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
-            return {name: topic.topic_id for name, topic in _described(cluster, names, deadline).items()}
+            return _described(cluster, names, deadline)
 
     def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""

@@ -134,8 +134,9 @@ def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str
 TOPIC_DELETED: Final = "topic-deleted"
 TOPIC_RECREATED: Final = "topic-recreated"
 TOPIC_GROWN: Final = "topic-grown"
+TOPIC_CLOSED: Final = "topic-closed"
 """What an adopted topic's owner has done to it. Commits wait for the first two only."""
-WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_GROWN})
+WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_GROWN, TOPIC_CLOSED})
 """Faults of streams that come and go with what a look at the adopted topic says; nothing else is tried."""
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""

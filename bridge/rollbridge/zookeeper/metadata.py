@@ -102,9 +102,9 @@ class Metadata:
             )
         return found
 
-    def stream_fault(self, name: StreamName) -> StreamFault | None:
+    def stream_fault(self, name: StreamName, watch: Watch | None = None) -> StreamFault | None:
         """Return why a stream's transactions are not merged; None unless the stream is in an error state."""
-        node = self.session.get(paths.stream_fault(name))
+        node = self.session.get(paths.stream_fault(name), watch)
         return None if node is None else StreamFault.from_json(node.value)
 
     def history(

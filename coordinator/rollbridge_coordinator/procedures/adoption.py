@@ -14,6 +14,8 @@ settings were changed  the new limits are put on record, and writers honour them
 partitions were added  the stream is in the error state ``topic-grown``: what is open is committed, but keys of native
                        producers go elsewhere now, and readers say so; release the topic and adopt it again
 topic is deleted       the error state ``topic-deleted``: commits wait, can be aborted, and the topic can be released
+markers do not fit     the error state ``topic-closed``: ``max.message.bytes`` is below the size of Kafka's markers, so
+                       commits wait until it is not
 topic was made anew    the error state ``topic-recreated``, with the same consequences
 =====================  ===============================================================================================
 
@@ -32,7 +34,7 @@ from typing import Final
 
 from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestError, NotFoundError
 from rollbridge.model import paths
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
+from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName, check_adoptable
@@ -43,6 +45,7 @@ from rollbridge.model.records import (
     CreateNode,
     DeleteNode,
     NodeOperation,
+    Retention,
     SetNode,
     StreamConfig,
     TopicLimits,
@@ -66,6 +69,9 @@ from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.streams import LedStream
 
+MARKER_BYTES: Final = 78
+"""Size of Kafka's own transaction markers. On a topic that takes none, no native transaction can end, whoever has begun
+it, and Kafka does not try again when the limit is raised: commits wait before they touch it."""
 logger = logging.getLogger(__name__)
 
 NEEDED: Final = frozenset({"READ", "WRITE", "DESCRIBE"})
@@ -125,6 +131,16 @@ def adopted_stream(
         ),
         EpochHistory.create(even_ranges(state.partitions), now_ms, config.first_epoch, base, 0),
     )
+
+
+def check_topic_retention(topic: str, retention: Retention) -> None:
+    """Raise InvalidRequestError for limits of what an adopted topic keeps; groups for which truncation waits may be."""
+    if retention.is_limited:
+        raise InvalidRequestError(
+            f"what topic {topic} keeps is its owner's to say, by the settings retention.ms and retention.bytes of the "
+            "topic itself: a stream on it takes no limits of its own, only groups for which a truncation waits; "
+            "nothing was changed"
+        )
 
 
 def record_bytes_max(limits: TopicLimits) -> int:
@@ -281,7 +297,7 @@ def _judge(group: GroupState, stream: LedStream, state: TopicState | None, now_m
         return  # it waits anyway, half way to topics of its own
     if known is not None and (known.code == code or (code == TOPIC_GROWN and known.code not in WATCHED)):
         return  # commits wait for a refusal, and not for this
-    reason = f"topic {config.topic} {_difference(config, state)}; release it and adopt it again"
+    reason = f"topic {config.topic} {_difference(config, state)}; {_remedy(code)}"
     fault = StreamFault(reason, code, config.topic, now_ms)
     group.faults.restore(name, fault)
     group.faults.news.append(f"stream {name}: {reason}")
@@ -295,7 +311,22 @@ def fault_code(config: StreamConfig, state: TopicState | None) -> str | None:
         return TOPIC_DELETED
     if state.topic_id != config.topic_id:
         return TOPIC_RECREATED
+    if _batch_bytes_max(state) < MARKER_BYTES:
+        return TOPIC_CLOSED
     return TOPIC_GROWN if state.partitions != config.partitions else None
+
+
+def _batch_bytes_max(state: TopicState) -> int:
+    try:
+        return TopicLimits.of(state.config).batch_bytes_max
+    except InvalidRequestError:
+        return MARKER_BYTES  # it is not told
+
+
+def _remedy(code: str) -> str:
+    if code == TOPIC_CLOSED:
+        return "set it to what records need; what waits then goes on"
+    return "release it and adopt it again"
 
 
 def _difference(config: StreamConfig, state: TopicState | None) -> str:
@@ -303,6 +334,9 @@ def _difference(config: StreamConfig, state: TopicState | None) -> str:
         return "was deleted"
     if state.topic_id != config.topic_id:
         return f"was deleted and created again (its id is {state.topic_id}, and was {config.topic_id})"
+    if _batch_bytes_max(state) < MARKER_BYTES:
+        room = _batch_bytes_max(state)
+        return f"takes no transaction markers: max.message.bytes is {room}, and a marker has {MARKER_BYTES} bytes"
     return (
         f"has {state.partitions} partitions, and had {config.partitions} when it was adopted; records in the others "
         "are not part of the stream"

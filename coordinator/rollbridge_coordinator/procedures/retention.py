@@ -42,7 +42,7 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
-from rollbridge_coordinator.procedures.adoption import is_its_topic
+from rollbridge_coordinator.procedures.adoption import check_topic_retention, is_its_topic
 from rollbridge_coordinator.state.effects import (
     DeleteRecords,
     DeleteTopics,
@@ -119,10 +119,12 @@ def update_stream(group: GroupState, stream: LedStream, name: str, request: Admi
     """Change the retention of a stream.
 
     Raises:
-        InvalidRequestError: the retention is invalid.
+        InvalidRequestError: the retention is invalid, or limits what an adopted topic keeps; its owner does.
     """
     policy = request.retention or Retention()
     policy.check()
+    if stream.is_on_topic:
+        check_topic_retention(stream.config.topic, policy)
     config = replace(stream.config, retention=policy, revision=stream.config.revision + 1)
     written = yield from Write(
         [
@@ -169,6 +171,7 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
         for item in group.streams.values()
         if item.config.retention.is_limited
         and item.config.state is Lifecycle.ACTIVE
+        and not item.is_on_topic  # an earlier version has taken limits there
         and not group.is_half_done(str(item.config.name))
         and not (group.times.differ and item.config.retention.ms != FOREVER)
     ]

@@ -46,7 +46,14 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
-from rollbridge_coordinator.procedures.adoption import adopted_stream, claim, look_at_topic, open_again, unclaim
+from rollbridge_coordinator.procedures.adoption import (
+    adopted_stream,
+    check_topic_retention,
+    claim,
+    look_at_topic,
+    open_again,
+    unclaim,
+)
 from rollbridge_coordinator.procedures.journal import note_deletion
 from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
@@ -100,6 +107,8 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         )
     retention = request.retention or Retention()
     retention.check()
+    if request.topic:
+        check_topic_retention(request.topic, retention)
     yield from _check_name(stream, group.name)
     # Read this only now: the numbers of a deleted stream are written down before its name is free.
     former = former_among((yield from read_children(paths.formers(stream.scope))), stream)
