@@ -310,6 +310,7 @@ ROLES: Final = {
     "native": natives.produce,
     "idempotent": natives.produce_idempotently,
     "transactional": natives.produce_in_transactions,
+    "java": natives.produce_with_java,
 }
 
 

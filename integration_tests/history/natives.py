@@ -5,11 +5,14 @@ Each writes under keys of its own, and under others after an unclear answer, as 
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, Message, Producer
@@ -19,6 +22,8 @@ from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.sn import DLSN
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
 
 TOPIC: Final = "history.adopted"
 """A topic that exists before its stream does."""
@@ -28,6 +33,8 @@ AT_ONCE: Final = 8
 """Records that are sent before an answer is waited for, at most."""
 HELD_S: Final = 1.5
 """For so long some native transactions stay open."""
+JAVA_PRODUCER: Final = "org.apache.kafka.tools.ConsoleProducer"
+JAVA_RECORDS: Final = 200
 _Places = dict[str, str | None]
 
 
@@ -59,6 +66,41 @@ def produce_in_transactions(task: Task, book: Notebook, stopping: threading.Even
         except KafkaException:
             # The next one of this id ends what is open; what was asked for is noted.
             native.producer, begun = native.connected(), False
+
+
+def produce_with_java(task: Task, book: Notebook, stopping: threading.Event) -> None:
+    """Write some records with Apache Kafka's own producer, once; nothing is broken meanwhile, so it must succeed."""
+    choice = random.Random(task.seed)
+    keys = [f"{book.client}-{choice.randint(0, 9)}" for _ in range(JAVA_RECORDS)]
+    writes = [Write(task.streams[0], key, f"{book.client}:{number}") for number, key in enumerate(keys)]
+    asked = [book.asked(Kind.NATIVE, write.value, [write]) for write in writes]
+    classpath = os.pathsep.join(map(str, JarCache.default().ensure("kafka", "tools", quiet=True)))
+    command = [find_java().executable, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", classpath]
+    keyed = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
+    done = subprocess.run(
+        [
+            *command,
+            JAVA_PRODUCER,
+            "--bootstrap-server",
+            task.bootstrap_servers,
+            "--topic",
+            TOPIC,
+            "--sync",
+            "--timeout",
+            "0",
+            *keyed,
+        ],
+        input="".join(f"{write.key}:{write.value}\n" for write in writes).encode(),
+        capture_output=True,
+        timeout=180,
+        check=False,
+        cwd=Path(task.out).parent,
+    )
+    if done.returncode:
+        raise RuntimeError(f"a Java producer ended with {done.returncode}: {done.stderr.decode(errors='replace')}")
+    for item in asked:
+        with book.answered(item):
+            pass
 
 
 class _Native:

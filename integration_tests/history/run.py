@@ -130,7 +130,9 @@ class Run:
             self._workers.start(role, (ADOPTED,))
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
+        java = self._workers.start("java", (ADOPTED,))
         self._await_progress("clients begin")
+        eventually(lambda: java not in self._workers.alive("java"), "a Java producer ends", HEAL_S)
 
     def _adopt(self, client: rollbridge.Bridge) -> None:
         with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
@@ -206,7 +208,7 @@ class Run:
             *self._workers.operations(),
             *self._workers.operations("odd"),
             *self._workers.operations("pulse"),
-            *(item for role in NATIVES for item in self._workers.operations(role)),
+            *(item for role in (*NATIVES, "java") for item in self._workers.operations(role)),
             *self._probes,
         ]
         history = History(
