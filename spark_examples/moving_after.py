@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rollbridge import Consumer, Producer, connect
 
 config = {"bootstrap.servers": os.environ.get("ROLLBRIDGE_BOOTSTRAP_SERVERS", "localhost:9092")}
-admin = AdminClient(config)
+admin = AdminClient({**config})
 for created in admin.create_topics([NewTopic("shop.orders", 4, 1), NewTopic("shop.bills", 4, 1)]).values():
     created.exception()  # they may exist
 config["zookeeper"] = os.environ.get("ROLLBRIDGE_ZOOKEEPER", "localhost:2181")
@@ -29,7 +29,7 @@ while billed < 3:  # a service goes on for ever
     if messages := consumer.consume(10, 1.0):
         producer.begin_transaction()
         for message in messages:
-            producer.produce("shop.bills", key=message.key(), value=b"bill for " + message.value())
+            producer.produce("shop.bills", key=message.key(), value="billed")
         positions = consumer.position(consumer.assignment())
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata())
         producer.commit_transaction()
