@@ -342,7 +342,7 @@ MAY_FAIL = {"stream-busy", "conflict", "topic-not-found", "not-found", "TOPIC_AU
 
 
 class Keeper:
-    """Adopts the topic, scales, leaves it, releases it, deletes the stream, and adopts the topic again."""
+    """Adopts the topic, truncates, scales, leaves it, releases it, deletes the stream, and adopts the topic again."""
 
     def __init__(self, world: World, rng: random.Random, released: Callable[[], None]) -> None:
         self.world, self.rng = world, rng
@@ -364,6 +364,8 @@ class Keeper:
         if config is None:
             if not self.is_ending:
                 self._ask("adopt", RequestKind.ADOPT_TOPIC, ORDERS, topic=TOPIC, partitioner="murmur2")
+        elif self._is_another(config) and self.rng.random() < 0.5:
+            self._truncate(config)
         elif config.state is StreamState.DELETING or self.is_ending or is_lost(self.world):
             self._end(config, clock_ms)
         else:
@@ -395,8 +397,22 @@ class Keeper:
             self._ask("refused adopt", RequestKind.ADOPT_TOPIC, SECOND, topic=TOPIC, partitioner="murmur2")
         elif chance < 0.8:
             self._ask("refused delete", RequestKind.DELETE_STREAM, ORDERS)
-        elif chance < 0.9:
+        elif chance < 0.85:
             self._ask("retain", RequestKind.UPDATE_STREAM, ORDERS, retention=Retention(500, -1, ()))
+        else:
+            self._truncate(config)
+
+    def _is_another(self, config: StreamConfig) -> bool:
+        """Whether the topic was made anew, which perhaps no leader has seen yet."""
+        topic = self.world.topics.get(TOPIC)
+        return self._is_on_topic(config) and topic is not None and topic.id != config.topic_id
+
+    def _truncate(self, config: StreamConfig) -> None:
+        segment = self.rng.choice(history_of(self.world, ORDERS).active.segments).id
+        log = self.world.topics.get(shard(*config.place(segment)))
+        if log is not None:
+            cut = {segment: self.rng.randint(0, log.stable_end())}
+            self._ask("truncate", RequestKind.TRUNCATE_STREAM, ORDERS, cut=cut)
 
     def _scale(self, title: str, config: StreamConfig, *, leave_topic: bool) -> None:
         chosen = history_of(self.world, ORDERS).active.segments[0]
@@ -426,5 +442,13 @@ class Keeper:
             self.faults.append(f"{title} was carried out")
         if title in ("release", "delete") and answer.ok:
             self.released()
+        config = config_of(self.world)
+        stays = config is not None and self._is_on_topic(config)
+        if title == "retain" and answer.ok and stays:
+            self.faults.append("a limit of what the owner's topic keeps was taken")
+        if title == "retain" and answer.code == "invalid-request":
+            return
+        if title == "leave" and answer.code == "invalid-ranges" and not stays:
+            return  # an earlier one, which was half done, was carried out meanwhile
         if not title.startswith("refused") and not answer.ok and answer.code not in MAY_FAIL:
             self.faults.append(f"{title} is answered {answer.code}: {answer.message}")
