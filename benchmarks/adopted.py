@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from benchmarks.conditional import one_at_a_time
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, LARGE_BATCHES, NativeProducer, commit_once
-from benchmarks.site import Site, records, stable_end
+from benchmarks.site import Site, readable_per_s, records
 from benchmarks.small import ours_in_flight, ours_one_at_a_time
 from benchmarks.spark_jvm import options_of, spark_session
 
@@ -118,13 +118,11 @@ def spark(site: Site, *, rounds: int, quick: bool) -> Experiment:
 
     def make(stream: str, places: list[tuple[str, int]]) -> Measure:
         options = options_of(site, stream)
-        return lambda: _until_readable(
-            site,
-            places,
-            count,
-            lambda: rows.write.format("rollbridge").options(**options).mode("append").save(),
-            "rows_per_s",
-        )
+
+        def write() -> None:
+            rows.write.format("rollbridge").options(**options).mode("append").save()
+
+        return lambda: {"rows_per_s": readable_per_s(site, places, count, write)}
 
     title = f"Spark writes {count:,} rows of 100 bytes to an adopted topic of {PARTITIONS} partitions"
     return Experiment(
@@ -216,26 +214,9 @@ def _bulk(site: Site, stream: str, places: list[tuple[str, int]], count: int) ->
             marks["written_per_s"] = count / (time.perf_counter() - started)
             transaction.commit()
 
-        return {**_until_readable(site, places, count, write, "visible_per_s"), **marks}
+        return {"visible_per_s": readable_per_s(site, places, count, write), **marks}
 
     return measure
-
-
-def _until_readable(
-    site: Site, places: list[tuple[str, int]], count: int, write: Callable[[], None], metric: str
-) -> Measured:
-    """How fast records are written, until all of them could be read."""
-    reader = site.reader()
-    base = sum(stable_end(reader, *place) for place in places)
-    started = time.perf_counter()
-    write()
-    while sum(stable_end(reader, *place) for place in places) < base + count:
-        if time.perf_counter() > started + _PATIENCE_S:
-            raise TimeoutError(f"{count} records cannot be read")
-        time.sleep(0.001)
-    elapsed_s = time.perf_counter() - started
-    reader.close()
-    return {metric: count / elapsed_s}
 
 
 def _native(site: Site, topic: str, count: int, ten: list[tuple[bytes, bytes]], commits: int) -> Measure:

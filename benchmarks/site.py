@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -102,6 +102,27 @@ def stable_end(reader: Consumer, topic: str, partition: int = 0) -> int:
     """The last stable offset of a topic's partition: below it everything can be read."""
     _, end = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30.0)
     return int(end)
+
+
+def readable_per_s(
+    site: Site, places: Sequence[tuple[str, int]], count: int, write: Callable[[], None], timeout_s: float = 300.0
+) -> float:
+    """How many of ``count`` records are written to some partitions in a second, until all of them can be read.
+
+    Raises:
+        TimeoutError: they cannot be read.
+    """
+    reader = site.reader()
+    base = sum(stable_end(reader, *place) for place in places)
+    started = time.perf_counter()
+    write()
+    while sum(stable_end(reader, *place) for place in places) < base + count:
+        if time.perf_counter() > started + timeout_s:
+            raise TimeoutError(f"{count} records cannot be read")
+        time.sleep(0.001)
+    elapsed_s = time.perf_counter() - started
+    reader.close()
+    return count / elapsed_s
 
 
 def wait_readable(reader: Consumer, topic: str, base: int, count: int, last: bytes, timeout_s: float = 300.0) -> None:

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
-from benchmarks.site import Site, stable_end
+from benchmarks.site import Site, readable_per_s
 from benchmarks.spark_jvm import options_of, spark_session
 
 if TYPE_CHECKING:
@@ -52,15 +52,19 @@ def batch(site: Site, segments: int, *, rounds: int, quick: bool) -> Experiment:
     def stock(settings: Mapping[str, str]) -> Callable[[], Measured]:
         options = {"kafka.bootstrap.servers": site.bootstrap_servers, "topic": topic, **settings}
         places = [(topic, partition) for partition in range(segments)]
-        return lambda: _written(
-            site, places, count, lambda: rows.write.format("kafka").options(**options).mode("append").save()
-        )
+
+        def write() -> None:
+            rows.write.format("kafka").options(**options).mode("append").save()
+
+        return lambda: {"rows_per_s": readable_per_s(site, places, count, write, _PATIENCE_S)}
 
     def measure() -> Measured:
         places = [(segment, 0) for segment in site.segment_topics(stream)]
-        return _written(
-            site, places, count, lambda: rows.write.format("rollbridge").options(**ours).mode("append").save()
-        )
+
+        def write() -> None:
+            rows.write.format("rollbridge").options(**ours).mode("append").save()
+
+        return {"rows_per_s": readable_per_s(site, places, count, write, _PATIENCE_S)}
 
     def row(suffix: str, peer: str, bar: float) -> Row:
         return Row(
@@ -134,21 +138,6 @@ def micro_batches(site: Site, *, rounds: int, quick: bool) -> Experiment:
             )
         ],
     )
-
-
-def _written(site: Site, places: list[tuple[str, int]], count: int, write: Callable[[], None]) -> Measured:
-    """How fast rows are written, until all of them could be read."""
-    reader = site.reader()
-    base = sum(stable_end(reader, *place) for place in places)
-    started = time.perf_counter()
-    write()
-    while sum(stable_end(reader, *place) for place in places) < base + count:
-        if time.perf_counter() > started + _PATIENCE_S:
-            raise TimeoutError(f"{count} rows cannot be read")
-        time.sleep(0.001)
-    elapsed_s = time.perf_counter() - started
-    reader.close()
-    return {"rows_per_s": count / elapsed_s}
 
 
 def _small(site: Site, form: str, options: Mapping[str, str], condition: str, batches: int) -> Measured:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -720,7 +720,7 @@ class Bridge(Resuming):
         except RollbridgeError as fault:
             return str(fault)
 
-    def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int | None:
+    def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         return self._resumer.lease_end(group, transaction, timeout_s)
 
     def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -50,6 +50,7 @@ ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")
 REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 LOST = KafkaError(KafkaError._PURGE_INFLIGHT)
+LEASE_END = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -157,7 +158,7 @@ class Bench:
             CommitNumbers(lambda _: 25_000),
             lambda group: f"nobody leads {group}",
             timedelta(days=7),
-            lambda group, transaction, timeout_s: None,
+            lambda group, transaction, timeout_s: LEASE_END,
             lambda group, transaction: self.events,
         )
 

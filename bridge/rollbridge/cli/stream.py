@@ -80,6 +80,19 @@ def retention_document(retention: Retention) -> dict[str, Any]:
 
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
+_GROUP = click.option(
+    "--group",
+    default=DEFAULT_GROUP,
+    show_default=True,
+    help="Transaction group within the scope; cannot be changed later.",
+)
+_BUFFER_PARTITIONS = click.option(
+    "--buffer-partitions",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Partitions of the transaction buffer.  [default: 1]",
+)
 
 
 @click.group()
@@ -91,19 +104,8 @@ def stream() -> None:
 @click.argument("stream_name", metavar="SCOPE/STREAM")
 @click.option("--segments", type=int, metavar="N", help="Number of segments of the same size.  [default: 1]")
 @click.option("--range", "ranges", type=key_range, multiple=True, metavar="LOW:HIGH", help="Key range of one segment.")
-@click.option(
-    "--group",
-    default=DEFAULT_GROUP,
-    show_default=True,
-    help="Transaction group within the scope; cannot be changed later.",
-)
-@click.option(
-    "--buffer-partitions",
-    type=click.IntRange(1),
-    default=1,
-    metavar="N",
-    help="Partitions of the transaction buffer.  [default: 1]",
-)
+@_GROUP
+@_BUFFER_PARTITIONS
 @click.option(
     "--replication-factor",
     type=int,
@@ -177,19 +179,8 @@ def create(
     "that explains where the newest keys are]",
 )
 @click.option("--unchecked", is_flag=True, help="Take the partitioner although keys are elsewhere.")
-@click.option(
-    "--group",
-    default=DEFAULT_GROUP,
-    show_default=True,
-    help="Transaction group within the scope; cannot be changed later.",
-)
-@click.option(
-    "--buffer-partitions",
-    type=click.IntRange(1),
-    default=1,
-    metavar="N",
-    help="Partitions of the transaction buffer.  [default: 1]",
-)
+@_GROUP
+@_BUFFER_PARTITIONS
 @click.option(
     "--replication-factor",
     type=int,

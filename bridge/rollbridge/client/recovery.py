@@ -371,22 +371,22 @@ class Resumer:
             )
         if faults:
             raise translate(faults[0], "extend a lease", place[0])
-        ends_ms = self.lease_end(group, identifier, deadline.left())
-        if ends_ms is None:
-            raise _over(identifier)
-        return datetime.fromtimestamp(ends_ms / 1000, UTC)
+        return self.lease_end(group, identifier, deadline.left())
 
-    def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int | None:
-        """Return when the lease of a transaction ends, ms since 1970, with all that was written before; None if it has.
+    def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
+        """Return when the lease of a transaction ends, with all that was written before.
 
         Raises:
+            TransactionClosedError: it has ended.
             UnavailableError: no answer in time.
         """
         try:
             _, known = self._inquiry.transaction(transaction, timeout_s, group=group)
         except (NotFoundError, TransactionPreserverClosedError):
-            return None  # it is not open, and nobody remembers how it has ended
-        return known.decided_ms + known.lease_ms if known.state is State.OPEN else None
+            raise _over(transaction) from None  # it is not open, and nobody remembers how it has ended
+        if known.state is not State.OPEN:
+            raise _over(transaction)
+        return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
 
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Final
 
@@ -48,9 +48,9 @@ class Runtime:
     who_leads: Callable[[GroupName], str]
     """Returns in half a sentence why a group may not answer."""
     lease_max: timedelta
-    lease_end: Callable[[GroupName, TransactionId, float], int | None]
-    """Returns when the lease of an open transaction ends, ms since 1970, as its leader says once it has read all that
-    was written before; None if it has ended. Takes a time-out in seconds."""
+    lease_end: Callable[[GroupName, TransactionId, float], datetime]
+    """Returns when the lease of an open transaction ends, as its leader says once it has read all that was written
+    before; raises TransactionClosedError if it has ended. Takes a time-out in seconds."""
     events: Callable[[GroupName, TransactionId], Sequence[str]]
     """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from types import TracebackType
@@ -39,7 +39,6 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     RollbridgeError,
     TransactionAbortedError,
-    TransactionClosedError,
     TransactionRefusedError,
     TransactionTooLargeError,
     TruncatedError,
@@ -291,18 +290,13 @@ class Transaction(Writing):
         try:
             self.flush(deadline.left())
             with answers_within(deadline.left()):
-                ends_ms = self._runtime.lease_end(self._plan.group, self.id, deadline.left())
+                return self._runtime.lease_end(self._plan.group, self.id, deadline.left())
         except UnavailableError as fault:
             raise OutcomeUnknownError(
                 f"whether the lease of transaction {self.id} was extended is not known: no answer within "
                 f"{timeout_s:g} s ({fault}); ask again",
                 transaction=str(self.id),
             ) from fault
-        if ends_ms is None:
-            raise TransactionClosedError(
-                f"transaction {self.id} has ended, so its lease cannot be extended", transaction=str(self.id)
-            )
-        return datetime.fromtimestamp(ends_ms / 1000, UTC)
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
         """Make sure that nothing of it will ever be visible, and return once that is decided.
