@@ -12,6 +12,12 @@ WINDOWS = {
     1: ("kill a coordinator", "scale", "kill the broker", "pause a client", "pause ZooKeeper"),
     2: ("pause a coordinator", "kill a client", "kill ZooKeeper", "scale", "pause the broker"),
     3: ("truncate a stream", "a log loses its end", "strangers write any bytes", "keep a stream for a second"),
+    4: (
+        "make an adopted topic anew while a client of it stands still",
+        "add partitions to an adopted topic",
+        "make an adopted topic anew while a coordinator stands still",
+        "release an adopted topic and adopt it again",
+    ),
 }
 """By seed: what is broken, one after the other."""
 

@@ -145,7 +145,7 @@ class Bench:
         copied = [row.value for rows in streams[ORDERS].rows.values() for row in rows]
         # What was done in an earlier life stands nowhere any more.
         gone = Operation("g", Kind.PLAIN, "gone", "commit", (Write(ORDERS, "k", "gone", "9-0:0:0"),), 1, 2, Answer.OK)
-        passing = Passing(ORDERS, [*self.operations, gone], streams[ORDERS])
+        passing = [Passing(ORDERS, [*self.operations, gone], streams[ORDERS]), owned()]
         return History(
             self.operations,
             streams,
@@ -167,6 +167,28 @@ class Bench:
             Listed(reader, at, name, None if number == 1 else written[name])
             for number, (at, name) in enumerate(committed)
         ]
+
+
+OWNED = "s/owned"
+
+
+def owned() -> Passing:
+    """A stream over a topic that was made anew once, and then released and adopted again."""
+
+    def did(value: str, place: str | None, asked: int) -> Operation:
+        write = Write(OWNED, "k", value, place)
+        return Operation("o", Kind.NATIVE, value, "commit", (write,), asked, asked + 1, Answer.OK)
+
+    history = EpochHistory.create(even_ranges(1), 0, 7, 0, 0)
+    (segment,) = history.segments()
+    rows = [Row(0, "k", "o1"), Row(1, "k", "o2"), Row(2, "k", "o3")]
+    operations = [
+        did("o0", "0-0:0:0", 10),  # in the topic before this one
+        did("o1", str(DLSN.of(SegmentId.of(0, 3), 0, 0)), 20),  # in an earlier life of the stream
+        did("o2", None, 30),  # nobody was told where
+        did("o3", str(DLSN.of(segment, 2, 0)), 40),
+    ]
+    return Passing(OWNED, operations, StreamState(history, {segment: rows}, {segment: 3}), since=15)
 
 
 TRIMMED = "s/trimmed"
@@ -384,10 +406,25 @@ def expired(history: History) -> History:
 
 def lived(history: History, **changes: object) -> History:
     """The first plain write to a stream with several lives was another one."""
-    assert history.passing is not None
-    first, *others = history.passing.operations
-    passing = replace(history.passing, operations=[replace(first, **changes), *others])  # type: ignore[arg-type]
-    return replace(history, passing=passing)
+    return replace(history, passing=[changed(history.passing[0], 0, **changes), *history.passing[1:]])
+
+
+def kept_by_owner(history: History, place: int, **changes: object) -> History:
+    """One of the things that were done over a topic with an owner was another one."""
+    return replace(history, passing=[history.passing[0], changed(history.passing[1], place, **changes)])
+
+
+def gone(history: History, value: str) -> History:
+    """A record over a topic with an owner is not there."""
+    passing = history.passing[1]
+    rows = {segment: [row for row in found if row.value != value] for segment, found in passing.state.rows.items()}
+    return replace(history, passing=[history.passing[0], replace(passing, state=replace(passing.state, rows=rows))])
+
+
+def changed(passing: Passing, place: int, **changes: object) -> Passing:
+    operations = list(passing.operations)
+    operations[place] = replace(operations[place], **changes)  # type: ignore[arg-type]
+    return replace(passing, operations=operations)
 
 
 def handed(history: History, change: Callable[[list[Handed]], object]) -> History:
@@ -538,6 +575,14 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
         "lives",
     ),
     "a record of the last life that was refused": (lambda h: lived(h, answer=Answer.FAILED), "lives"),
+    "a record that is gone with an earlier life of the stream over its topic": (lambda h: gone(h, "o1"), "lives"),
+    "a record that is gone from an adopted topic, whose place nobody was told": (lambda h: gone(h, "o2"), "lives"),
+    "a record that an earlier life of the stream was told elsewhere": (
+        lambda h: kept_by_owner(h, 1, writes=(Write(OWNED, "k", "o1", str(DLSN.of(SegmentId.of(0, 3), 1, 0))),)),
+        "lives",
+    ),
+    "a record of an adopted topic that was refused": (lambda h: kept_by_owner(h, 2, answer=Answer.FAILED), "lives"),
+    "records of a key in an adopted topic in another order": (lambda h: kept_by_owner(h, 2, asked=50), "lives"),
     "a process that ends by itself": (lambda h: replace(h, deaths=["client c ended with -6"]), "died"),
     "a leader that trusts a ZooKeeper that was set back": (
         lambda h: replace(h, led_outdated=["coordinator-1 leads"]),

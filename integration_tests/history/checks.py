@@ -24,6 +24,7 @@ from integration_tests.history.events import (
     Kind,
     Listed,
     Operation,
+    Passing,
     Row,
     Shrunk,
 )
@@ -376,25 +377,46 @@ def copies(facts: Facts) -> Iterator[Fault]:
 
 
 def lives(facts: Facts) -> Iterator[Fault]:
-    """What was told to stand in a segment of the last life of a stream does, and nothing else is there."""
-    if facts.history.passing is None:
-        return
-    operations, state = facts.history.passing.operations, facts.history.passing.state
+    """What was told to stand in a segment of the last life of a stream does, and nothing else is there.
+
+    Over an adopted topic, so does what was told in other lives of the stream, if the topic is the same.
+    """
+    for item in facts.history.passing:
+        yield from _lived(item)
+
+
+def _lived(passing: Passing) -> Iterator[Fault]:
+    state, stream = passing.state, passing.stream
     rows = {row.value: (segment, row.offset) for segment, found in state.rows.items() for row in found}
     if sum(map(len, state.rows.values())) != len(rows):
-        yield Fault("lives", "a record stands twice in the last life of a stream")
-    writer_of = {write.value: item for item in operations for write in item.writes}
+        yield Fault("lives", f"a record stands twice in the last life of {stream}")
+    writer_of = {write.value: item for item in passing.operations for write in item.writes}
     for value in rows:
         item = writer_of.get(value)
         if item is None or item.answer is Answer.FAILED:
-            yield Fault("lives", f"{value} stands there, and its writer was told: {item and item.answer}")
+            yield Fault("lives", f"{value} stands in {stream}, and its writer was told: {item and item.answer}")
     segments = set(state.history.segments())
-    for item in operations:
+    latest: dict[tuple[str, str, SegmentId], tuple[int, str]] = {}
+    for item in sorted(passing.operations, key=lambda entry: entry.asked):
+        is_kept = passing.since is not None and item.asked > passing.since
         for write in item.writes:
-            if item.answer is Answer.OK and write.place is not None and write.stream == facts.history.passing.stream:
-                told = DLSN.parse(write.place)
-                if told.segment in segments and rows.get(write.value) != (told.segment, told.offset):
-                    yield Fault("lives", f"{write.value} was told {told}, it is at {rows.get(write.value)}")
+            if item.answer is not Answer.OK or write.stream != stream:
+                continue
+            found = rows.get(write.value)
+            told = None if write.place is None else DLSN.parse(write.place)
+            if told is not None and (told.segment in segments or is_kept):
+                # Segments of an adopted topic have the numbers of its partitions, in whatever life.
+                stands = found and (found[0].number if is_kept else found[0], found[1])
+                if stands != (told.segment.number if is_kept else told.segment, told.offset):
+                    yield Fault("lives", f"{write.value} of {stream} was told {told}, it is at {found}")
+            elif is_kept and found is None:
+                yield Fault("lives", f"{write.value} of {stream} is gone, in the topic that it was written to")
+            if is_kept and found is not None:
+                course = item.client, write.key, found[0]
+                offset, before = latest.get(course, (-1, ""))
+                if found[1] < offset:
+                    yield Fault("lives", f"{write.value} of {stream} stands before {before}, an earlier one")
+                latest[course] = found[1], write.value
 
 
 def shrunk(facts: Facts) -> Iterator[Fault]:

@@ -306,11 +306,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """A stream that was deleted and made anew under its name, as its last life is; and all that was ever done to it."""
+    """A stream that was deleted and made anew under its name, as its last life is; and all that was ever done to it.
+
+    Attributes:
+        since: Of one that has adopted a topic, when the topic was made that it has now: what was asked for since then
+            is there in whatever life of the stream. In ns of the clock of operations.
+    """
 
     stream: str
     operations: Sequence[Operation]
     state: StreamState
+    since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +335,7 @@ class History:
         handed: What a consumer group of all streams was handed; None without one.
         copied: Values of the copies that a consumer group has made of one stream, in transactions with its offsets:
             the stream, and the values as they were before. None without one.
-        passing: A stream with several lives; None without one.
+        passing: Streams with several lives.
         shrunk: Streams that have lost records.
         kept: States that several processes share.
         listed: What readers of whole transactions were given, from the beginning of the commit log.
@@ -345,7 +351,7 @@ class History:
     led_outdated: Sequence[str] = field(default=())
     handed: Sequence[Handed] | None = None
     copied: tuple[str, Sequence[str]] | None = None
-    passing: Passing | None = None
+    passing: Sequence[Passing] = ()
     shrunk: Sequence[Shrunk] = ()
     kept: Sequence[Kept] = ()
     listed: Sequence[Listed] = ()

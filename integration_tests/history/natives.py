@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +26,6 @@ from rollbridge.model.sn import DLSN
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 
-TOPIC: Final = "history.adopted"
-"""A topic that exists before its stream does."""
 PARTITIONS: Final = 3
 BETWEEN_S: Final = 0.1
 AT_ONCE: Final = 8
@@ -36,6 +35,11 @@ HELD_S: Final = 1.5
 JAVA_PRODUCER: Final = "org.apache.kafka.tools.ConsoleProducer"
 JAVA_RECORDS: Final = 200
 _Places = dict[str, str | None]
+
+
+def topic_of(stream: str) -> str:
+    """The topic that a stream has adopted; it exists before its stream does."""
+    return stream.replace("/", ".")
 
 
 def produce(task: Task, book: Notebook, stopping: threading.Event) -> None:
@@ -84,7 +88,7 @@ def produce_with_java(task: Task, book: Notebook, stopping: threading.Event) -> 
             "--bootstrap-server",
             task.bootstrap_servers,
             "--topic",
-            TOPIC,
+            topic_of(task.streams[0]),
             "--sync",
             "--timeout",
             "0",
@@ -117,6 +121,7 @@ class _Native:
         }
         self.producer = self.connected()
         self._stream = task.streams[0]
+        self._topic = topic_of(self._stream)
         self._book = book
         self._count = 0
         self._places: _Places = {}
@@ -128,7 +133,8 @@ class _Native:
     def write(self, count: int) -> None:
         """Write some records outside of transactions, and wait for the answers to all."""
         asked = [self._book.asked(Kind.NATIVE, write.value, [write]) for write in self._writes(count)]
-        self._send([write for item in asked for write in item.writes])
+        with suppress(KafkaException):  # the topic is gone for now
+            self._send([write for item in asked for write in item.writes])
         self.producer.flush(CALL_S)
         for item in asked:
             self._answer(item, is_there=item.writes[0].value in self._places)
@@ -172,7 +178,7 @@ class _Native:
     def _send(self, writes: Sequence[Write]) -> None:
         self._places.clear()
         for write in writes:
-            self.producer.produce(TOPIC, write.value.encode(), write.key.encode(), on_delivery=self._told)
+            self.producer.produce(self._topic, write.value.encode(), write.key.encode(), on_delivery=self._told)
 
     def _told(self, error: object, message: Message) -> None:
         if error is None:

@@ -18,6 +18,7 @@ import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.history.events import FOREIGN
+from integration_tests.history.owner import Owner
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
@@ -43,6 +44,10 @@ BOUNDS_S: Final = {
     "truncate a stream": 10.0,
     "keep a stream for a second": 10.0,
     "strangers write any bytes": 10.0,
+    "release an adopted topic and adopt it again": 10.0,
+    "add partitions to an adopted topic": 10.0,
+    "make an adopted topic anew": 10.0,
+    "make an adopted topic anew while a client of it stands still": 10.0,
     "make a stream anew": 10.0,
     "make a stream anew while a client of it stands still": 10.0,
 }
@@ -82,12 +87,14 @@ class Nemesis:
         pulse: str,
         trimmed: str,
         cut: str,
+        owner: Owner,
     ) -> None:
         """``copies`` has what is in the first of ``streams``, ``passing`` comes and goes, ``pulse`` is left alone.
 
         Writers write ``streams``, which are scaled, and ``adopted``, which is not.
 
-        The oldest records of ``trimmed`` are deleted, and the newest of ``cut`` are lost.
+        The oldest records of ``trimmed`` are deleted, and the newest of ``cut`` are lost. ``owner`` has a topic that a
+        stream of its own has adopted.
         """
         self._trimmed, self._cut = trimmed, cut
         self._passing = passing
@@ -128,6 +135,11 @@ class Nemesis:
             "truncate a stream": lambda: self._over_and_over(self._truncate),
             "keep a stream for a second": self._retain,
             "strangers write any bytes": lambda: self._over_and_over(self._write_any_bytes),
+            "release an adopted topic and adopt it again": lambda: self._own(owner.take_back),
+            "add partitions to an adopted topic": lambda: self._own(owner.grow),
+            "make an adopted topic anew": lambda: self._own(owner.make_anew),
+            "make an adopted topic anew while a client of it stands still": lambda: self._own_beside_a_guest(owner),
+            "make an adopted topic anew while a coordinator stands still": lambda: self._own_beside_a_leader(owner),
         }
         if Ability.LOG_CUT in cluster.can:
             self.faults["a log loses its end"] = self._cut_log
@@ -275,7 +287,7 @@ class Nemesis:
         yield from self._while_it_comes_and_goes()
 
     def _recreate_beside_a_paused_guest(self) -> Iterator[None]:
-        self.paused = self._choice.choice(self._workers.alive("guest"))
+        self.paused = self._choice.choice(self._workers.alive("guest", self._passing))
         self._workers.signal(self.paused, signal.SIGSTOP)
         yield from self._while_it_comes_and_goes()
         self._workers.signal(self.paused, signal.SIGCONT)
@@ -289,6 +301,23 @@ class Nemesis:
         with beside(lambda: self._come_and_go(over)):
             yield
             over.set()
+
+    def _own(self, does: Callable[[threading.Event], None]) -> Iterator[None]:
+        """An owner does something to its topic, again and again, while clients write to it."""
+        over = threading.Event()
+        with beside(lambda: does(over)):
+            yield
+            over.set()
+
+    def _own_beside_a_guest(self, owner: Owner) -> Iterator[None]:
+        self.paused = self._choice.choice(self._workers.alive("guest", owner.stream))
+        self._workers.signal(self.paused, signal.SIGSTOP)
+        yield from self._own(owner.make_anew)
+        self._workers.signal(self.paused, signal.SIGCONT)
+
+    def _own_beside_a_leader(self, owner: Owner) -> Iterator[None]:
+        with self._cluster.paused(self._one_of(self.coordinators)):
+            yield from self._own(owner.make_anew)
 
     def _come_and_go(self, over: threading.Event) -> None:
         with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:

@@ -30,8 +30,9 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import AWAITED, COPIED
-from integration_tests.history.natives import PARTITIONS, TOPIC
+from integration_tests.history.natives import PARTITIONS, topic_of
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
+from integration_tests.history.owner import Owner
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import KEY, shared_state
 from integration_tests.history.workers import Workers
@@ -54,6 +55,8 @@ STATE: Final = "history/state"
 """A list that several threads share and compact."""
 ADOPTED: Final = "history/adopted"
 """Adopts a topic that exists, to which native producers write beside everybody else; never scaled."""
+OWNED: Final = "history/owned"
+"""Adopts a topic whose owner adds partitions, makes it anew, and takes it back."""
 ALL: Final = (*STREAMS, ADOPTED)
 """What writers write."""
 NATIVES: Final = ("native", "idempotent", "transactional")
@@ -81,6 +84,7 @@ class Run:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
+        self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED)
         self._nemesis = Nemesis(
             cluster,
             workers,
@@ -93,6 +97,7 @@ class Run:
             pulse=PULSE,
             trimmed=TRIMMED,
             cut=CUT,
+            owner=self._owner,
         )
         self._windows: list[Window] = []
         self._probes: list[Operation] = []
@@ -108,6 +113,7 @@ class Run:
             for stream in (*STREAMS, COPIES, PASSING, PULSE, TRIMMED):
                 client.admin.create_stream(stream, segments=2)
             self._adopt(client)
+            self._owner.begin()
             client.admin.create_stream(STATE, retention_groups=[AWAITED])
             client.admin.create_stream(CUT, segments=2, group=CUTS.group)
         for _ in range(WRITERS):
@@ -116,6 +122,7 @@ class Run:
             self._workers.start("reader", (stream,))
         for _ in range(2):
             self._workers.start("guest", (PASSING,))
+            self._workers.start("guest", (OWNED,))
             self._workers.start("member", (*ALL, PULSE))
             self._workers.start("trimmed", (TRIMMED,))
         self._workers.start("follower", (TRIMMED,))
@@ -128,6 +135,7 @@ class Run:
         self._workers.start("odd", ALL)
         for role in NATIVES:
             self._workers.start(role, (ADOPTED,))
+        self._workers.start("native", (OWNED,))
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         java = self._workers.start("java", (ADOPTED,))
@@ -136,8 +144,8 @@ class Run:
 
     def _adopt(self, client: rollbridge.Bridge) -> None:
         with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
-            admin.create_topics([TopicSpec(name=TOPIC, partitions=PARTITIONS)])
-        adopted = client.admin.adopt_topic(TOPIC, stream=ADOPTED)
+            admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
+        adopted = client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
         assert adopted.config.first_epoch == 0, "native producers note places in the first epoch"
 
     def window(self, fault: str, broken_s: float) -> None:
@@ -202,13 +210,16 @@ class Run:
         kept = [self._kept(), Kept(self._entries(CUT), list(self._workers.operations("keeper", CUT)), loses_end=True)]
         log = commit_log(servers, GROUP)
         self._workers.stop("lister", 180)
-        passing = Passing(PASSING, list(self._workers.operations("guest")), self._state_of(PASSING))
+        passing = [
+            Passing(PASSING, list(self._workers.operations("guest", PASSING)), self._state_of(PASSING)),
+            Passing(OWNED, self._owned_operations(), self._state_of(OWNED), self._owner.since),
+        ]
         deaths = [*self._workers.deaths(), *self._nemesis.deaths()]
         operations = [
             *self._workers.operations(),
             *self._workers.operations("odd"),
             *self._workers.operations("pulse"),
-            *(item for role in (*NATIVES, "java") for item in self._workers.operations(role)),
+            *(item for role in (*NATIVES, "java") for item in self._workers.operations(role, ADOPTED)),
             *self._probes,
         ]
         history = History(
@@ -285,6 +296,9 @@ class Run:
         """A list that was shared, as somebody finds it who comes now."""
         with self._connect() as client, shared_state(client, stream) as shared:
             return shared.fetch()
+
+    def _owned_operations(self) -> list[Operation]:
+        return [item for role in ("guest", "native") for item in self._workers.operations(role, OWNED)]
 
     def _copies(self) -> list[str]:
         rows = self._state_of(COPIES).rows.values()

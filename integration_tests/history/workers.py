@@ -72,9 +72,13 @@ class Workers:
         self._processes[name] = task, client
         return name
 
-    def alive(self, role: str = "writer") -> list[str]:
-        """Those of a role that are alive."""
-        found = [name for name, (task, _) in self._processes.items() if task.role == role]
+    def alive(self, role: str = "writer", stream: str | None = None) -> list[str]:
+        """Those of a role that are alive, or those of them that do it to one stream."""
+        found = [
+            name
+            for name, (task, _) in self._processes.items()
+            if task.role == role and stream in (None, task.streams[0])
+        ]
         return [name for name in found if self._processes[name][1].poll() is None]
 
     def kill(self, name: str) -> None:

@@ -1,0 +1,124 @@
+"""The owner of a topic that a stream has adopted: it adds partitions, makes it anew, and takes it back.
+
+Whatever it does, it follows docs/operations.md: end what is open, release the topic, adopt it again. Clients write to
+it meanwhile in every way, natively too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+import rollbridge
+from integration_tests.history.natives import topic_of
+from integration_tests.patience import eventually
+from rollbridge.errors import RollbridgeError, StreamExistsError, StreamNotFoundError
+from rollbridge.kafka.topics import TopicAdmin
+
+PARTITIONS: Final = 2
+PARTITIONS_MAX: Final = 6
+"""A topic with more is made anew instead."""
+PAUSE_S: Final = 1.0
+"""For so long its clients write between two things that it does."""
+KAFKA_S: Final = 60
+
+
+class Owner:
+    """Owner of one topic; used by one thread at a time."""
+
+    def __init__(self, bootstrap_servers: str, zookeeper: str, stream: str) -> None:
+        """The topic is named after the stream."""
+        self._bootstrap_servers = bootstrap_servers
+        self._zookeeper = zookeeper
+        self.stream: Final = stream
+        self._topic = topic_of(stream)
+        self._kafka = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self.since = time.monotonic_ns()
+        """When the topic as it is now was made, in ns of the clock of operations."""
+
+    def begin(self) -> None:
+        """Make the topic, and have it adopted."""
+        self._create()
+        with self._connect() as client:
+            client.admin.adopt_topic(self._topic, stream=self.stream, partitioner="murmur2")
+
+    def take_back(self, over: threading.Event) -> None:
+        """Release the topic and adopt it again, again and again."""
+        self._again_and_again(lambda: None, over)
+
+    def grow(self, over: threading.Event) -> None:
+        """Add a partition, again and again."""
+        self._again_and_again(self._add_partition, over)
+
+    def make_anew(self, over: threading.Event) -> None:
+        """Delete the topic and make it again under its name, again and again."""
+        self._again_and_again(self._make_anew, over)
+
+    def _again_and_again(self, change: Callable[[], None], over: threading.Event) -> None:
+        with self._connect() as client:
+            while True:
+                change()
+                # Its clients go on with what they know, before anybody has noticed or after that.
+                is_over = over.wait(PAUSE_S)
+                eventually(lambda: self._release(client), f"topic {self._topic} is released", KAFKA_S)
+                eventually(lambda: self._adopt(client), f"topic {self._topic} is adopted", KAFKA_S)
+                if is_over or over.wait(PAUSE_S):
+                    return
+
+    def _release(self, client: rollbridge.Bridge) -> bool:
+        """End what is open there and release the topic; False if it may not be released yet."""
+        try:
+            for record in client.admin.transactions():
+                if self.stream in map(str, record.streams):
+                    with suppress(RollbridgeError):
+                        client.admin.abort_transaction(record.id, group=record.group)
+            client.admin.release_topic(self._topic)
+        except StreamNotFoundError:
+            return True
+        except RollbridgeError:
+            return False
+        return True
+
+    def _adopt(self, client: rollbridge.Bridge) -> bool:
+        # Native producers wrote some keys while there were fewer partitions.
+        try:
+            client.admin.adopt_topic(self._topic, stream=self.stream, partitioner="murmur2", check=False)
+        except StreamExistsError:
+            return True
+        except RollbridgeError:
+            return False
+        return True
+
+    def _add_partition(self) -> None:
+        with closing(TopicAdmin(self._bootstrap_servers)) as admin:
+            count = admin.describe([self._topic])[self._topic].partitions
+        if count >= PARTITIONS_MAX:
+            self._make_anew()
+        else:
+            self._kafka.create_partitions([NewPartitions(self._topic, count + 1)])[self._topic].result(KAFKA_S)
+
+    def _make_anew(self) -> None:
+        self._kafka.delete_topics([self._topic])[self._topic].result(KAFKA_S)
+        eventually(self._is_created, f"topic {self._topic} is made again", KAFKA_S)
+
+    def _is_created(self) -> bool:
+        """Whether it could be made: where it is not gone yet, it exists."""
+        try:
+            self._create()
+        except KafkaException:
+            return False
+        return True
+
+    def _create(self) -> None:
+        self._kafka.create_topics([NewTopic(self._topic, PARTITIONS)])[self._topic].result(KAFKA_S)
+        self.since = time.monotonic_ns()
+
+    def _connect(self) -> rollbridge.Bridge:
+        options = rollbridge.ClientOptions(admin_timeout_s=KAFKA_S)
+        return rollbridge.connect(self._bootstrap_servers, zookeeper=self._zookeeper, options=options)
