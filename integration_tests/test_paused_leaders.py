@@ -15,12 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.crashing import STOP_AT
+from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
@@ -164,3 +166,83 @@ def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, 
             # What a late request has made under an old name is nobody's, and is named.
             found = [item for item in orphans(gather(scene.b.settings)) if scene.stream.partition("/")[0] in str(item)]
             assert len(found) <= (1 if point.startswith("scale/CreateTopics") else 0), found
+
+
+SETTINGS = {"compression.type": "zstd", "max.message.bytes": "1500000"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("anew", [False, True], ids=["released", "anew"])
+def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_again(
+    scene: Scene, unique_name: Callable[[str], str], anew: bool
+) -> None:
+    topic = unique_name("shop.orders")
+    kafka = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers})
+
+    def create() -> None:
+        kafka.create_topics([NewTopic(topic, 2, 1, config=SETTINGS)])[topic].result(60)
+
+    create()
+    with (
+        scene.b,
+        coordinator(scene.cluster, scene.root, "first", scene.logs, STOP_AT="scale/Seal:fenced") as first,
+    ):
+        scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
+        scene.commit("first", 3)
+
+        def leave() -> None:
+            with suppress(RollbridgeError):
+                scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True)
+
+        asking = threading.Thread(target=leave)
+        asking.start()
+        until(lambda: is_stopped(first))
+        with coordinator(scene.cluster, scene.root, "second", scene.logs):
+            asking.join(60)
+            until(lambda: len(scene.b.admin.history(scene.stream).records) > 1)
+            scene.b.admin.delete_stream(scene.stream)
+            if anew:
+                kafka.delete_topics([topic])[topic].result(60)
+                admin = TopicAdmin(scene.cluster.bootstrap_servers)
+                until(lambda: topic not in admin.list_topics())
+                create()
+            awaken(scene, first)
+            assert "opens topic" in scene.log_of("first")
+            described = TopicAdmin(scene.cluster.bootstrap_servers).describe([topic])[topic]
+            assert {name: described.config[name] for name in described.own} == SETTINGS
+            produce(scene.cluster.bootstrap_servers, topic, [b"a plain record"])
+            scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
+            scene.commit("second", 3)
+            assert sorted(set(scene.values()) - {f"first-{number}" for number in range(3)}) == [
+                "a plain record",
+                *(f"second-{number}" for number in range(3)),
+            ]
+
+
+@pytest.mark.long
+def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_leaves_it_closed_where_it_was_left(
+    scene: Scene, unique_name: Callable[[str], str]
+) -> None:
+    topic = unique_name("shop.orders")
+    kafka = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers})
+    kafka.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
+    with (
+        scene.b,
+        coordinator(scene.cluster, scene.root, "first", scene.logs, STOP_AT="scale/Seal:fenced") as first,
+    ):
+        scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
+
+        def leave() -> None:
+            with suppress(RollbridgeError):
+                scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True)
+
+        asking = threading.Thread(target=leave)
+        asking.start()
+        until(lambda: is_stopped(first))
+        with coordinator(scene.cluster, scene.root, "second", scene.logs):
+            asking.join(60)
+            until(lambda: len(scene.b.admin.history(scene.stream).records) > 1)
+            awaken(scene, first)
+            assert TopicAdmin(scene.cluster.bootstrap_servers).closed([topic]) == {topic}
+            scene.commit("second", 3)
+            assert scene.values() == [f"second-{number}" for number in range(3)]

@@ -434,6 +434,7 @@ class TopicAdmin:
         timeout_s: float = 60.0,
         transactional_id: str = SEALING_ID,
         foreign_s: float | None = None,
+        closed: Callable[[], None] = lambda: None,
     ) -> dict[P, int]:
         """Close topics to every writer and return the ends of their partitions; see :mod:`rollbridge.kafka.seal`.
 
@@ -446,6 +447,7 @@ class TopicAdmin:
             transactional_id: Transactional id for the markers that define the ends.
             foreign_s: Time for which to wait for other producers' open native transactions, once topics are closed;
                 partitions on which some stay open are left out. None waits until the time-out.
+            closed: Called once the topics are closed, before their ends are looked for; what it raises ends the seal.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
@@ -456,8 +458,13 @@ class TopicAdmin:
         keys = {_address(partition): partition for partition in topics}
         if not keys:
             return {}
+
+        def close(names: Iterable[str], settings: Mapping[str, str | None]) -> None:
+            self.set_topic_config(names, settings)
+            closed()
+
         with self._cluster(Deadline(timeout_s)) as cluster:
-            sealer = Sealer(cluster, self.set_topic_config, transactional_id=transactional_id, timeout_s=timeout_s)
+            sealer = Sealer(cluster, close, transactional_id=transactional_id, timeout_s=timeout_s)
             return {keys[place]: end for place, end in sealer.seal(keys, foreign_s).items()}
 
     def closed(self, topics: Iterable[str]) -> frozenset[str]:

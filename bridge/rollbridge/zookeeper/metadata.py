@@ -102,6 +102,14 @@ class Metadata:
             )
         return found
 
+    def is_left(self, topic: str, topic_id: str) -> bool:
+        """Return True if a stream that has adopted this very topic has left it, or is about to: it is closed then."""
+        try:
+            config = self.stream(self.name_of(topic))
+        except StreamNotFoundError:
+            return False
+        return config is not None and config.topic_id == topic_id and bool(config.settings)
+
     def stream_fault(self, name: StreamName, watch: Watch | None = None) -> StreamFault | None:
         """Return why a stream's transactions are not merged; None unless the stream is in an error state."""
         node = self.session.get(paths.stream_fault(name), watch)

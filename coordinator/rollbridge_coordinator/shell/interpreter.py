@@ -41,11 +41,12 @@ from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.views import TopicDescription
 from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName, Partition, is_group_topic
+from rollbridge.model.names import GroupName, Partition, is_group_topic, is_segment_topic
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import (
@@ -55,6 +56,7 @@ from rollbridge.zookeeper.errors import (
     NodeVersionMismatchError,
     ZooKeeperRefusedError,
 )
+from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.frames import (
@@ -158,6 +160,11 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
     return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
+
+
+def sealing_settings(topic: TopicDescription) -> dict[str, str | None]:
+    """Return the settings of a topic that a seal changes; None where it has none of its own."""
+    return {key: topic.config.get(key) if key in topic.own else None for key in SEALED}
 
 
 def _topic_of(fault: RollbridgeError) -> str | None:
@@ -358,9 +365,7 @@ class Interpreter:
         name of a topic is used twice, so the request is about the same life of the same stream, and a newer leader
         carries it out in any case, because it finishes what is on record (docs/protocol.md).
 
-        Only adopted topics keep their names. A leader that stands still here before it closes one, until others have
-        finished the scale, and the stream was deleted, closes a plain topic; nothing is lost, but its writers are
-        refused until its owner takes ``max.message.bytes`` and ``compression.type`` back.
+        Only adopted topics keep their names; see :meth:`_open_again` for what a late request does there.
 
         Raises:
             DeposedError: there is a newer leader.
@@ -413,7 +418,7 @@ class Interpreter:
                 item.config,
                 item.operations,
                 item.sealed,
-                {key: item.config.get(key) if key in item.own else None for key in SEALED},
+                sealing_settings(item),
             )
             for name, item in found.items()
         }
@@ -442,13 +447,41 @@ class Interpreter:
 
     @_carries_out(fx.Seal)
     def _seal(self, effect: fx.Seal) -> Mapping[Partition, int]:
+        adopted = {topic for topic, _ in effect.partitions if not is_segment_topic(topic)}
+        before = self._admin.describe(adopted) if adopted else {}
         self._look_at_fence(effect)
         return self._admin.seal(
             effect.partitions,
             timeout_s=self._settings.seal_timeout_s,
             transactional_id=self._group.sealing_id,
             foreign_s=SEAL_FOREIGN_S,
+            closed=lambda: self._open_again(before),
         )
+
+    def _open_again(self, before: Mapping[str, TopicDescription]) -> None:
+        """Open adopted topics again that were closed too late.
+
+        A leader may have stood still before it closed one, until others had finished the scale and the stream was
+        deleted, so that the topic is a plain one. If it dies here, the topic stays closed: nothing is lost, but its
+        writers are refused until its owner takes the settings back (docs/adopted-topics.md).
+
+        Args:
+            before: What the topics were; those that were closed already are left alone.
+
+        Raises:
+            DeposedError, StaleStateError: this leader was replaced, or may have been.
+        """
+        if not before:
+            return
+        try:
+            self._write_fenced(())
+        except (DeposedError, StaleStateError):
+            metadata = Metadata(self._session)
+            for topic, described in before.items():
+                if not described.sealed and not metadata.is_left(topic, str(described.topic_id)):
+                    logger.warning("%s: opens topic %s again, which is nobody's any more", self._group, topic)
+                    self._admin.set_topic_config(topic, sealing_settings(described))
+            raise
 
     @_carries_out(fx.LookForObstacles)
     def _look_for_obstacles(self, effect: fx.LookForObstacles) -> Sequence[Obstacle]:
