@@ -96,8 +96,8 @@ def look_at_topic(topic: str) -> Steps[TopicState]:
         raise NotFoundError(f"topic {topic} does not exist; nothing was written")
     if state.is_sealed:
         raise ConflictError(
-            f"topic {topic} is sealed, so it takes no records; nothing was written; if nobody keeps it closed on purpose, "
-            f"kafka-configs --alter --topic {topic} --delete-config max.message.bytes,compression.type opens it"
+            f"topic {topic} is sealed, so it takes no records; nothing was written; if nobody keeps it closed on "
+            f"purpose, kafka-configs --alter --topic {topic} --delete-config max.message.bytes,compression.type opens it"
         )
     missing = sorted(NEEDED - state.operations)
     if missing and state.operations:
