@@ -97,7 +97,7 @@ def look_at_topic(topic: str) -> Steps[TopicState]:
     if state.is_sealed:
         raise ConflictError(
             f"topic {topic} is sealed, so it takes no records; nothing was written; if nobody keeps it closed on "
-            f"purpose, kafka-configs --alter --topic {topic} --delete-config max.message.bytes,compression.type opens it"
+            f"purpose: kafka-configs --alter --topic {topic} --delete-config max.message.bytes,compression.type"
         )
     missing = sorted(NEEDED - state.operations)
     if missing and state.operations:
