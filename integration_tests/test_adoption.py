@@ -25,9 +25,10 @@ KEYS = [b"key-%d" % number for number in range(40)]
 
 @pytest.fixture(scope="module")
 def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One whose leader looks at adopted topics often."""
+    """One whose leader looks at adopted topics often, and waits shortly for what is open there."""
     logs = tmp_path_factory.mktemp("coordinators")
-    with Site(cluster, f"/{logs.name}-adoption", logs, ROLLBRIDGE_COORDINATOR_TOPIC_CHECK_MS="200") as site:
+    settings = {"ROLLBRIDGE_COORDINATOR_TOPIC_CHECK_MS": "200", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "1500"}
+    with Site(cluster, f"/{logs.name}-adoption", logs, **settings) as site:
         yield site
 
 

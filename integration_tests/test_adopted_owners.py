@@ -1,0 +1,216 @@
+"""What the owner of an adopted topic may do while transactions of ours, and native ones, are open on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import rollbridge
+from integration_tests.backends.local import LocalCluster
+from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.test_adoption import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
+from rollbridge.errors import (
+    InvalidRequestError,
+    StreamBusyError,
+    TransactionAbortedError,
+    TruncatedError,
+)
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED
+
+__all__ = ["kafka", "site", "topic"]
+
+
+def fault_of(client: rollbridge.Bridge, topic: str) -> str | None:
+    """The code of what is wrong with a stream's topic, as its leader has put it on record."""
+    fault = client.admin.describe(topic).fault
+    return None if fault is None else fault.code
+
+
+def goes_on(client: rollbridge.Bridge, ledger: str) -> None:
+    """Commit to another stream of the scope."""
+    with client.transaction(ledger) as transaction:
+        transaction.write(ledger, b"k", b"goes on")
+
+
+def begun(client: rollbridge.Bridge, topic: str, word: bytes) -> rollbridge.Transaction:
+    """A transaction with a record of each key, all of which are acknowledged."""
+    transaction = client.begin(topic)
+    for key in KEYS:
+        transaction.write(topic, key, word + key)
+    transaction.flush()
+    return transaction
+
+
+def ours(word: bytes) -> set[bytes]:
+    return {word + key for key in KEYS}
+
+
+def test_what_is_open_is_committed_when_the_owner_adds_partitions(
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    early, late = begun(client, topic, b"early-"), begun(client, topic, b"late-")
+    grow(kafka, topic)
+    early.commit()
+    eventually(lambda: fault_of(client, topic) == TOPIC_GROWN, "the leader has noticed")
+    assert late.commit().records == len(KEYS)
+    with client.transaction(topic) as transaction:
+        transaction.write(topic, KEYS[0], b"begun later")
+    assert set(found(site, topic)) == {*ours(b"early-"), *ours(b"late-"), b"begun later"}
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at-once"])
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "anew"])
+def test_commits_wait_for_a_topic_that_is_gone_until_they_are_aborted(
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, ledger: str, anew: bool, noticed: bool
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    transaction, other = begun(client, topic, b"ours-"), begun(client, topic, b"other-")
+    if anew:
+        create_anew(site, kafka, topic)
+    else:
+        kafka.delete_topics([topic])[topic].result(120)
+    expected = TOPIC_RECREATED if anew else TOPIC_DELETED
+    if noticed:
+        eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
+    waiting = transaction.commit_async()
+    eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
+    goes_on(client, ledger)
+    if not waiting.done():
+        with pytest.raises(StreamBusyError):
+            client.admin.release_topic(topic)
+        other.abort()
+        client.admin.abort_transaction(transaction.id, group=client.admin.describe(topic).config.group)
+        with pytest.raises(TransactionAbortedError):
+            waiting.result(PATIENCE_S)
+        assert noticed or not anew or not [value for value in found(site, topic) if value in ours(b"ours-")]
+    else:
+        # Kafka knows topics by name: what was committed before anybody could notice may stand in the new one.
+        assert anew
+        assert not noticed
+        other.abort()
+    client.admin.release_topic(topic)
+    goes_on(client, ledger)
+    if not anew:
+        create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
+    adopt(client, topic, partitioner="murmur2")
+    with client.transaction(topic) as next_one:
+        next_one.write(topic, KEYS[0], b"next life")
+    assert b"next life" in found(site, topic)
+    assert not [value for value in found(site, topic) if value in ours(b"other-")]
+
+
+def test_a_release_is_refused_while_transactions_are_open_and_changes_nothing(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    transaction = begun(client, topic, b"ours-")
+    with pytest.raises(StreamBusyError):
+        client.admin.release_topic(topic)
+    transaction.commit()
+    client.admin.release_topic(topic)
+    assert set(found(site, topic)) == ours(b"ours-")
+
+
+def test_a_scale_leaves_a_topic_only_where_it_is_told_to(site: Site, client: rollbridge.Bridge, topic: str) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    was, history = admin.describe([topic]), client.admin.history(topic)
+    with pytest.raises(InvalidRequestError, match="--leave-topic"):
+        client.admin.scale(topic, seal=[0], ranges=[(0.0, 0.1), (0.1, 0.25)])
+    assert admin.describe([topic]) == was
+    assert client.admin.history(topic).records == history.records
+    begun(client, topic, b"ours-").commit()
+    native(site, topic, [b"native"])
+    assert set(found(site, topic)) == {*ours(b"ours-"), b"native"}
+
+
+@pytest.mark.parametrize("wish", ["commit", "abort", "abort-foreign"])
+def test_a_topic_is_left_once_what_native_producers_have_open_has_ended(
+    site: Site, client: rollbridge.Bridge, topic: str, ledger: str, unique_name: Callable[[str], str], wish: str
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    servers = site.cluster.bootstrap_servers
+    open_one = Producer(
+        {"bootstrap.servers": servers, "partitioner": "murmur2_random", "transactional.id": unique_name("native")}
+    )
+    open_one.init_transactions(PATIENCE_S)
+    open_one.begin_transaction()
+    open_one.produce(topic, b"open", KEYS[0])
+    assert open_one.flush(30) == 0
+    admin = TopicAdmin(servers)
+    was, split = admin.describe([topic]), [(0.0, 0.1), (0.1, 0.25)]
+    with pytest.raises(StreamBusyError, match="nothing was changed"):
+        client.admin.scale(topic, seal=[0], ranges=split, leave_topic=True)
+    assert admin.describe([topic]) == was
+    native(site, topic, [b"beside"])
+    goes_on(client, ledger)
+    if wish == "commit":
+        open_one.commit_transaction(30)
+    elif wish == "abort":
+        open_one.abort_transaction(30)
+    client.admin.scale(topic, seal=[0], ranges=split, leave_topic=True, abort_foreign=wish == "abort-foreign")
+    assert admin.closed([topic]) == {topic}
+    if wish == "abort-foreign":
+        with pytest.raises(KafkaException):
+            open_one.commit_transaction(30)
+    refused: list[KafkaError | None] = []
+    plain = Producer({"bootstrap.servers": servers})
+    plain.produce(topic, bytes(100), KEYS[0], on_delivery=lambda error, _: refused.append(error))
+    assert plain.flush(30) == 0
+    assert [error.code() for error in refused if error] == [KafkaError.MSG_SIZE_TOO_LARGE]
+    begun(client, topic, b"elsewhere-").commit()
+    expected = {*ours(b"elsewhere-"), b"beside", *([b"open"] if wish == "commit" else [])}
+    assert {record.value for record in client.reader(topic, follow=False)} == expected
+
+
+FAST = {
+    "log.retention.check.interval.ms": "200",
+    "log.initial.task.delay.ms": "200",
+    "log.segment.delete.delay.ms": "0",
+}
+
+
+@pytest.mark.long
+def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp_path: Path) -> None:
+    with LocalCluster(kafka_settings=FAST) as cluster, Site(cluster, "/retention", tmp_path) as site:
+        servers = cluster.bootstrap_servers
+        kafka = AdminClient({"bootstrap.servers": servers})
+        settings = {"retention.ms": "3000", "segment.ms": "500", "message.timestamp.type": "CreateTime"}
+        kafka.create_topics([NewTopic("orders", 1, 1, config=settings)])["orders"].result(120)
+        admin = TopicAdmin(servers)
+        with site.connect("app", rollbridge.ClientOptions(admin_timeout_s=120)) as client:
+            adopt(client, "orders", partitioner="murmur2")
+            long_one = begun(client, "orders", b"open-")
+            begun(client, "orders", b"old-").commit()
+            behind = client.reader("orders", follow=False)
+            (first,) = behind.consume(1, PATIENCE_S)
+            assert first.value in ours(b"old-")
+            place = ("orders", 0)
+
+            def is_deleted() -> bool:
+                native(site, "orders", [b"filler"])  # whatever is written rolls the file before it
+                return admin.start_offsets([place])[place] >= len(KEYS)
+
+            eventually(is_deleted, "Kafka deletes what is old")
+            # What was open all the time is as old as its commit.
+            assert long_one.commit().records == len(KEYS)
+            with client.reader("orders", follow=False) as reader:
+                values = [record.value for record in reader]
+            there = [message.value() for message in read_committed(servers, ["orders"])]
+            assert set(there) <= set(values)
+            assert not set(values) & ours(b"old-")
+            with pytest.raises(TruncatedError):
+                for _ in client.reader("orders", start=behind.position, follow=False):
+                    pass
+            cas = client.cas_writer("orders")
+            cas.write(KEYS[0], b"conditional", expected=cas.tail(KEYS[0]))
+            client.admin.release_topic("orders")
+        assert b"conditional" in [message.value() for message in read_committed(servers, ["orders"])]
