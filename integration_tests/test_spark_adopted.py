@@ -14,9 +14,11 @@ from confluent_kafka.admin import AdminClient
 import rollbridge
 from integration_tests.clients import Site, adopt, header_of, read_committed
 from integration_tests.kafka_tools import create_topic
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.spark_crash import CRASH
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_tools import options_of
+from integration_tests.test_spark_sink import ROWS, driver
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.spark import source
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS = 4
-ROWS = 50
 KEYS = [b"%d" % number for number in range(5)]
 
 
@@ -268,3 +269,24 @@ def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
                 attempt()
     finally:
         reader.stop()
+
+
+@pytest.mark.long
+def test_each_row_once_in_an_adopted_topic_wherever_the_driver_dies(
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, topic: str, stock: StockQuery, tmp_path: Path
+) -> None:
+    native = Native(site, topic)
+    adopt(client, topic, partitioner="murmur2")
+    options, checkpoint = options_of(site, "") | {"topic": topic, "stream": ""}, str(tmp_path / "checkpoint")
+    for batch, point in enumerate(("before-commit", "inside-commit", "after-commit"), 1):
+        with driver(options, checkpoint, tmp_path, **{CRASH: f"{point}:{batch}"}) as dying:
+            assert dying.wait(PATIENCE_S) != 0, "it was to be killed"
+        native.write(point)
+        numbers = sorted(int(value) for value in stock.run() if value.isdigit())
+        assert numbers == list(range(ROWS * (batch if point == "before-commit" else batch + 1)))
+    last = start_numbers(spark, options, checkpoint, ROWS, availableNow=True)
+    last.awaitTermination()
+    numbers = sorted(int(value) for value in stock.run() if value.isdigit())
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= 4 * ROWS
+    assert stock.values == Counter([*(b"%d" % number for number in numbers), *native.written])
