@@ -214,7 +214,7 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
     reason = outcome.reason
     if reason.startswith("refused by Kafka: INVALID_RECORD"):
         return is_poisoned(attempt)
-    if reason.startswith("its merge was refused "):
+    if reason.startswith(("its merge was refused ", "a rolling commit of ")):
         return refusals.rounds > 0
     denied = refusals.denied.intersection(attempt.begin.streams)
     if reason.startswith("expired while "):  # the stream that is named is the one at fault, and not a frame

@@ -20,7 +20,9 @@ from rollbridge_coordinator.state.warm import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""
-AGAIN = 1
+AGAIN = 20
+"""So many outcomes before the snapshots are read, of some hundred: a transaction may have ended before its BEGIN was read
+in all of its buffers, and it may be sent twice."""
 
 
 class CredulousTail(WarmTail):
