@@ -21,8 +21,8 @@ from rollbridge_coordinator.state.warm import WarmTail
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""
 AGAIN = 20
-"""So many outcomes before the snapshots are read, of some hundred: a transaction may have ended before its BEGIN was read
-in all of its buffers, and it may be sent twice."""
+"""So many outcomes before the snapshots are read, of some hundred: a transaction may have ended before its BEGIN was
+read in all of its buffers, and it may be sent twice."""
 
 
 class CredulousTail(WarmTail):
