@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from rollbridge.model import journal as journals
 from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.journal import DELETED, lost
@@ -80,7 +79,7 @@ def test_late_records_that_were_forwarded_since_the_backup_are_missed() -> None:
 
 
 def test_of_more_late_records_than_fit_into_a_node_the_oldest_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "NOTED_MAX", 1)
+    monkeypatch.setattr("rollbridge.model.late.NOTED_MAX", 1)
     plain = {PATH: CONFIG.to_json()}
     both = plain | {paths.late(NAME): late(s0=5, s1=6)}
     assert faults(both, plain | {paths.late(NAME): late(s1=6)}) == []

@@ -10,11 +10,11 @@ import pytest
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
-from rollbridge.model.epochs import EpochCause, EpochRecord
+from rollbridge.model.epochs import EpochCause, EpochRecord, Foundation
 from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, RepairStep, highest_number, plan
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.late import LateNotes, LateSegment
+from rollbridge.model.late import Forwarding, LateNotes, LateSegment
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import (
     ClientSession,
@@ -163,6 +163,38 @@ def test_streams_are_exactly_what_the_journal_says() -> None:
         assert below == {path: value for path, value in JOURNAL.items() if path.startswith(paths.stream(name))}
     assert not tree.below(paths.stream(GONE)), "it was deleted after the backup"
     assert f"{paths.formers('sales')}/gone#4.77" in tree.values
+
+
+def test_what_zookeeper_has_newer_than_a_journal_whose_leader_has_died_stays() -> None:
+    """Only counters were set back, and that is what the repair is for."""
+    config = StreamConfig.from_json(JOURNAL[paths.stream(STREAM)])
+    foundation = Foundation(Epoch(1), 0, (5,), ends=(5,))
+    notes = LateNotes({SegmentId.of(1, 1): LateSegment(9, 2)}, revision=4)
+    newer = {
+        paths.stream(STREAM): replace(config, retention=Retention(ms=9), revision=1).to_json(),
+        paths.epoch(STREAM, 4): epoch(4),
+        paths.truncation(STREAM): Truncation(frozenset({SegmentId.of(1, 1)}), foundation=foundation).to_json(),
+        paths.late(STREAM): replace(notes, revision=5).to_json(),
+    }
+    journal = {
+        **JOURNAL,
+        paths.epoch(STREAM, 3): epoch(3, sealed=False),
+        paths.late(STREAM): notes.to_json(),
+    }
+    nodes = BACKUP | stream(STREAM, [1, 2, 3]) | newer
+    del nodes[paths.epoch(STREAM, 0)]  # it was dropped, as the foundation says
+    evidence = replace(EVIDENCE, journal=journal)
+    assert repaired(nodes, evidence).below(paths.stream(STREAM)) == Tree(nodes).below(paths.stream(STREAM))
+    begun = replace(notes, forwarding=Forwarding(SegmentId.of(1, 1), 9, 10, {SegmentId.of(4, 4): 0}), revision=6)
+    lost = repaired(nodes, replace(evidence, journal={**journal, paths.late(STREAM): begun.to_json()}))
+    assert lost.values[paths.late(STREAM)] == begun.to_json(), "its copies may have been committed"
+
+
+def test_a_life_that_the_journal_does_not_know_yet_stays_as_it_is() -> None:
+    nodes = BACKUP | stream(STREAM, [6, 7], first=6, identity="new")
+    for number in (0, 1):
+        del nodes[paths.epoch(STREAM, number)]
+    assert repaired(nodes).below(paths.stream(STREAM)) == Tree(nodes).below(paths.stream(STREAM))
 
 
 def test_a_deletion_that_is_not_done_is_left_to_the_leader() -> None:

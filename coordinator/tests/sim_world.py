@@ -483,6 +483,8 @@ class World:
                 found = [LateRecord(offset, 0, row.key.encode(), row.value.encode()) for offset, row in late_rows]
                 return found, found[-1].offset + 1 if len(found) == most else end
             case fx.AppendLate(source, copies):
+                if leader == self.identity and any(self._present(shard(*place)).sealed for place, _ in copies):
+                    return "MESSAGE_TOO_LARGE"
                 for place, late in copies:
                     key, value = (late.key or b"").decode(), (late.value or b"").decode()
                     self._append(shard(*place), Record(key, value, origin=(shard(*source), late.offset)), leader)
@@ -494,7 +496,8 @@ class World:
             case fx.Now():
                 return self.clock_ms
             case fx.DiskBytes(places):
-                return {item: 100 * len(self.topics[shard(*item)].entries) for item in places}
+                there = [item for item in places if shard(*item) in self.topics]
+                return {item: 100 * len(self.topics[shard(*item)].entries) for item in there}
             case fx.GroupCommits(groups):
                 if "deaf-retention" in self.faults:
                     read = {unshard(name): len(log.entries) for name, log in self.topics.items()}

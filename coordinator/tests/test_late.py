@@ -15,6 +15,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.late import Forwarding, LateNotes, LateRecord
+from rollbridge.model.names import StreamName
 from rollbridge_coordinator.procedures.late import look_behind
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import GroupState
@@ -67,6 +68,7 @@ class Answers:
         self.appended: list[int] = []
         self.nodes: dict[str, bytes] = {}
         self.found: bool | None = None
+        self.closed: set[str] = set()
 
     def run(self, procedure: Generator[fx.AnyEffect, Any, None]) -> None:
         """Carry out a procedure."""
@@ -95,6 +97,8 @@ class Answers:
                 self.committed += self.appended
             case fx.FindLate():
                 return self.found
+            case fx.Closed(topics):
+                return self.closed.intersection(topics)
             case fx.ReadNodes(paths):
                 return {path: self.nodes.get(path) for path in paths}
             case fx.Write(operations):
@@ -128,10 +132,22 @@ def test_one_record_that_is_refused_holds_up_no_other(group: GroupState) -> None
 def test_a_right_that_is_missing_is_waited_for(group: GroupState) -> None:
     answers = Answers({6}, "TOPIC_AUTHORIZATION_FAILED")
     answers.run(look_behind(group, 0))
-    assert notes_of(group) == LateNotes()
+    assert notes_of(group) == LateNotes(revision=2)
     answers.refused.clear()
     answers.run(look_behind(group, 10_000))
     assert answers.committed == [6, 7, 8, 9]
+
+
+def test_records_whose_heir_is_closed_wait_for_the_segment_that_continues_it(group: GroupState) -> None:
+    """A scale that ZooKeeper has forgotten has closed it."""
+    heir = StreamName.parse("sales/a").segment_topic(SegmentId.of(1, 1))
+    answers = Answers({6, 7, 8, 9}, "MESSAGE_TOO_LARGE")
+    answers.closed.add(heir)
+    answers.run(look_behind(group, 0))
+    assert notes_of(group) == LateNotes(revision=2), "no record is refused"
+    (work,) = (item.work for item in group.suspended.values())
+    assert (work.streams, work.epoch, work.seal) == (("sales/a",), 2, (1,))  # type: ignore[union-attr]
+    assert group.watch.due(10_000) == [("sales/a", S0)], "and it is tried again"
 
 
 @pytest.mark.parametrize(

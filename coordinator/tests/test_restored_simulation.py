@@ -25,8 +25,9 @@ from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.ids import counter_of, parse_number, shared_count
 from rollbridge.model.journal import GroupEvidence, RepairStep, plan, split
+from rollbridge.model.late import LateNotes
 from rollbridge.model.records import ControllerEpoch, Group
-from rollbridge_coordinator.procedures import counters, takeover
+from rollbridge_coordinator.procedures import counters, late, takeover
 from rollbridge_coordinator.state.effects import Steps
 
 UNCOMPARED = (
@@ -295,7 +296,22 @@ def believe_the_backup(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def overlook_late_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaders do not miss what was noted of late records."""
-    monkeypatch.setattr(journals, "_late", lambda _: {})
+    monkeypatch.setattr(journals, "_late", lambda _: LateNotes())
+
+
+def believe_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair overwrites what ZooKeeper has newer than a journal whose leader has died."""
+    monkeypatch.setattr(journals, "_is_lost", lambda nodes, journal, _, path: nodes.get(path) != journal[path])
+
+
+def blame_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late records are refused for good where what was to take them is closed."""
+
+    def nothing(*_: object, **__: object) -> Steps[bool]:
+        yield from ()
+        return False
+
+    monkeypatch.setattr(late, "_is_any_closed", nothing)
 
 
 def go_on_regardless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,13 +342,21 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
     "goes-on-regardless": (go_on_regardless, without()),
     "overlooks-counters": (overlook_counters, without()),
     "overlooks-late": (overlook_late_records, without()),
+    "believes-journal": (believe_the_journal, without()),
+    "blames-record": (blame_the_record, without()),
     "old-number": (None, without("numbered anew")),
     "low-epoch": (None, without("raise the controller epoch")),
     "lost-streams": (None, without("restore stream")),
     "done-again": (None, without("drop the scale", "drop the rolling commit")),
 }
 
-FOUND_FIRST = {"goes-on-regardless": 21, "overlooks-counters": 11, "overlooks-late": 287}
+FOUND_FIRST = {
+    "goes-on-regardless": 21,
+    "overlooks-counters": 112,
+    "overlooks-late": 287,
+    "believes-journal": 82,
+    "blames-record": 49,
+}
 """The runs that noticed rare defects when this was written; they are tried first."""
 RARER = ("low-epoch", "lost-streams", "done-again")
 """Those that `make test` leaves to `make test-long`."""

@@ -27,8 +27,8 @@ from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition, works_of
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.errors import CorruptDataError, InvalidNameError
-from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, Epoch, SegmentId, TransactionId, parse_number
-from rollbridge.model.late import NOTED_MAX, LateNotes
+from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, Epoch, TransactionId, parse_number
+from rollbridge.model.late import LateNotes
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.position import former_among, parse_former
 from rollbridge.model.records import (
@@ -125,15 +125,15 @@ def lost(
         newest = max(epochs_of(journal, stream), default=-1)
         if newest > last:
             found.append(f"stream {stream} has epoch {newest}, ZooKeeper knows {last} at most")
-        gone = _removed(journal.get(paths.truncation(stream)))
-        here = Truncation.from_json(raw) if (raw := nodes.get(paths.truncation(stream))) else Truncation()
-        missing = [item for item in gone if here.keeps(item.epoch) and item not in here.removed]
+        gone, here = (_truncation(item.get(paths.truncation(stream))) for item in (journal, nodes))
+        missing = here.missing(gone)
         if missing:
             found.append(f"{len(missing)} segments of stream {stream} were removed, such as {min(missing)}")
+        elif here.is_behind(gone):
+            found.append(f"epochs of stream {stream} were dropped, which ZooKeeper has")
         noted, notes = _late(journal.get(paths.late(stream))), _late(nodes.get(paths.late(stream)))
-        kept = {item: to for item, to in noted.items() if here.keeps(item.epoch) and item not in here.removed}
-        full = min(notes) if len(notes) >= NOTED_MAX else SegmentId.from_int(0)  # of more, the oldest are not kept
-        if any(notes.get(item, 0) < to for item, to in kept.items() if item >= full):
+        kept = {item: to for item, to in noted.segments.items() if here.keeps(item.epoch) and item not in here.removed}
+        if notes.is_behind(replace(noted, segments=kept)):
             found.append(f"late records of stream {stream} were forwarded, of which ZooKeeper knows nothing")
     return found
 
@@ -163,14 +163,12 @@ def _lost_deletion(
         yield f"ZooKeeper does not know which numbers deleted stream {stream} has used"
 
 
-def _late(raw: bytes | None) -> dict[SegmentId, int]:
-    """Return the offsets up to which records behind the ends of segments were settled."""
-    notes = LateNotes() if raw is None else LateNotes.from_json(raw)
-    return {segment: item.looked_to for segment, item in notes.segments.items()}
+def _late(raw: bytes | None) -> LateNotes:
+    return LateNotes() if raw is None else LateNotes.from_json(raw)
 
 
-def _removed(raw: bytes | None) -> frozenset[SegmentId]:
-    return frozenset() if raw is None else Truncation.from_json(raw).removed
+def _truncation(raw: bytes | None) -> Truncation:
+    return Truncation() if raw is None else Truncation.from_json(raw)
 
 
 # Repair of a restored ZooKeeper.
@@ -360,9 +358,18 @@ def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> RepairStep:
 
 
 def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[RepairStep]:
+    """Write what the journal knows of a stream and ZooKeeper has lost.
+
+    The journal may be behind: its leader died after a write to ZooKeeper, and only counters were set back since. What
+    ZooKeeper has newer is left as it is.
+    """
     journal = group.journal
     prefix = paths.stream(stream)
-    wanted = {path: value for path, value in journal.items() if path == prefix or path.startswith(f"{prefix}/")}
+    wanted = {
+        path: value
+        for path, value in journal.items()
+        if (path == prefix or path.startswith(f"{prefix}/")) and _is_lost(nodes, journal, stream, path)
+    }
     first = min(epochs_of(journal, stream), default=0)
     parents = () if paths.epochs(stream) in nodes else (CreateNode(paths.epochs(stream), b""),)
     changed = [_put(nodes, path, value) for path, value in sorted(wanted.items()) if nodes.get(path) != value]
@@ -375,6 +382,28 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
         known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
         what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
         yield RepairStep(what, _batches(operations))
+
+
+def _is_lost(nodes: Nodes, journal: Journal, stream: StreamName, path: str) -> bool:
+    """Return whether the journal's value of a node of a stream is newer than ZooKeeper's."""
+    raw = nodes.get(paths.stream(stream))
+    if raw is None:
+        return True
+    lives = [StreamConfig.from_json(item).first_epoch for item in (raw, journal[paths.stream(stream)])]
+    if lives[0] != lives[1]:
+        return lives[0] < lives[1]
+    value, there, is_epoch = journal[path], nodes.get(path), path.startswith(f"{paths.epochs(stream)}/")
+    if there is None:  # it may have dropped old epochs since
+        return not is_epoch or _newest(nodes, stream) < _newest(journal, stream)
+    if path == paths.stream(stream):
+        return _age(value) > _age(there)
+    if path == paths.truncation(stream):
+        return Truncation.from_json(there).is_behind(Truncation.from_json(value))
+    if path == paths.late(stream):
+        return _late(there).is_behind(_late(value))
+    if is_epoch:  # its ends are known later
+        return EpochRecord.from_json(there).sealed_ends is None
+    return True
 
 
 def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[NodeOperation]:

@@ -77,7 +77,13 @@ class Forwarding:
 
 @dataclass(frozen=True, slots=True)
 class LateNotes(NodeRecord):
-    """Notes on a stream's late records; most streams have none."""
+    """Notes on a stream's late records; most streams have none.
+
+    Attributes:
+        segments: What was done behind the end of each segment.
+        forwarding: What is being forwarded; None if nothing is.
+        revision: How often the notes were changed.
+    """
 
     SCHEMA: ClassVar = "late"
 
@@ -85,6 +91,16 @@ class LateNotes(NodeRecord):
         default_factory=dict, hash=False
     )
     forwarding: Forwarding | None = None
+    revision: int = 0
+
+    def is_behind(self, other: LateNotes) -> bool:
+        """Return whether others of the same stream are newer. Those of earlier versions have no revision."""
+        if self.revision or other.revision:
+            return self.revision < other.revision
+        full = (
+            min(self.segments) if len(self.segments) >= NOTED_MAX else SegmentId.from_int(0)
+        )  # the oldest are not kept
+        return any(self.looked_to(item, 0) < known.looked_to for item, known in other.segments.items() if item >= full)
 
     def looked_to(self, segment: SegmentId, end: int) -> int:
         """Return up to where nothing is left to do behind the sealed ``end`` of a segment."""
@@ -103,9 +119,9 @@ class LateNotes(NodeRecord):
         return replace(self, segments={**self.segments, segment: changed}, forwarding=None)
 
     def without(self, history: EpochHistory) -> Self:
-        """Return the same without segments that were removed, and of more than fit into a node without the oldest."""
+        """Return the next notes: without removed segments, and of more than fit into a node without the oldest."""
         kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
-        return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
+        return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]), revision=self.revision + 1)
 
 
 def heir_of(history: EpochHistory, keys: KeySpace, segment: SegmentId, key: bytes | None) -> SegmentId:

@@ -323,6 +323,15 @@ class Truncation(NodeRecord):
         """Return whether an epoch has not been dropped."""
         return self.foundation is None or epoch >= self.foundation.first
 
+    def missing(self, other: Truncation) -> list[SegmentId]:
+        """Return the segments that others of the same stream say were removed, and these do not."""
+        return [item for item in other.removed if self.keeps(item.epoch) and item not in self.removed]
+
+    def is_behind(self, other: Truncation) -> bool:
+        """Return whether others of the same stream are newer: only more is removed and dropped."""
+        dropped = [-1 if item.foundation is None else item.foundation.first for item in (self, other)]
+        return dropped[0] < dropped[1] or bool(self.missing(other))
+
     def history_of(self, records: Iterable[EpochRecord]) -> EpochHistory | None:
         """Return the history of a stream's epoch records, read before this was; None if all have been dropped since.
 

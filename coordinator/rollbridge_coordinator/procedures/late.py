@@ -24,6 +24,7 @@ from rollbridge.model.names import Partition, show_partition
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge_coordinator.procedures.adoption import is_its_topic
 from rollbridge_coordinator.procedures.retention import save
+from rollbridge_coordinator.procedures.suspended import find_closed, reopen
 from rollbridge_coordinator.state.effects import (
     AppendLate,
     CommitRound,
@@ -75,7 +76,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     for place, (item, stream, end) in places.items():
         stable = ends.get(place)
         try:
-            is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable))
+            is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable, now_ms))
         except EffectRefusedError as refused:
             if refused.code != CorruptDataError.code:
                 raise
@@ -98,7 +99,9 @@ def _end(stream: LedStream, segment: SegmentId) -> int | None:
     return stream.history.sealed_end(segment)
 
 
-def _settle(group: GroupState, stream: LedStream, segment: SegmentId, end: int, stable: int) -> Steps[bool]:
+def _settle(
+    group: GroupState, stream: LedStream, segment: SegmentId, end: int, stable: int, now_ms: int
+) -> Steps[bool]:
     """Forward what stands between a sealed end and the last stable offset; return False if that must wait."""
     if stream.late.forwarding is not None and not (yield from _finish(group, stream, stream.late.forwarding)):
         return False
@@ -123,6 +126,11 @@ def _settle(group: GroupState, stream: LedStream, segment: SegmentId, end: int, 
         if reason is None:
             yield from _note(stream, stream.late.settled(segment, reached, forwarded=len(records)))
             group.counts["late_records"] += len(records)
+        elif (yield from _is_any_closed(stream)):
+            # Its scale was interrupted, and is on nobody's record since ZooKeeper was set back: no record is at fault.
+            yield from _note(stream, replace(stream.late, forwarding=None))
+            yield from reopen(group, [str(stream.config.name)], group.times.stamp(now_ms))
+            return False
         elif reason.endswith(_MAY_PASS) or len(records) > 1:
             yield from _note(stream, replace(stream.late, forwarding=None))
             if reason.endswith(_MAY_PASS):
@@ -155,6 +163,12 @@ def _forward(
         yield from CommitRound()
     group.forecast.forget(places.values())
     return reason
+
+
+def _is_any_closed(stream: LedStream) -> Steps[bool]:
+    """Return True if a segment is closed that was to take what is being forwarded."""
+    targets = stream.late.forwarding.targets if stream.late.forwarding is not None else ()
+    return bool((yield from find_closed([stream.place_of(item) for item in targets])))
 
 
 def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bool]:

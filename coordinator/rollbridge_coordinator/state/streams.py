@@ -144,7 +144,7 @@ class JournalState:
                 wanted[path] = record.to_json()
         if history.removed or history.foundation is not None:
             wanted[paths.truncation(name)] = Truncation(history.removed, stream.removing, history.foundation).to_json()
-        if stream.late.segments:
+        if stream.late.segments or stream.late.revision:
             wanted[paths.late(name)] = stream.late.to_json()
         if fault is not None:
             wanted[paths.stream_fault(name)] = fault.to_json()
