@@ -471,7 +471,7 @@ class Coverage:
         "streams of which a topic was refused": 50,
         "rounds refused": 50,
         "Seal TOPIC_AUTHORIZATION_FAILED": 50,
-        "Seal seal-timeout": 4,
+        "Seal seal-timeout": 2,
         "CreateTopics POLICY_VIOLATION": 50,
         "AppendLate TOPIC_AUTHORIZATION_FAILED": 10,
         "AppendControl TOPIC_AUTHORIZATION_FAILED": 2,
