@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
+from rollbridge.model import partitioners
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.keyspace import HASH_SEED, SEGMENTS_MAX, even_ranges, position_of_hash
-from rollbridge.model.partitioners import KeySpace, Partitioner, fit, native_partition
+from rollbridge.model.partitioners import KEY_BYTES_MAX, KeySpace, KnownKeys, Partitioner, fit, native_partition
 from rollbridge.model.routing import hash_bounds, locator
 
 # Expectations of Kafka's UtilsTest.testMurmur2.
@@ -91,6 +93,41 @@ def test_keys_of_own_streams_lie_where_they_did(key: bytes) -> None:
     assert KeySpace().hash_of(key, HASH_SEED) == xxh64_intdigest(key, 42)
     assert KeySpace().position(key) == position_of_hash(xxh64_intdigest(key, 42))
     assert KeySpace().position(None) == KeySpace(Partitioner.MURMUR2, 3).position(None) == 0.0
+
+
+def test_partitions_that_are_remembered_are_those_of_native_producers_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partitioners, "KEYS_MAX", 50)
+    known = KnownKeys(Partitioner.MURMUR2, 7)
+    long = bytes(KEY_BYTES_MAX + 1)
+    for key in [*(b"key-%d" % (number % 70) for number in range(500)), long]:
+        expected = native_partition(Partitioner.MURMUR2, key, 7)
+        assert (known[key], known(key, 0)) == (expected, expected)
+        assert len(known) <= 50
+    assert long not in known
+
+
+def test_keys_are_looked_up_only_where_they_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioners, "KEYS_MAX", 100)
+    monkeypatch.setattr(partitioners, "_TRIED", 100)
+    monkeypatch.setattr(partitioners, "_TERM", 1_000)
+    known = KnownKeys(Partitioner.CONSISTENT, 7)
+
+    def looked_up(keys: Iterable[int]) -> list[bool]:
+        found = []
+        for number in keys:
+            found.append(known.helps(1))
+            if found[-1]:
+                _ = known[b"%d" % number]
+        return found
+
+    assert all(looked_up(number % 10 for number in range(500)))
+    others = looked_up(range(1_000, 2_600))
+    assert not all(others), "none of them came again"
+    assert others.index(False) < 600
+    assert True in others[others.index(False) :], "but it is tried anew"
+    assert len(known) <= 100
 
 
 def test_keys_of_a_partition_are_spread_over_its_range() -> None:

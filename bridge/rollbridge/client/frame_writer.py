@@ -29,6 +29,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import length_hint
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -61,6 +62,7 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, local_sequence
 from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.partitioners import KnownKeys
 from rollbridge.model.records import KEYLESS, RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import HEADER_VALUE, RECORD_HEADER
@@ -305,11 +307,22 @@ class PartWriter:
     def _write_to_many(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
         hash_of, locate, name, seed = lane.hash_of, bisect_right, RECORD_HEADER, HASH_SEED
+        known: KnownKeys | None = None
+        if isinstance(hash_of, KnownKeys):  # the segments are the partitions of an adopted topic
+            if hash_of.helps(length_hint(records)):
+                known = hash_of
+            else:
+                hash_of = hash_of.call
         now_ms = int(time.time() * 1000)
         count = self.count
         try:
             for key, value in records:
-                at = lane.sticky if key is None else locate(bounds, hash_of(key, seed))
+                if key is None:
+                    at = lane.sticky
+                elif known is None:
+                    at = locate(bounds, hash_of(key, seed))
+                else:
+                    at = known[key]
                 slot = slots[at]
                 if slot is None:
                     slot = self._open_slot(lane, at)

@@ -9,7 +9,8 @@ that range a key lies where its XXH64 hash puts it::
      partition 0 partition 1                         partition N-1
          ^ ((0 << 64) + XXH64) // N, as a 64-bit hash
 
-librdkafka's functions compute murmur2 and FNV-1a, in a fifth of a microsecond for a key.
+librdkafka's functions compute murmur2 and FNV-1a. A call takes a quarter of a microsecond, so the partitions of keys
+that come again are remembered.
 """
 
 from __future__ import annotations
@@ -98,13 +99,13 @@ class KeySpace:
         return xxh64_intdigest if self.partitioner is None else self._refined
 
     @property
-    def partition_of(self) -> Callable[[bytes, int], int]:
+    def partition_of(self) -> KnownKeys:
         """Function of a key, and anything, that returns the partition which the topic's native producers choose.
 
         While the segments are the partitions, this is enough to find a key's, in a quarter of the time.
         """
         assert self.partitioner is not None
-        return _partition_of(self.partitioner, self.partitions)
+        return _known_keys(self.partitioner, self.partitions)
 
     def position(self, key: bytes | None) -> float:
         """Return the position of a key; None means the only segment of a stream."""
@@ -113,7 +114,7 @@ class KeySpace:
     def _refined(self, key: bytes, seed: int) -> int:
         assert self.partitioner is not None
         within = xxh64_intdigest(key, seed) & _WITHIN | _MIDDLE
-        return ((native_partition(self.partitioner, key, self.partitions) << 64) + within) // self.partitions
+        return ((self.partition_of(key, seed) << 64) + within) // self.partitions
 
 
 @cache
@@ -159,13 +160,59 @@ def fit(sample: Iterable[tuple[bytes, int]], partitions: int) -> Fit:
     return Fit(len(seen), matches)
 
 
-@cache
-def _partition_of(partitioner: Partitioner, partitions: int) -> Callable[[bytes, int], int]:
+KEYS_MAX: Final = 1 << 16
+KEY_BYTES_MAX: Final = 64
+"""Limits on the keys whose partitions are remembered, together some 10 MB."""
+_TRIED: Final = 4_096
+_TERM: Final = 16 * KEYS_MAX
+"""For how many keys it is tried whether they come again, and after how many it is tried anew."""
+
+
+class KnownKeys(dict[bytes, int]):
+    """Partitions of an adopted topic's keys, by key, of which some are remembered; called like a hash, none is.
+
+    May be used by several threads: what they count need not be exact.
+    """
+
+    def __init__(self, partitioner: Partitioner, partitions: int) -> None:
+        """Prepare for one topic."""
+        super().__init__()
+        self.call: Final = _caller(partitioner, partitions)
+        """The function itself, of a key and anything."""
+        self._looked_up = self._unknown = self._called = 0
+
+    def __call__(self, key: bytes, _: int) -> int:
+        """Return the partition of a key."""
+        return self.call(key, _)
+
+    def __missing__(self, key: bytes) -> int:
+        self._unknown += 1
+        partition = self.call(key, 0)
+        if len(self) < KEYS_MAX and len(key) <= KEY_BYTES_MAX:
+            self[key] = partition
+        return partition
+
+    def helps(self, count: int) -> bool:
+        """Return whether so many keys are rather looked up than called for: most of those before came again."""
+        if self._looked_up < _TRIED or 2 * self._unknown < self._looked_up:
+            self._looked_up += count
+            return True
+        self._called += count
+        if self._called > _TERM:
+            self._looked_up = self._unknown = self._called = 0
+            self.clear()
+        return False
+
+
+def _caller(partitioner: Partitioner, partitions: int) -> Callable[[bytes, int], int]:
     if partitioner is Partitioner.CONSISTENT:
         crc32 = zlib.crc32
         return lambda key, _: crc32(key) % partitions
     function, size = _function(partitioner), len
     return lambda key, _: function(None, key, size(key), partitions, None, None)
+
+
+_known_keys = cache(KnownKeys)
 
 
 @cache
