@@ -163,7 +163,7 @@ def fit(sample: Iterable[tuple[bytes, int]], partitions: int) -> Fit:
 KEYS_MAX: Final = 1 << 16
 KEY_BYTES_MAX: Final = 64
 """Limits on the keys whose partitions are remembered, together some 10 MB."""
-_TRIED: Final = 4_096
+_TRIED: Final = KEYS_MAX
 _TERM: Final = 16 * KEYS_MAX
 """For how many keys it is tried whether they come again, and after how many it is tried anew."""
 
