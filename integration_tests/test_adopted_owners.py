@@ -112,6 +112,7 @@ def test_a_release_is_refused_while_transactions_are_open_and_changes_nothing(
 ) -> None:
     adopt(client, topic, partitioner="murmur2")
     transaction = begun(client, topic, b"ours-")
+    eventually(lambda: transaction.id in [item.id for item in client.admin.transactions()], "its leader has read it")
     with pytest.raises(StreamBusyError):
         client.admin.release_topic(topic)
     transaction.commit()

@@ -9,6 +9,9 @@ import pytest
 
 from integration_tests.backends.choice import new_cluster
 from integration_tests.examples import FOLDER, PLAIN, run_all
+from integration_tests.patience import eventually
+from rollbridge.model import paths
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +19,8 @@ def environment() -> Iterator[dict[str, str]]:
     """Where a fresh cluster is: the programs use streams of the names that a newcomer gives them."""
     with new_cluster() as cluster:
         coordinator = cluster.start_coordinator()
+        with ZooKeeperSession(cluster.zookeeper) as session:
+            eventually(lambda: session.children(paths.COORDINATORS), "a coordinator runs")
         yield {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,
