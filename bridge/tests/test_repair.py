@@ -191,7 +191,7 @@ def test_what_zookeeper_has_newer_than_a_journal_whose_leader_has_died_stays() -
 
 
 def test_a_life_that_the_journal_does_not_know_yet_stays_as_it_is() -> None:
-    nodes = BACKUP | stream(STREAM, [6, 7], first=6, identity="new")
+    nodes = BACKUP | stream(STREAM, [6, 7], first=6, identity="new") | {paths.late(STREAM): LateNotes().to_json()}
     for number in (0, 1):
         del nodes[paths.epoch(STREAM, number)]
     assert repaired(nodes).below(paths.stream(STREAM)) == Tree(nodes).below(paths.stream(STREAM))

@@ -301,7 +301,7 @@ def overlook_late_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def believe_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair overwrites what ZooKeeper has newer than a journal whose leader has died."""
-    monkeypatch.setattr(journals, "_is_lost", lambda nodes, journal, _, path: nodes.get(path) != journal[path])
+    monkeypatch.setattr(journals, "_is_newer", lambda _, path, value, nodes: nodes[path] != value)
 
 
 def blame_the_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,12 +364,7 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
     ZooKeeper has newer is left as it is.
     """
     journal = group.journal
-    prefix = paths.stream(stream)
-    wanted = {
-        path: value
-        for path, value in journal.items()
-        if (path == prefix or path.startswith(f"{prefix}/")) and _is_lost(nodes, journal, stream, path)
-    }
+    wanted = _lost_nodes(nodes, journal, stream)
     first = min(epochs_of(journal, stream), default=0)
     parents = () if paths.epochs(stream) in nodes else (CreateNode(paths.epochs(stream), b""),)
     changed = [_put(nodes, path, value) for path, value in sorted(wanted.items()) if nodes.get(path) != value]
@@ -384,24 +379,37 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
         yield RepairStep(what, _batches(operations))
 
 
-def _is_lost(nodes: Nodes, journal: Journal, stream: StreamName, path: str) -> bool:
-    """Return whether the journal's value of a node of a stream is newer than ZooKeeper's."""
-    raw = nodes.get(paths.stream(stream))
+def _lost_nodes(nodes: Nodes, journal: Journal, stream: StreamName) -> Journal:
+    """Return the nodes of a stream of which the journal has a newer value than ZooKeeper, or ZooKeeper none."""
+    path = paths.stream(stream)
+    whole = {item: value for item, value in journal.items() if item == path or item.startswith(f"{path}/")}
+    raw = nodes.get(path)
     if raw is None:
-        return True
-    lives = [StreamConfig.from_json(item).first_epoch for item in (raw, journal[paths.stream(stream)])]
-    if lives[0] != lives[1]:
-        return lives[0] < lives[1]
-    value, there, is_epoch = journal[path], nodes.get(path), path.startswith(f"{paths.epochs(stream)}/")
-    if there is None:  # it may have dropped old epochs since
-        return not is_epoch or _newest(nodes, stream) < _newest(journal, stream)
+        return whole
+    there, life = (StreamConfig.from_json(item).first_epoch for item in (raw, journal[path]))
+    if there != life:
+        return whole if there < life else {}
+    # Where ZooKeeper has the newest epoch, those that it lacks are old ones that have been dropped since.
+    has_newest = _newest(nodes, stream) >= _newest(journal, stream)
+    missing = {item for item in whole.keys() - nodes.keys() if not (has_newest and _is_epoch(stream, item))}
+    newer = {item for item in whole.keys() & nodes.keys() if _is_newer(stream, item, whole[item], nodes)}
+    return {item: whole[item] for item in missing | newer}
+
+
+def _is_epoch(stream: StreamName, path: str) -> bool:
+    return path.startswith(f"{paths.epochs(stream)}/")
+
+
+def _is_newer(stream: StreamName, path: str, value: bytes, nodes: Nodes) -> bool:
+    """Return whether a value of a node of a stream is newer than the one in ZooKeeper, in the same life."""
+    there = nodes[path]
     if path == paths.stream(stream):
         return _age(value) > _age(there)
     if path == paths.truncation(stream):
-        return Truncation.from_json(there).is_behind(Truncation.from_json(value))
+        return _truncation(there).is_behind(_truncation(value))
     if path == paths.late(stream):
         return _late(there).is_behind(_late(value))
-    if is_epoch:  # its ends are known later
+    if _is_epoch(stream, path):  # its ends are known later
         return EpochRecord.from_json(there).sealed_ends is None
     return True
 
@@ -412,7 +420,7 @@ def _former_life(nodes: Nodes, journal: Journal, stream: StreamName) -> list[Nod
     if raw is None:
         return []
     fresh, old = StreamConfig.from_json(journal[paths.stream(stream)]), StreamConfig.from_json(raw)
-    if fresh.first_epoch == old.first_epoch:
+    if fresh.first_epoch <= old.first_epoch:
         return []
     found = _children(nodes, paths.stream(stream))
     return [DeleteNode(path) for path in found if path != paths.epochs(stream) and path not in journal]
