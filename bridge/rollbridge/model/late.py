@@ -119,9 +119,9 @@ class LateNotes(NodeRecord):
         return replace(self, segments={**self.segments, segment: changed}, forwarding=None)
 
     def without(self, history: EpochHistory) -> Self:
-        """Return the next notes: without removed segments, and of more than fit into a node without the oldest."""
+        """Return the same without segments that were removed, and of more than fit into a node without the oldest."""
         kept = {item: known for item, known in self.segments.items() if not history.is_removed(item)}
-        return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]), revision=self.revision + 1)
+        return replace(self, segments=dict(sorted(kept.items())[-NOTED_MAX:]))
 
 
 def heir_of(history: EpochHistory, keys: KeySpace, segment: SegmentId, key: bytes | None) -> SegmentId:

@@ -66,9 +66,7 @@ class Partitioner(StrEnum):
 
 def native_partition(partitioner: Partitioner, key: bytes, partitions: int) -> int:
     """Return the partition, from 0 to ``partitions - 1``, that native producers choose for a key."""
-    if partitioner is Partitioner.CONSISTENT:
-        return zlib.crc32(key) % partitions
-    return _function(partitioner)(None, key, len(key), partitions, None, None)
+    return _partition_of(partitioner, partitions)(key, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +97,16 @@ class KeySpace:
         return xxh64_intdigest if self.partitioner is None else self._refined
 
     @property
-    def partition_of(self) -> KnownKeys:
+    def partition_of(self) -> Callable[[bytes, int], int]:
         """Function of a key, and anything, that returns the partition which the topic's native producers choose.
 
         While the segments are the partitions, this is enough to find a key's, in a quarter of the time.
         """
+        assert self.partitioner is not None
+        return _partition_of(self.partitioner, self.partitions)
+
+    def known_keys(self) -> KnownKeys:
+        """Return the partitions of keys that are remembered, which all writers of the topic in this process share."""
         assert self.partitioner is not None
         return _known_keys(self.partitioner, self.partitions)
 
@@ -169,7 +172,7 @@ _TERM: Final = 16 * KEYS_MAX
 
 
 class KnownKeys(dict[bytes, int]):
-    """Partitions of an adopted topic's keys, by key, of which some are remembered; called like a hash, none is.
+    """Partitions of an adopted topic's keys, by key, of which some are remembered.
 
     May be used by several threads: what they count need not be exact.
     """
@@ -177,17 +180,12 @@ class KnownKeys(dict[bytes, int]):
     def __init__(self, partitioner: Partitioner, partitions: int) -> None:
         """Prepare for one topic."""
         super().__init__()
-        self.call: Final = _caller(partitioner, partitions)
-        """The function itself, of a key and anything."""
+        self._partition_of = _partition_of(partitioner, partitions)
         self._looked_up = self._unknown = self._called = 0
-
-    def __call__(self, key: bytes, _: int) -> int:
-        """Return the partition of a key."""
-        return self.call(key, _)
 
     def __missing__(self, key: bytes) -> int:
         self._unknown += 1
-        partition = self.call(key, 0)
+        partition = self._partition_of(key, 0)
         if len(self) < KEYS_MAX and len(key) <= KEY_BYTES_MAX:
             self[key] = partition
         return partition
@@ -204,7 +202,8 @@ class KnownKeys(dict[bytes, int]):
         return False
 
 
-def _caller(partitioner: Partitioner, partitions: int) -> Callable[[bytes, int], int]:
+@cache
+def _partition_of(partitioner: Partitioner, partitions: int) -> Callable[[bytes, int], int]:
     if partitioner is Partitioner.CONSISTENT:
         crc32 = zlib.crc32
         return lambda key, _: crc32(key) % partitions

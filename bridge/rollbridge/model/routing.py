@@ -15,7 +15,7 @@ from xxhash import xxh64_intdigest
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.partitioners import KeySpace, KnownKeys
 from rollbridge.model.records import StreamConfig, TopicLimits
 
 _POSITION_BITS = 53
@@ -34,9 +34,13 @@ def locator(keys: KeySpace, lower_ends: Sequence[float]) -> tuple[tuple[int, ...
         keys: Where keys lie.
         lower_ends: Of the ranges, which are in order and leave no gap.
     """
-    if keys.partitions and tuple(lower_ends) == tuple(item.low for item in even_ranges(keys.partitions)):
+    if _are_partitions(keys, lower_ends):
         return tuple(range(1, keys.partitions)), keys.partition_of
     return hash_bounds(lower_ends), keys.hash_of
+
+
+def _are_partitions(keys: KeySpace, lower_ends: Sequence[float]) -> bool:
+    return bool(keys.partitions) and tuple(lower_ends) == tuple(item.low for item in even_ranges(keys.partitions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Route:
     record_bytes_max: int
     keys: KeySpace
     hash_of: Callable[[bytes, int], int] = field(default=xxh64_intdigest, compare=False)
+    known: KnownKeys | None = field(default=None, compare=False)
+    """Places of keys, for who writes many, if the segments are the partitions of an adopted topic."""
     topic: str = ""
     """The topic that the stream has adopted, which is another name of the stream."""
     limits: TopicLimits | None = None
@@ -65,7 +71,8 @@ class Route:
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
         """Return the route through an epoch of a stream."""
-        bounds, hash_of = locator(config.keys, [segment.range.low for segment in record.segments])
+        lows = [segment.range.low for segment in record.segments]
+        bounds, hash_of = locator(config.keys, lows)
         return cls(
             stream=str(config.name),
             epoch=record.epoch,
@@ -77,6 +84,7 @@ class Route:
             record_bytes_max=config.record_bytes_max,
             keys=config.keys,
             hash_of=hash_of,
+            known=config.keys.known_keys() if _are_partitions(config.keys, lows) else None,
             topic=config.topic,
             limits=config.limits_in(record.reference_epoch),
         )

@@ -194,6 +194,6 @@ def _finish(group: GroupState, stream: LedStream, begun: Forwarding) -> Steps[bo
 
 
 def _note(stream: LedStream, notes: LateNotes) -> Steps[None]:
-    notes = notes.without(stream.history)
+    notes = replace(notes.without(stream.history), revision=stream.late.revision + 1)
     yield from save(stream, paths.late(stream.config.name), notes.to_json())
     stream.late = notes

@@ -38,7 +38,6 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.kafka.views import TopicDescription
@@ -160,11 +159,6 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
     return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
-
-
-def sealing_settings(topic: TopicDescription) -> dict[str, str | None]:
-    """Return the settings of a topic that a seal changes; None where it has none of its own."""
-    return {key: topic.config.get(key) if key in topic.own else None for key in SEALED}
 
 
 def _topic_of(fault: RollbridgeError) -> str | None:
@@ -418,7 +412,7 @@ class Interpreter:
                 item.config,
                 item.operations,
                 item.sealed,
-                sealing_settings(item),
+                item.sealing,
             )
             for name, item in found.items()
         }
@@ -480,7 +474,7 @@ class Interpreter:
             for topic, described in before.items():
                 if not described.sealed and not metadata.is_left(topic, str(described.topic_id)):
                     logger.warning("%s: opens topic %s again, which is nobody's any more", self._group, topic)
-                    self._admin.set_topic_config(topic, sealing_settings(described))
+                    self._admin.set_topic_config(topic, described.sealing)
             raise
 
     @_carries_out(fx.LookForObstacles)
