@@ -10,7 +10,7 @@ import pytest
 from integration_tests.backends.choice import new_cluster
 from integration_tests.examples import FOLDER, PLAIN, run_all
 from integration_tests.patience import eventually
-from rollbridge.model import paths
+from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 
@@ -20,7 +20,7 @@ def environment() -> Iterator[dict[str, str]]:
     with new_cluster() as cluster:
         coordinator = cluster.start_coordinator()
         with ZooKeeperSession(cluster.zookeeper) as session:
-            eventually(lambda: session.children(paths.COORDINATORS), "a coordinator runs")
+            eventually(Metadata(session).coordinators, "a coordinator runs")
         yield {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,

@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,25 @@ class Scene:
 
     def log_of(self, name: str) -> str:
         return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def finished_by_another(
+    scene: Scene, first: subprocess.Popen[bytes], ask: Callable[[], object], is_done: Callable[[], bool]
+) -> Iterator[None]:
+    """Ask for something at which the first coordinator stops; another one has done it when the block begins."""
+
+    def ask_once() -> None:
+        with suppress(RollbridgeError):  # who finishes it may find that it is done, or gone
+            ask()
+
+    asking = threading.Thread(target=ask_once)
+    asking.start()
+    until(lambda: is_stopped(first))
+    with coordinator(scene.cluster, scene.root, "second", scene.logs):
+        asking.join(60)
+        until(is_done)
+        yield
 
 
 @pytest.fixture
@@ -111,17 +130,12 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
     ):
         scene.b.admin.create_stream(scene.stream, segments=2)
         scene.commit("first", 3)
-
-        def delete() -> None:
-            with suppress(RollbridgeError):  # who finishes it may find that it is gone
-                scene.b.admin.delete_stream(scene.stream)
-
-        asking = threading.Thread(target=delete)
-        asking.start()
-        until(lambda: is_stopped(first))
-        with coordinator(scene.cluster, scene.root, "second", scene.logs):
-            asking.join(60)
-            until(lambda: scene.stream not in [str(item.name) for item in scene.b.admin.list_streams()])
+        with finished_by_another(
+            scene,
+            first,
+            lambda: scene.b.admin.delete_stream(scene.stream),
+            lambda: scene.stream not in [str(item.name) for item in scene.b.admin.list_streams()],
+        ):
             scene.b.admin.create_stream(scene.stream, segments=2)
             scene.commit("second", 20)
             awaken(scene, first)
@@ -146,17 +160,12 @@ def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, 
     ):
         scene.b.admin.create_stream(scene.stream, segments=2)
         scene.commit("first", 3)
-
-        def scale() -> None:
-            with suppress(RollbridgeError):
-                scene.b.admin.scale(scene.stream, seal=[0, 1], ranges=[(0.0, 1.0)])
-
-        asking = threading.Thread(target=scale)
-        asking.start()
-        until(lambda: is_stopped(first))
-        with coordinator(scene.cluster, scene.root, "second", scene.logs):
-            asking.join(60)
-            until(lambda: len(scene.b.admin.history(scene.stream).active.segments) == 1)
+        with finished_by_another(
+            scene,
+            first,
+            lambda: scene.b.admin.scale(scene.stream, seal=[0, 1], ranges=[(0.0, 1.0)]),
+            lambda: len(scene.b.admin.history(scene.stream).active.segments) == 1,
+        ):
             scene.b.admin.delete_stream(scene.stream)
             scene.b.admin.create_stream(scene.stream, segments=2)
             scene.commit("second", 20)
@@ -166,6 +175,16 @@ def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, 
             # What a late request has made under an old name is nobody's, and is named.
             found = [item for item in orphans(gather(scene.b.settings)) if scene.stream.partition("/")[0] in str(item)]
             assert len(found) <= (1 if point.startswith("scale/CreateTopics") else 0), found
+
+
+def left_by_another(scene: Scene, first: subprocess.Popen[bytes]) -> AbstractContextManager[None]:
+    """The stream leaves the topic that it has adopted."""
+    return finished_by_another(
+        scene,
+        first,
+        lambda: scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True),
+        lambda: len(scene.b.admin.history(scene.stream).records) > 1,
+    )
 
 
 SETTINGS = {"compression.type": "zstd", "max.message.bytes": "1500000"}
@@ -189,17 +208,7 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_ag
     ):
         scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
         scene.commit("first", 3)
-
-        def leave() -> None:
-            with suppress(RollbridgeError):
-                scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True)
-
-        asking = threading.Thread(target=leave)
-        asking.start()
-        until(lambda: is_stopped(first))
-        with coordinator(scene.cluster, scene.root, "second", scene.logs):
-            asking.join(60)
-            until(lambda: len(scene.b.admin.history(scene.stream).records) > 1)
+        with left_by_another(scene, first):
             scene.b.admin.delete_stream(scene.stream)
             if anew:
                 kafka.delete_topics([topic])[topic].result(60)
@@ -231,17 +240,7 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_leaves_it_c
         coordinator(scene.cluster, scene.root, "first", scene.logs, STOP_AT="scale/Seal:fenced") as first,
     ):
         scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
-
-        def leave() -> None:
-            with suppress(RollbridgeError):
-                scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True)
-
-        asking = threading.Thread(target=leave)
-        asking.start()
-        until(lambda: is_stopped(first))
-        with coordinator(scene.cluster, scene.root, "second", scene.logs):
-            asking.join(60)
-            until(lambda: len(scene.b.admin.history(scene.stream).records) > 1)
+        with left_by_another(scene, first):
             awaken(scene, first)
             assert TopicAdmin(scene.cluster.bootstrap_servers).closed([topic]) == {topic}
             scene.commit("second", 3)

@@ -128,18 +128,26 @@ class Nemesis:
             "ask for what Kafka refuses": self._ask_for_too_much,
             "kill a member of a group": lambda: self._kill_member("member", (*self._written, pulse)),
             "kill a transformer": lambda: self._kill_member("transformer", (streams[0], copies)),
-            "make a stream anew": self._recreate,
-            "make a stream anew while a client of it stands still": self._recreate_beside_a_paused_guest,
-            "make a stream anew while a coordinator stands still": self._recreate_beside_a_paused_coordinator,
+            "make a stream anew": lambda: self._meanwhile(self._come_and_go),
+            "make a stream anew while a client of it stands still": lambda: self._beside_a_paused_guest(
+                passing, self._come_and_go
+            ),
+            "make a stream anew while a coordinator stands still": lambda: self._beside_a_paused_coordinator(
+                self._come_and_go
+            ),
             "set ZooKeeper back": self._set_zookeeper_back,
             "truncate a stream": lambda: self._over_and_over(self._truncate),
             "keep a stream for a second": self._retain,
             "strangers write any bytes": lambda: self._over_and_over(self._write_any_bytes),
-            "release an adopted topic and adopt it again": lambda: self._own(owner.take_back),
-            "add partitions to an adopted topic": lambda: self._own(owner.grow),
-            "make an adopted topic anew": lambda: self._own(owner.make_anew),
-            "make an adopted topic anew while a client of it stands still": lambda: self._own_beside_a_guest(owner),
-            "make an adopted topic anew while a coordinator stands still": lambda: self._own_beside_a_leader(owner),
+            "release an adopted topic and adopt it again": lambda: self._meanwhile(owner.take_back),
+            "add partitions to an adopted topic": lambda: self._meanwhile(owner.grow),
+            "make an adopted topic anew": lambda: self._meanwhile(owner.make_anew),
+            "make an adopted topic anew while a client of it stands still": lambda: self._beside_a_paused_guest(
+                owner.stream, owner.make_anew
+            ),
+            "make an adopted topic anew while a coordinator stands still": lambda: self._beside_a_paused_coordinator(
+                owner.make_anew
+            ),
         }
         if Ability.LOG_CUT in cluster.can:
             self.faults["a log loses its end"] = self._cut_log
@@ -282,44 +290,25 @@ class Nemesis:
         self._workers.start(role, streams)
         yield
 
-    def _recreate(self) -> Iterator[None]:
-        """A stream is deleted and made anew under its name, again and again, while its clients write to it."""
-        yield from self._while_it_comes_and_goes()
-
-    def _recreate_beside_a_paused_guest(self) -> Iterator[None]:
-        self.paused = self._choice.choice(self._workers.alive("guest", self._passing))
-        self._workers.signal(self.paused, signal.SIGSTOP)
-        yield from self._while_it_comes_and_goes()
-        self._workers.signal(self.paused, signal.SIGCONT)
-
-    def _recreate_beside_a_paused_coordinator(self) -> Iterator[None]:
-        with self._cluster.paused(self._one_of(self.coordinators)):
-            yield from self._while_it_comes_and_goes()
-
-    def _while_it_comes_and_goes(self) -> Iterator[None]:
-        over = threading.Event()
-        with beside(lambda: self._come_and_go(over)):
-            yield
-            over.set()
-
-    def _own(self, does: Callable[[threading.Event], None]) -> Iterator[None]:
-        """An owner does something to its topic, again and again, while clients write to it."""
+    def _meanwhile(self, does: Callable[[threading.Event], None]) -> Iterator[None]:
+        """Somebody does something to a stream, again and again, while clients write to it."""
         over = threading.Event()
         with beside(lambda: does(over)):
             yield
             over.set()
 
-    def _own_beside_a_guest(self, owner: Owner) -> Iterator[None]:
-        self.paused = self._choice.choice(self._workers.alive("guest", owner.stream))
+    def _beside_a_paused_guest(self, stream: str, does: Callable[[threading.Event], None]) -> Iterator[None]:
+        self.paused = self._choice.choice(self._workers.alive("guest", stream))
         self._workers.signal(self.paused, signal.SIGSTOP)
-        yield from self._own(owner.make_anew)
+        yield from self._meanwhile(does)
         self._workers.signal(self.paused, signal.SIGCONT)
 
-    def _own_beside_a_leader(self, owner: Owner) -> Iterator[None]:
+    def _beside_a_paused_coordinator(self, does: Callable[[threading.Event], None]) -> Iterator[None]:
         with self._cluster.paused(self._one_of(self.coordinators)):
-            yield from self._own(owner.make_anew)
+            yield from self._meanwhile(does)
 
     def _come_and_go(self, over: threading.Event) -> None:
+        """A stream is deleted and made anew under its name."""
         with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             while True:
                 with suppress(StreamBusyError, StreamNotFoundError, UnavailableError):
