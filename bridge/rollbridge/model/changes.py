@@ -6,11 +6,11 @@ A leader records a change before its first step, so the next leader finishes exa
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
 from rollbridge.model import paths
-from rollbridge.model.ids import OWNER_PART, TransactionId
+from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import GroupName, StreamName
@@ -24,24 +24,43 @@ ID_BYTES: Final = 52
 """Upper bound on a transaction in it: its id and the part of its owner."""
 
 
-def ids_beside(streams: Iterable[str], bytes_max: int) -> int:
-    """Return how many transactions fit into a ``committing`` node with rolls of these streams; one at least.
-
-    A transaction has at most 1,000 streams, so there is room for thousands beside them in ZooKeeper's 1 MiB.
-    """
-    room = bytes_max - NODE_BYTES - sum(ROLL_BYTES + len(name) for name in streams)
-    return max(room // ID_BYTES, 1)
+NUMBER_BYTES: Final = 12
+"""Upper bound on the number of a segment in a roll."""
+PREPARED_BYTES: Final = 60
+"""Upper bound on a prepared segment in a roll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The two epochs that a rolling commit gives one stream."""
+    """The two epochs that a rolling commit gives one stream.
+
+    Attributes:
+        numbers: Segments of the transactions' epoch that are not active any more and are written to; without any the
+            whole stream is rolled, as leaders of earlier versions did.
+        prepared: Segments that hold the records already, by number of the segment that each stands for.
+    """
 
     stream: str
     transaction_epoch: int
     active_epoch: int
     duplicate_epoch: int
     new_active_epoch: int
+    numbers: tuple[int, ...] = ()
+    prepared: Mapping[int, SegmentId] = field(default_factory=dict)
+
+    @property
+    def node_bytes(self) -> int:
+        """Upper bound on what it takes in a ``committing`` node."""
+        own = ROLL_BYTES + len(self.stream)
+        return own + NUMBER_BYTES * len(self.numbers) + PREPARED_BYTES * len(self.prepared)
+
+
+def ids_beside(rolls: Iterable[Roll], bytes_max: int) -> int:
+    """Return how many transactions fit into a ``committing`` node with these rolls; one at least.
+
+    A transaction has at most 1,000 streams, so there is room for thousands beside them in ZooKeeper's 1 MiB.
+    """
+    return max((bytes_max - NODE_BYTES - sum(roll.node_bytes for roll in rolls)) // ID_BYTES, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 An epoch is a list of segments that are active together and partition the key space. A scale makes an epoch that refers
 to itself; a rolling commit makes two duplicates: one of the transactions' epoch, into which they are merged, and one of
-the active epoch, which becomes active again.
+the active epoch, which becomes active again. Both are duplicates only where the two differ and something is to be
+merged; elsewhere segments go on under their own ids, as they do in a scale.
 
 A history drops its oldest epochs when nothing of them is left: their segments are removed, and no open transaction
 refers to them. A *foundation* keeps what later answers still depend on:
@@ -22,7 +23,7 @@ Source: PDP-24, "Controller Metadata: Epochs", "CommitTransaction" and the worke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -146,13 +147,16 @@ class EpochRecord(NodeRecord):
     sealed_ends: Annotated[Mapping[SegmentId, int] | None, StoredAs(ascending=True)] = field(default_factory=dict)
     segment_ids: frozenset[SegmentId] = field(init=False, repr=False, compare=False)
     """The ids of all segments."""
+    numbers: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Their numbers."""
 
     def __post_init__(self) -> None:
         check_partition([segment.range for segment in self.segments])
-        numbers = {segment.id.number for segment in self.segments}
+        numbers = frozenset(segment.id.number for segment in self.segments)
         if len(numbers) != len(self.segments):
             raise InvalidRequestError(f"epoch {self.epoch} holds a segment number twice")
         object.__setattr__(self, "segment_ids", frozenset(segment.id for segment in self.segments))
+        object.__setattr__(self, "numbers", numbers)
 
     def segment_at(self, position: float) -> Segment:
         """Return the segment that holds a position in [0, 1)."""
@@ -177,16 +181,26 @@ class EpochRecord(NodeRecord):
         raise KeyError(number)
 
 
-def duplicate(original: EpochRecord, epoch: int, cause: EpochCause, created_ms: int) -> EpochRecord:
-    """Return an epoch with the same segment numbers and ranges, whose reference is the original's reference."""
-    return EpochRecord(
-        epoch=Epoch(epoch),
-        reference_epoch=original.reference_epoch,
-        segments=tuple(replace(item, id=SegmentId(item.id.number, Epoch(epoch))) for item in original.segments),
-        cause=cause,
-        created_ms=created_ms,
-        sealed_ends=None,
-    )
+def common_parts(
+    one: Sequence[Segment], other: Sequence[Segment]
+) -> Iterator[tuple[tuple[Segment, ...], tuple[Segment, ...]]]:
+    """Yield the smallest parts of the key space that are whole segments in both epochs, with the segments of each.
+
+    Both are sorted and cover the key space, so a part ends where two of their segments end together.
+    """
+    begun = 0
+    start = 0
+    for place, item in enumerate(one):
+        end = start
+        while end < len(other) and other[end].range.high < item.range.high:
+            end += 1
+        if other[end].range.high == item.range.high:
+            yield tuple(one[begun : place + 1]), tuple(other[start : end + 1])
+            begun, start = place + 1, end + 1
+
+
+def _numbers(segments: Iterable[Segment]) -> list[int]:
+    return [item.id.number for item in segments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,19 +419,64 @@ class EpochHistory:
             sealed_ends=None,
         )
 
-    def plan_rolling(self, transaction_epoch: int, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
-        """Return the epochs of a rolling commit: duplicates of the transactions' epoch, then of the active one.
+    def plan_rolling(
+        self,
+        transaction_epoch: int,
+        created_ms: int,
+        numbers: Collection[int] = (),
+        prepared: Mapping[int, SegmentId] | None = None,
+    ) -> tuple[EpochRecord, EpochRecord]:
+        """Return the epochs of a rolling commit: the first takes the transactions, in the second the stream goes on.
+
+        Duplicated are only those parts of the key space in which the transactions need segments of their own: in the
+        first epoch as they were in the transactions' epoch, in the second as they are now. All other segments stay
+        active, and are in both epochs.
+
+        Args:
+            transaction_epoch: Reference epoch of the transactions.
+            created_ms: Now, ms since 1970.
+            numbers: Its segments to which they have written and which are not active any more; without any, and
+                without prepared ones, the whole stream is rolled, as in PDP-24.
+            prepared: Segments that hold their records already, by number of the segment that each stands for.
 
         Raises:
-            InvalidRequestError: the transactions' epoch shares its root with the active one, so no roll is needed.
+            InvalidRequestError: no roll is needed, since the segments are active.
         """
-        original = self.record(transaction_epoch)
-        if original.reference_epoch == self.active.reference_epoch:
+        original, ready = self.record(transaction_epoch), prepared or {}
+        wanted = {*numbers, *ready}
+        parts = [
+            (former, active)
+            for former, active in common_parts(original.segments, self.active.segments)
+            if not wanted or any(item.id.number in wanted for item in former)
+        ]
+        if not ready and all(_numbers(former) == _numbers(active) for former, active in parts):
             raise InvalidRequestError(f"transactions of epoch {transaction_epoch} merge into the active epoch directly")
         epoch = self.next_epoch
+        fresh = {
+            item.id: replace(item, id=ready.get(item.id.number) or SegmentId.of(item.id.number, epoch))
+            for former, _ in parts
+            for item in former
+        }
+        again = {
+            item.id: replace(item, id=SegmentId.of(item.id.number, epoch + 1)) for _, active in parts for item in active
+        }
+        kept = [item for item in self.active.segments if item.id not in again]
         return (
-            duplicate(original, epoch, EpochCause.ROLLING_TRANSACTIONS, created_ms),
-            duplicate(self.active, epoch + 1, EpochCause.ROLLING_ACTIVE, created_ms),
+            self._duplicate(original, epoch, [*kept, *fresh.values()], EpochCause.ROLLING_TRANSACTIONS, created_ms),
+            self._duplicate(self.active, epoch + 1, [*kept, *again.values()], EpochCause.ROLLING_ACTIVE, created_ms),
+        )
+
+    @staticmethod
+    def _duplicate(
+        original: EpochRecord, epoch: int, segments: Iterable[Segment], cause: EpochCause, created_ms: int
+    ) -> EpochRecord:
+        return EpochRecord(
+            epoch=Epoch(epoch),
+            reference_epoch=original.reference_epoch,
+            segments=tuple(sorted(segments, key=lambda item: item.range)),
+            cause=cause,
+            created_ms=created_ms,
+            sealed_ends=None,
         )
 
     def sealed_end(self, segment: SegmentId) -> int | None:
@@ -493,7 +552,8 @@ def check_chain(records: Sequence[EpochRecord], first: int = 0, born: int = 0) -
         old = before.segment_ids if before is not None else frozenset()
         goes_on = before is None and first > 0
         for item in record.segments:
-            if item.id not in old and item.id.epoch != record.epoch and not (goes_on and item.id.epoch < record.epoch):
+            is_earlier = item.id.epoch < record.epoch and (goes_on or record.cause is EpochCause.ROLLING_TRANSACTIONS)
+            if item.id not in old and item.id.epoch != record.epoch and not is_earlier:
                 faults.append(f"segment {item.id} begins in epoch {record.epoch}")
             if ranges.setdefault(item.id.number, item.range) != item.range:
                 known = ranges[item.id.number]
@@ -524,12 +584,28 @@ def _reference_faults(
             original = next((item for item in records if item.epoch == record.reference_epoch), None)
             if original is None or original.epoch >= record.epoch or original.reference_epoch != original.epoch:
                 yield f"epoch {record.epoch} refers to {record.reference_epoch}, which is not an earlier root epoch"
-            elif [(item.id.number, item.range) for item in original.segments] != [
-                (item.id.number, item.range) for item in record.segments
-            ]:
+            elif not _is_duplicate(record, original, before):
                 yield f"epoch {record.epoch} is not a duplicate of epoch {record.reference_epoch}, to which it refers"
         case _:
             assert_never(record.cause)
+
+
+def _is_duplicate(record: EpochRecord, original: EpochRecord, before: EpochRecord | None) -> bool:
+    """Return True if all segments of a duplicate are those of the epoch to which it refers, by number and range.
+
+    The epoch that takes transactions may differ in two ways: segments go on that were active before, and what was
+    prepared for a transaction has a number of its own.
+    """
+    shapes = {(item.id.number, item.range) for item in original.segments}
+    if record.cause is EpochCause.ROLLING_ACTIVE:
+        return shapes == {(item.id.number, item.range) for item in record.segments}
+    kept = frozenset[SegmentId]() if before is None else before.segment_ids
+    began = [item for item in record.segments if item.id not in kept]
+    ranges = {item.range for item in original.segments}
+    return all(
+        (item.id.number, item.range) in shapes if item.id.epoch == record.epoch else item.range in ranges
+        for item in began
+    )
 
 
 def _is_same(one: EpochRecord, other: EpochRecord) -> bool:

@@ -168,10 +168,11 @@ def _query(
     place = place_of(condition.expected, course)
     # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None
-    if before is None:
-        own = tuple(spans.get(stream.place_of(course.active), ()))
-        return Query(stream.config.places, course, condition, since, own[0].start if own else None, own)
-    return Query(stream.config.places, course, condition, since, before.whole.sealed_end(course.active), ())
+    end = None if before is None else before.whole.sealed_end(course.active)
+    if end is not None:
+        return Query(stream.config.places, course, condition, since, end, ())
+    own = tuple(spans.get(stream.place_of(course.active), ()))
+    return Query(stream.config.places, course, condition, since, own[0].start if own else None, own)
 
 
 ITEMS_AT_ONCE: Final = 20_000
@@ -212,8 +213,8 @@ class RoundItems(Sequence[tuple[Partition, FrameRef]]):
         return self._place(transaction, frame), frame
 
     def _place(self, transaction: BufferedTransaction, frame: FrameRef) -> Partition:
-        name, epoch = transaction.begin.epochs[frame.piece.stream]
-        return self._places[name, epoch, frame.piece.segment]
+        name, _ = transaction.begin.epochs[frame.piece.stream]
+        return self._places[name, frame.piece.segment]
 
 
 def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
@@ -337,8 +338,8 @@ def items_of(transactions: Sequence[BufferedTransaction], aims: Targets) -> tupl
     for transaction, frames in merged:
         epochs = transaction.begin.epochs
         for frame in frames:
-            name, epoch = epochs[frame.piece.stream]
-            items.append((places[name, epoch, frame.piece.segment], frame))
+            name, _ = epochs[frame.piece.stream]
+            items.append((places[name, frame.piece.segment], frame))
     return items, ends
 
 

@@ -36,6 +36,7 @@ from dataclasses import replace
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
@@ -144,7 +145,7 @@ def finish_roll(
         return
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
-        places = stream.places_of(duplicate.segments)
+        places = stream.places_of(stream.history.began_with(duplicate.epoch))
         if not sealed.keys() >= set(places.values()):
             continue
         closed = {item: sealed[place] for item, place in places.items()}
@@ -237,7 +238,7 @@ def _seal_duplicates(
     A stream whose seal is refused is in neither: it gets an error state, in which the seal is tried again; see
     :mod:`rollbridge_coordinator.procedures.refusals`.
     """
-    places = [list(stream.places_of(duplicate.segments).values()) for _, stream, duplicate, _ in plans]
+    places = [list(stream.places_of(stream.history.began_with(item.epoch)).values()) for _, stream, item, _ in plans]
     everything = [place for own in places for place in own]
     try:
         sealed = yield from Seal(everything)
@@ -269,9 +270,9 @@ def _append(
     if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
         yield from CreateTopics(
             [
-                segment_topic_spec(stream.config, item.id)
+                segment_topic_spec(stream.config, item)
                 for _, stream, duplicate, fresh in plans
-                for item in (*duplicate.segments, *fresh.segments)
+                for item in sorted((duplicate.segment_ids | fresh.segment_ids) - stream.history.active.segment_ids)
             ]
         )
     aims = targets(group, committing.rolls)
@@ -367,12 +368,21 @@ def _plans(group: GroupState, committing: CommittingTransactions) -> list[_Plan]
 def _active_places(plans: Sequence[_Plan]) -> list[Partition]:
     """Return what is sealed before the commit."""
     left = _unpublished(plans)
-    return [place for _, stream, _, _ in left for place in stream.places_of(stream.history.active.segments).values()]
+    return [place for _, stream, duplicate, _ in left for place in _replaced_by(stream, duplicate).values()]
+
+
+def _replaced_by(stream: LedStream, duplicate: EpochRecord) -> dict[SegmentId, Partition]:
+    """Return the active segments that end with an epoch to be published, and where they lie."""
+    return stream.places_of(item for item in stream.history.active.segments if item.id not in duplicate.segment_ids)
 
 
 def _duplicate_places(plans: Sequence[_Plan]) -> list[Partition]:
     """Return what is sealed after the commit."""
-    return [place for _, stream, duplicate, _ in plans for place in stream.places_of(duplicate.segments).values()]
+    return [
+        place
+        for _, stream, duplicate, _ in plans
+        for place in stream.places_of(stream.history.began_with(duplicate.epoch)).values()
+    ]
 
 
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
@@ -392,7 +402,7 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     histories: list[tuple[LedStream, EpochHistory]] = []
     for _, stream, duplicate, fresh in left:
         name = stream.config.name
-        closed = {item: ends[place] for item, place in stream.places_of(stream.history.active.segments).items()}
+        closed = {item: ends[place] for item, place in _replaced_by(stream, duplicate).items()}
         complete = replace(duplicate, sealed_ends=closed)
         own = [CreateNode(paths.epoch(name, item.epoch), item.to_json()) for item in (complete, fresh)]
         if operations and sum(map(bytes_of, (*operations, *own))) > ROLL_BYTES_MAX:
@@ -417,4 +427,4 @@ def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord
     history = group.streams[roll.stream].history
     if history.active.epoch >= roll.new_active_epoch:
         return history.record(roll.duplicate_epoch), history.record(roll.new_active_epoch)
-    return history.plan_rolling(roll.transaction_epoch, created_ms)
+    return history.plan_rolling(roll.transaction_epoch, created_ms, roll.numbers, roll.prepared)

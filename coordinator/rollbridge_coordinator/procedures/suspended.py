@@ -70,6 +70,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, HeldRoll, Suspended, Wait
+from rollbridge_coordinator.state.planning import replaced_by
 from rollbridge_coordinator.state.streams import segment_topic_spec
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -129,8 +130,12 @@ def abort_lasting(group: GroupState, found: Collection[Obstacle]) -> Steps[str |
 def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[bool]:
     """Return True if obstacles keep a rolling commit from sealing its segments; nothing is written."""
     key = tuple(sorted(roll.stream for roll in rolls))
-    streams = [group.streams[name] for name in key]
-    places = [place for stream in streams for place in stream.places_of(stream.history.active.segments).values()]
+    places = [
+        place
+        for roll in rolls
+        for stream in [group.streams[roll.stream]]
+        for place in stream.places_of(replaced_by(stream.history, roll)).values()
+    ]
     before = group.held_rolls.pop(key, None)
     wait = yield from look_again(places, None if before is None else before.wait, now_ms)
     if wait is None:

@@ -1,7 +1,7 @@
 """Planning: which of the decided transactions go into the next round, and to which segments. Pure.
 
 Transactions leave in the order of their decisions. One that cannot leave yet holds up later ones of its line, which
-are the commits of its connection, and nobody else's. Those whose epoch shares its root with the active one merge
+are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate, merge
 directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
 
 Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
@@ -9,17 +9,19 @@ Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.model.changes import Roll, ids_beside
+from rollbridge.model.changes import NODE_BYTES, Roll, ids_beside
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import StreamCondition, name_some
+from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import bytes_of_epoch
+from rollbridge.model.segment_graph import Segment
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import GroupState
 
@@ -31,7 +33,7 @@ class Targets:
     """Where the pieces of transactions go, and what stands where.
 
     Attributes:
-        places: (stream, reference epoch, segment number) → partition.
+        places: (stream, number of a segment of the transaction's epoch) → partition.
         segments: Partition → stream and segment.
         rooms: Adopted topic → largest batch that it takes, in bytes.
     """
@@ -40,13 +42,13 @@ class Targets:
 
     def __init__(self) -> None:
         """Start without any."""
-        self.places: dict[tuple[str, int, int], Partition] = {}
+        self.places: dict[tuple[str, int], Partition] = {}
         self.segments: dict[Partition, tuple[str, SegmentId]] = {}
         self.rooms: dict[str, int] = {}
 
-    def add(self, stream: str, epoch: int, segment: SegmentId, place: Partition) -> None:
-        """Send what a transaction of an epoch has written to the segment's number to a partition."""
-        self.places[stream, epoch, segment.number] = place
+    def add(self, stream: str, number: int, segment: SegmentId, place: Partition) -> None:
+        """Send what transactions have written to a segment, given by its number, to a partition."""
+        self.places[stream, number] = place
         self.segments[place] = stream, segment
 
 
@@ -55,7 +57,7 @@ OrderKey = LineKey | str
 
 @dataclass(frozen=True, slots=True)
 class DirectRound:
-    """Merge into the active epoch, or log as aborted."""
+    """Merge into active segments, or log as aborted."""
 
     transactions: tuple[BufferedTransaction, ...]
 
@@ -150,7 +152,8 @@ def conditions_of(transaction: BufferedTransaction) -> tuple[StreamCondition, ..
 def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:
     """Return why ZooKeeper cannot take the epochs of a rolling commit, before anything is sealed; None if it can.
 
-    It always can unless a stream has more segments than can be made now: from a time when there was no limit.
+    It always can unless a stream has more segments than can be made now: from a time when there was no limit. Counted
+    are those of a roll of the whole stream, which has the most.
     """
     for name, epoch in rolls.items():
         history = group.streams[name].history
@@ -220,13 +223,21 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
 def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, int]:
     """Return the streams for which a transaction needs a rolling commit, with its reference epoch of each.
 
-    A stream to which the transaction wrote nothing needs none.
+    A stream needs none if all segments to which the transaction wrote are active, or duplicates of them: a number names
+    one key range for good.
     """
-    return {
-        name: transaction.begin.streams[name]
-        for name in transaction.written_streams()
-        if group.streams[name].history.active.reference_epoch != transaction.begin.streams[name]
-    }
+    return {name: transaction.begin.streams[name] for name in _replaced(group, transaction)}
+
+
+def _replaced(group: GroupState, transaction: BufferedTransaction) -> dict[str, set[int]]:
+    """Return the numbers of segments that a transaction wrote to and that are not active any more, by stream."""
+    names = list(transaction.begin.streams)
+    found: dict[str, set[int]] = {}
+    for piece in transaction.manifest.pieces if transaction.manifest is not None else ():
+        name = names[piece.stream] if piece.stream < len(names) else ""
+        if name and piece.segment not in group.streams[name].history.active.numbers:
+            found.setdefault(name, set()).add(piece.segment)
+    return found
 
 
 def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
@@ -237,25 +248,53 @@ def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]
     Left out are those that would merge into the active epoch of a stream that is being rolled, those with conditions,
     and, so that the commits of a connection keep their order, those of which an earlier one was left out.
     """
-    chosen: list[BufferedTransaction] = []
+    served: list[BufferedTransaction] = []
     passed: set[OrderKey] = set()
-    most = min(group.settings.rolling_transactions_max, ids_beside(rolls, group.settings.write_bytes_max))
+    most = group.settings.rolling_transactions_max
     for transaction in [first] if _is_alone(group, first) else group.fold.decided.values():
-        if len(chosen) >= most:
+        if len(served) >= most:
             break
         alone = transaction is not first and _is_alone(group, transaction)
         line = line_of(transaction)
         waits = group.waits_for(transaction) is not None
         if not alone and not waits and line not in passed and _is_served(group, transaction, rolls):
-            chosen.append(transaction)
+            served.append(transaction)
         elif transaction.state is State.COMMITTING:
             passed.add(line)
+    return _fitting(group, served, rolls)
+
+
+def _fitting(group: GroupState, served: Sequence[BufferedTransaction], rolls: dict[str, int]) -> RollingRound:
+    """Return the round of as many transactions as fit into the node of a rolling commit, one at least.
+
+    Where the segments of one alone do not fit into it, whole streams are rolled.
+    """
+    numbers: dict[str, set[int]] = {name: set() for name in rolls}
+    chosen: list[BufferedTransaction] = []
+    for transaction in served:
+        own = _replaced(group, transaction)
+        more = {name: numbers[name] | own.get(name, set()) for name in rolls}
+        planned = _planned_rolls(group, rolls, more)
+        if len(chosen) >= ids_beside(planned, group.settings.write_bytes_max):
+            break
+        chosen.append(transaction)
+        numbers = more
+    planned = _planned_rolls(group, rolls, numbers)
+    if NODE_BYTES + sum(roll.node_bytes for roll in planned) > group.settings.write_bytes_max:
+        planned = _planned_rolls(group, rolls, {})
+    return RollingRound(tuple(chosen), planned)
+
+
+def _planned_rolls(
+    group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]
+) -> tuple[Roll, ...]:
     planned = []
     for name, epoch in sorted(rolls.items()):
         history = group.streams[name].history
         fresh = history.next_epoch
-        planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1))
-    return RollingRound(tuple(chosen), tuple(planned))
+        touched = tuple(sorted(numbers.get(name, ())))
+        planned.append(Roll(name, epoch, history.active.epoch, fresh, fresh + 1, touched))
+    return tuple(planned)
 
 
 def still_fitting(
@@ -333,19 +372,38 @@ def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[
 
 
 def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Targets:
-    """Return the partitions of transactions' pieces: in the active epochs, and the duplicates that ``rolls`` name."""
+    """Return the partitions of transactions' pieces: active segments, and the duplicates that ``rolls`` name.
+
+    Of a stream that is rolled, the duplicates take what belongs to them, and active segments the rest.
+    """
     found = Targets()
     rolled = {roll.stream: roll for roll in rolls}
     for name, stream in group.streams.items():
-        roll = rolled.get(name)
         if stream.is_on_topic and stream.config.limits is not None:
             found.rooms[stream.config.topic] = stream.config.limits.batch_room
+        history = stream.history
+        for segment, place in stream.places_of(history.active.segments).items():
+            found.add(name, segment.number, segment, place)
+        roll = rolled.get(name)
         if roll is None:
-            active = stream.history.active
-            for segment, place in stream.places_of(active.segments).items():
-                found.add(name, active.reference_epoch, segment, place)
-        else:
-            for item in stream.history.record(roll.transaction_epoch).segments:
-                duplicate = SegmentId.of(item.id.number, roll.duplicate_epoch)
-                found.add(name, roll.transaction_epoch, duplicate, stream.place_of(duplicate))
+            continue
+        sources = {item: number for number, item in roll.prepared.items()}
+        for item in duplicates_of(history, roll):
+            found.add(name, sources.get(item.id, item.id.number), item.id, stream.place_of(item.id))
     return found
+
+
+def duplicates_of(history: EpochHistory, roll: Roll) -> tuple[Segment, ...]:
+    """Return the segments that a rolling commit makes for the transactions, whether they are published or not."""
+    if history.active.epoch >= roll.duplicate_epoch:
+        return history.began_with(roll.duplicate_epoch)
+    planned, _ = history.plan_rolling(roll.transaction_epoch, 0, roll.numbers, roll.prepared)
+    return tuple(item for item in planned.segments if item.id not in history.active.segment_ids)
+
+
+def replaced_by(history: EpochHistory, roll: Roll) -> tuple[Segment, ...]:
+    """Return the active segments that end with a rolling commit; none if it is published."""
+    if history.active.epoch >= roll.duplicate_epoch:
+        return ()
+    planned, _ = history.plan_rolling(roll.transaction_epoch, 0, roll.numbers, roll.prepared)
+    return tuple(item for item in history.active.segments if item.id not in planned.segment_ids)
