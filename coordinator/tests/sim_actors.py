@@ -95,6 +95,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
     )
     return LeaderSettings(
         round_bytes_max=2_000,
+        merge_beside_bytes=(0, 500, 900)[epoch % 3],
         round_transactions_max=5,
         commit_order_patience_ms=800,
         record_after_ms=50,

@@ -8,6 +8,7 @@ topic takes nothing. A crash in the middle of an effect may leave any part of it
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,18 @@ class Native:
     state: str = "open"
     topics: list[str] = field(default_factory=list)
     offsets: list[GroupOffsets] = field(default_factory=list)
+
+
+@dataclass
+class Preparing:
+    """A merge beside the line, of one leader."""
+
+    leader: int
+    effect: fx.Prepare
+    native: Native
+    offsets: list[int] = field(default_factory=list)
+    refused: fx.EffectRefusedError | None = None
+    lost: str = ""
 
 
 @dataclass
@@ -224,6 +237,11 @@ class World:
         self.controller_epoch = 0
         self.identity = 0
         self.open: dict[int, Native] = {}
+        self.preparing: dict[str, Preparing] = {}
+        """What leaders merge beside the line, by key."""
+        self.loses_preparations = 0.0
+        """How often the outcome of a part of one is unknown."""
+        self.preparing_rng = random.Random(0)
         self.made = 0
         self.sealing_since: dict[tuple[int, tuple[str, ...]], int] = {}
         """Since when a leader's seal of topics waits for native transactions of others."""
@@ -430,6 +448,19 @@ class World:
             case fx.AppendMessages(messages) if messages.topic.startswith("__terminated"):
                 if "first-guess" not in self.faults:
                     self.append_messages(messages, leader)
+            case fx.Prepare(key):
+                self.preparing[key] = Preparing(leader, effect, Native(leader))
+            case fx.LookAtPrepared():
+                return self.look_at_prepared(leader)
+            case fx.TakeUp(key):
+                item = self.preparing.pop(key)
+                assert leader not in self.open, "the round is not empty"
+                if item.native.state == "open":
+                    self.open[leader] = item.native
+            case fx.GiveUp(key):
+                gone = self.preparing.pop(key, None)
+                if gone is not None and gone.native.state == "open":
+                    self._finish(gone.native, "aborted")
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
             case fx.Look(queries) if gone := [item for item in queries if self._has_lost(item)]:
@@ -509,6 +540,7 @@ class World:
             case fx.TakeIdentity(_):
                 if self.identity in self.open:
                     self._finish(self.open.pop(self.identity), "aborted")
+                self.expire_prepared()
                 self.identity = leader
             case fx.ReadCommitLog(topic, start):
                 return self.summary(topic, start)
@@ -732,6 +764,57 @@ class World:
         given = Counter(topic for topic, _ in places)
         return next((topic for topic, count in given.items() if self.count(topic) != count), "")
 
+    def look_at_prepared(self, leader: int) -> dict[str, fx.Progress]:
+        """How far a leader's merges beside the line are; each does a little meanwhile."""
+        own = {key: item for key, item in self.preparing.items() if item.leader == leader}
+        if own and leader != self.identity:
+            raise Fenced
+        for item in own.values():
+            self._go_on(item)
+        return {
+            key: fx.Progress(
+                item.offsets if len(item.offsets) == len(item.effect.items) and not item.lost else None,
+                item.refused,
+                item.lost,
+            )
+            for key, item in own.items()
+        }
+
+    def _go_on(self, item: Preparing) -> None:
+        """A merge beside the line appends its next frames."""
+        place = len(item.offsets)
+        if item.refused is not None or item.lost or self.preparing_rng.random() < 0.3:
+            return
+        if self.preparing_rng.random() < self.loses_preparations:
+            self._finish(item.native, "aborted")
+            item.lost = "a connection was lost"
+            return
+        if place == 0:
+            for spec in item.effect.topics:
+                self.create(spec.name, spec.partitions)
+        chunk = item.effect.items[place : place + self.preparing_rng.randint(1, 3)]
+        if not chunk:
+            return
+        refused = self.refuses(fx.MergeFrames(chunk), item.leader)
+        if refused is not None:
+            self._finish(item.native, "aborted")
+            places = [place + one for one in refused.places]
+            item.refused = fx.EffectRefusedError(
+                item.effect, refused.reason, code=refused.code, topic=refused.topic, places=places
+            )
+            return
+        before, self.open[item.leader] = self.open.get(item.leader), item.native
+        item.offsets += self.merge(chunk, item.leader)
+        del self.open[item.leader]
+        if before is not None:
+            self.open[item.leader] = before
+
+    def expire_prepared(self) -> None:
+        """Abort what dead or deposed leaders were merging beside the line."""
+        for item in self.preparing.values():
+            if item.native.state == "open":
+                self._finish(item.native, "aborted")
+
     def merge(self, items: fx.Items, leader: int) -> list[int]:
         """Append the records of frames inside the leader's native transaction."""
         offsets: list[int] = []
@@ -847,6 +930,11 @@ class World:
         """Abort what a dead leader left open, as the broker does after the transaction time-out."""
         if leader in self.open:
             self._finish(self.open.pop(leader), "aborted")
+        for key, item in list(self.preparing.items()):
+            if item.leader == leader:
+                del self.preparing[key]
+                if item.native.state == "open":
+                    self._finish(item.native, "aborted")
 
     def append_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes | None]], leader: int) -> list[int]:
         """Append records with keys inside the leader's native transaction."""

@@ -33,7 +33,7 @@ from coordinator.tests.sim_truncation import (
 )
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, Record, World
 from rollbridge.model import paths
-from rollbridge.model.ids import SegmentId
+from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
@@ -291,6 +291,7 @@ class Run:
             and paths.committing(GROUP) not in nodes
             and paths.scaling(GROUP) not in nodes
             and not self.world.children(paths.suspended(GROUP))
+            and not self.world.children(paths.merging(GROUP))
             and not any(self.world.children(f"{paths.transactions(GROUP)}/{item:02x}") for item in range(paths.BUCKETS))
             and self.leaders[-1].procedure is None
         )
@@ -310,8 +311,12 @@ class Run:
         if ".transaction-buffer" in topic:
             check_buffer(self.world, GROUP, topic, before)
         else:
-            check_deletion(self.world, topic, before)
             stream, segment = parse_segment_topic(topic)
+            if segment.number >= PREPARED_FIRST and segment not in whole_history_of(self.world, stream).graph.nodes:
+                if before:
+                    self.world.broken.append(f"{topic} is deleted, which holds records and was never read")
+                return
+            check_deletion(self.world, topic, before)
             if stream == STREAMS[0] and topic in self.world.topics and not self.world.acting.endswith("/DeleteTopics"):
                 check_age(self.world, stream, segment, before)
 

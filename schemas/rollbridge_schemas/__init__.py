@@ -35,6 +35,7 @@ NAMES: Final = (
     "extend_frame",
     "group",
     "late",
+    "merging",
     "ongoing_transactions",
     "request",
     "retention",

@@ -76,6 +76,11 @@ class CommittingTransactions(NodeRecord):
     owners: tuple[int, ...] = ()
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether it is that of a large transaction, whose records stand in prepared segments."""
+        return any(roll.prepared for roll in self.rolls)
+
+    @property
     def streams(self) -> tuple[str, ...]:
         """The streams that it changes."""
         return tuple(roll.stream for roll in self.rolls)
@@ -146,6 +151,29 @@ def works_of(nodes: Mapping[str, bytes], group: GroupName) -> Iterator[tuple[str
     prefix = f"{paths.suspended(group)}/"
     for path in sorted(path for path in nodes if path.startswith(prefix)):
         yield path, work_from_json(path.removeprefix(prefix), nodes[path])
+
+
+# Large transactions.
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStream:
+    """The segments of one stream that are prepared, by number of the segment that each stands for."""
+
+    stream: str
+    segments: Mapping[int, SegmentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Merging(NodeRecord):
+    """A large transaction that is being merged into segments which nobody reads yet."""
+
+    SCHEMA: ClassVar = "merging"
+
+    transaction: TransactionId
+    streams: tuple[PreparedStream, ...]
+    created_ms: int
+    controller_epoch: int
 
 
 # Error state of a stream.

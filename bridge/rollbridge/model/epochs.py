@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Annotated, ClassVar, Self, assert_never
 
 from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreatedError
-from rollbridge.model.ids import Epoch, SegmentId, SegmentNumber
+from rollbridge.model.ids import PREPARED_FIRST, Epoch, SegmentId, SegmentNumber
 from rollbridge.model.keyspace import KeyRange, check_partition
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.segment_graph import Segment, SegmentGraph, Transition
@@ -407,7 +407,7 @@ class EpochHistory:
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])
         epoch = self.next_epoch
-        first = 1 + max(item.number for item in self.graph.nodes)
+        first = 1 + max(item.number for item in self.graph.nodes if item.number < PREPARED_FIRST)
         fresh = [Segment(SegmentId.of(first + place, epoch), item) for place, item in enumerate(ordered)]
         kept = [item for number, item in active.items() if number not in numbers]
         return EpochRecord(
@@ -489,11 +489,17 @@ class EpochHistory:
 
     def is_dropped(self, segment: SegmentId) -> bool:
         """Return True if a segment ended before the first epoch that is kept, judging by its number and epoch."""
+        highest = max(item.id.number for item in self.active.segments)  # of those that scales have made
         return (
             self.born <= segment.epoch < self.first
-            and segment not in self.records[0].segment_ids
-            and segment.number <= max(item.id.number for item in self.active.segments)  # the highest that there was
+            and segment not in self.graph.nodes
+            and (segment.number <= highest or segment.number >= PREPARED_FIRST)
         )
+
+    def next_prepared(self, known: int) -> int:
+        """Return the number for the next segment to prepare, where ``known`` have been prepared so far, or more."""
+        last = max((item.number for item in self.graph.nodes if item.number >= PREPARED_FIRST), default=0)
+        return max(PREPARED_FIRST + known, last + 1)
 
     def is_former(self, segment: SegmentId) -> bool:
         """Return True if a segment, by its epoch, is of a former life of the stream."""

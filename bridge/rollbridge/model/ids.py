@@ -27,6 +27,9 @@ PartId = NewType("PartId", int)
 
 SEGMENT_NUMBER_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 31) - 1
+PREPARED_FIRST: Final = 1 << 30
+"""First number of segments that are prepared for large transactions, before it is known in which epoch they begin. They
+are counted for themselves, so no other segment ever has the number of one."""
 COUNTER_MAX: Final = (1 << 96) - 1
 
 PART_BITS: Final = 23

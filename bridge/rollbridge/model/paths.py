@@ -21,6 +21,7 @@
     /groups/SCOPE.GROUP/answers/R         answer to it
     /groups/SCOPE.GROUP/counter           next free count of the group's transactions, decimal; clients reserve blocks
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
+    /groups/SCOPE.GROUP/merging/MERGE     merging: topics into which a large transaction is merged before they are read
     /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
     /groups/SCOPE.GROUP/suspended/WORK    scaling or committing: one that waits for native transactions of others
@@ -147,6 +148,11 @@ def committing(name: GroupName) -> str:
     return f"{group(name)}/committing"
 
 
+def merging(name: GroupName) -> str:
+    """Return the parent of what is said of large transactions that are being merged beside all others."""
+    return f"{group(name)}/merging"
+
+
 def scaling(name: GroupName) -> str:
     """Return the node of the scale that is being carried out."""
     return f"{group(name)}/scaling"
@@ -203,6 +209,7 @@ def group_skeleton(name: GroupName) -> tuple[str, ...]:
         requests(name),
         answers(name),
         counter(name),
+        merging(name),
         parts_of(name),
         sessions(name),
         suspended(name),

@@ -375,6 +375,15 @@ class BufferedTransaction:
         pieces = self.manifest.pieces if self.manifest else ()
         return {names[piece.stream] for piece in pieces if piece.stream < len(names)}
 
+    def written_segments(self) -> dict[str, set[int]]:
+        """Return the numbers of the segments whose records its commit names, by stream; places as above."""
+        names = list(self.begin.streams)
+        found: dict[str, set[int]] = {}
+        for piece in self.manifest.pieces if self.manifest else ():
+            if piece.stream < len(names):
+                found.setdefault(names[piece.stream], set()).add(piece.segment)
+        return found
+
     def expected_streams(self) -> set[str]:
         """Return the streams on which its commit has conditions, leaving out places that a forged commit made up."""
         names = list(self.begin.streams)

@@ -257,6 +257,8 @@ class StreamConfig(NodeRecord):
     """What the adopted topic takes; None if the stream has adopted none."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Settings that a seal of the adopted topic has changed, as they were before; None for those that it had not."""
+    prepared: int = 0
+    """How many segments have been prepared for large transactions, so that no two of them ever have the same name."""
 
     @property
     def buffer_topic(self) -> str:

@@ -19,6 +19,7 @@ from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
 from rollbridge_coordinator.procedures.merge import merge_direct
 from rollbridge_coordinator.procedures.outcomes import forget_expired
+from rollbridge_coordinator.procedures.preparing import follow_preparations, prepare, remove_leftovers
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
 from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
 from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
@@ -40,7 +41,7 @@ from rollbridge_coordinator.procedures.upkeep import (
 )
 from rollbridge_coordinator.state.effects import AbortRound, EffectRefusedError, Steps
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.planning import DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from rollbridge_coordinator.state.planning import Beside, DirectRound, Incomplete, Refusal, RollingRound, plan_round
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         release_due(group, stamp_ms)
     if group.suspended:
         yield from go_on(group, stamp_ms)
+    if group.preparations:
+        yield from follow_preparations(group, stamp_ms)
     yield from drain(group, stamp_ms)
     left = False
     if requests:
@@ -118,6 +121,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from undertake(group, "records of ended transactions", remove_records, now_ms)
     yield from undertake(group, "late records", look_behind, now_ms)
     yield from undertake(group, "truncation of buffers", truncate_buffers, now_ms)
+    yield from undertake(group, "leftovers of merges", remove_leftovers, now_ms)
     if group.doomed:
         left = (yield from delete_further(group, now_ms)) or left
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
@@ -157,6 +161,8 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
             case RollingRound(transactions, rolls):
                 if not (yield from must_wait(group, rolls, now_ms)):
                     yield from roll(group, transactions, rolls, now_ms)
+            case Beside(transaction):
+                yield from prepare(group, transaction, now_ms)
             case Refusal(transaction, reason):
                 group.fold.refuse(transaction.id, reason, now_ms)
             case Incomplete(transactions):

@@ -49,6 +49,7 @@ from rollbridge_coordinator.state.effects import (
     SendOffsets,
     Span,
     Steps,
+    TakeUp,
     Undecided,
 )
 from rollbridge_coordinator.state.group import GroupState
@@ -284,6 +285,37 @@ def append_round(
     yield from outcomes.append(records(offsets))
 
 
+def append_prepared(
+    group: GroupState,
+    transaction: BufferedTransaction,
+    aims: Targets,
+    now_ms: int,
+    rolled: Mapping[str, Before],
+) -> Steps[None]:
+    """Append what a large transaction still lacks to its native transaction, which becomes the round.
+
+    That is the offsets of consumer groups and its control record; only an ABORT record if a condition fails, or if
+    offsets are refused.
+    """
+    preparation = group.preparations.pop(transaction.id)
+    group.leftovers[preparation.node] = preparation.record  # of which the record alone is to be removed, if it commits
+    group.fold.chronicle.round += 1
+    outcomes = Outcomes(group, [transaction])
+    items: Items = preparation.items
+    offsets: Sequence[int] = preparation.offsets or ()
+    yield from TakeUp(preparation.node)
+    yield from _append_offsets(group, [transaction], now_ms)
+    if transaction.state is State.COMMITTING and conditions_of(transaction):
+        verdict = yield from check_conditions(group, transaction, items, offsets, rolled)
+        if isinstance(verdict, NotMet):
+            yield from AbortRound()
+            _refuse_condition(group, transaction, verdict, now_ms)
+    if transaction.state is not State.COMMITTING:
+        items, offsets = (), ()
+    record = _control_record(group, transaction, items, offsets, range(len(items)), aims, now_ms)
+    yield from outcomes.append([record])
+
+
 def _append_if(
     group: GroupState,
     transaction: BufferedTransaction,
@@ -315,10 +347,14 @@ def _append_if(
         group.counts["rounds_repeated"] += 1
     else:
         verdict = NotMet("disturbed: others kept writing between its records; begin the transaction again")
+    _refuse_condition(group, transaction, verdict, now_ms)
+    yield from outcomes.append([_control_record(group, transaction, (), (), range(0), aims, now_ms)])
+
+
+def _refuse_condition(group: GroupState, transaction: BufferedTransaction, verdict: NotMet, now_ms: int) -> None:
     transaction.refused = verdict.condition
     group.fold.refuse(transaction.id, verdict.reason, now_ms)
     group.counts["conditions_refused"] += 1
-    yield from outcomes.append([_control_record(group, transaction, (), (), range(0), aims, now_ms)])
 
 
 def items_of(transactions: Sequence[BufferedTransaction], aims: Targets) -> tuple[Items, list[int]]:

@@ -41,7 +41,8 @@ from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.merge import Before, append_round, items_of, settle
+from rollbridge_coordinator.procedures.merge import Before, append_prepared, append_round, items_of, settle
+from rollbridge_coordinator.procedures.preparing import give_up
 from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
 from rollbridge_coordinator.procedures.suspended import (
     change,
@@ -68,6 +69,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, conditions_of, still_fitting, targets
+from rollbridge_coordinator.state.preparing import is_ready
 from rollbridge_coordinator.state.streams import LedStream, segment_topic_spec
 
 _Plan = tuple[Roll, LedStream, EpochRecord, EpochRecord]
@@ -105,6 +107,12 @@ def finish_roll(
     plans = _plans(group, committing)
     if transactions is not None:
         while True:
+            if transactions and committing.is_prepared and not is_ready(group, transactions[0], committing.rolls):
+                # What was prepared is lost, so it is prepared anew, beside the line. What is published stands.
+                if len(_unpublished(plans)) == len(plans):
+                    yield from _undo(group, committing, node, "what was prepared for it is lost")
+                    return
+                transactions = []
             for transaction in transactions:
                 doubt = group.doubts.fault_of(transaction)
                 if doubt is not None and transaction.state is State.COMMITTING:
@@ -115,7 +123,9 @@ def finish_roll(
             try:
                 if not (yield from _append(group, committing, transactions, plans, node)):
                     group.doubts.end()
-                    left = committing.with_only(kept_of(transactions))
+                    left = committing.with_only(() if committing.is_prepared else kept_of(transactions))
+                    if committing.is_prepared:  # its segments become part of the history without it, so it begins anew
+                        yield from give_up(group, transactions[0].id)
                     yield from suspend(group, node, left, _active_places(plans))
                     return
                 if transactions:
@@ -196,7 +206,7 @@ def go_on_with_roll(group: GroupState, node: str, committing: CommittingTransact
 
 def resume_roll(group: GroupState, node: str, committing: CommittingTransactions) -> Steps[None]:
     """Finish a rolling commit that an earlier leader had begun; suspend what is left of an outdated record."""
-    left = _still_named(group, committing)
+    left = committing if committing.is_prepared else _still_named(group, committing)
     if left == committing:
         yield from finish_roll(group, committing, open_of(group, committing), node)
     else:
@@ -276,12 +286,13 @@ def _append(
             ]
         )
     aims = targets(group, committing.rolls)
-    is_refused = not any(transaction.state is State.COMMITTING for transaction in transactions)
+    is_refused = bool(transactions) and not kept_of(transactions)
     if is_refused and node not in group.suspended:  # a suspended roll has closed segments, which need successors
         yield from append_round(group, transactions, aims, committing.created_ms)
         return True
     # Conditions are about the final content of the active segments, so these are sealed before the look.
-    first_seal = any(map(conditions_of, transactions))
+    # So are they where the records stand already: they are part of the round from the moment it is taken up.
+    first_seal = committing.is_prepared or any(map(conditions_of, transactions))
     if (first_seal or not transactions) and not (yield from _publish_once(group, plans)):
         return False
     if not transactions:
@@ -289,6 +300,9 @@ def _append(
     rolled = {
         roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history) for roll, stream, _, _ in plans
     }
+    if committing.is_prepared:
+        yield from append_prepared(group, transactions[0], aims, committing.created_ms, rolled)
+        return True
     yield from append_round(group, transactions, aims, committing.created_ms, rolled)
     if first_seal or (yield from _publish_once(group, plans)):
         return True

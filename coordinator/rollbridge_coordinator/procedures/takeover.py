@@ -32,6 +32,7 @@ from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, in
 from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_shared, open_counter
 from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
 from rollbridge_coordinator.procedures.outcomes import open_preserver
+from rollbridge_coordinator.procedures.preparing import load_merging
 from rollbridge_coordinator.procedures.refusals import unsealed_fault
 from rollbridge_coordinator.procedures.retention import load_stream
 from rollbridge_coordinator.procedures.rolling import resume_roll
@@ -262,6 +263,7 @@ def take_over(
     yield from open_counter(group)
     yield from _load_streams(group)
     yield from load_suspended(group)
+    yield from load_merging(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
     yield from load_sessions(group)

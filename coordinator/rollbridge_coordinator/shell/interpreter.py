@@ -39,7 +39,7 @@ from rollbridge.kafka.errors import (
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.snapshots import read_latest, read_values
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.kafka.views import TopicDescription
 from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
@@ -68,6 +68,7 @@ from rollbridge_coordinator.shell.frames import (
     read_orders,
 )
 from rollbridge_coordinator.shell.outlook import LateRecords, Measures, Outlook, late_batches
+from rollbridge_coordinator.shell.workshop import Workshop, spec_of
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import LEADERLESS, LEADERLESS_S, SEAL_TIMEOUT, DeposedError, StaleStateError
@@ -101,6 +102,7 @@ DELETE_S: Final = 5.0
 
 _LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
 """Effects that change nothing."""
+_OF_FRAMES: Final = (fx.MergeFrames, fx.AppendTogether, fx.Prepare)
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
     FencedError,
@@ -121,7 +123,7 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
         fault: Error that an adapter raised.
         feed: Frames of the effect, if it has any.
     """
-    if isinstance(fault, CorruptDataError) and isinstance(effect, fx.MergeFrames | fx.AppendTogether) and feed:
+    if isinstance(fault, CorruptDataError) and isinstance(effect, _OF_FRAMES) and feed:
         # The frame is no batch, or is gone from the buffer. Its own batch was being made, so it has not been sent.
         topic = effect.items[feed.at[0]][0][0] if feed.at else None
         return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=topic, places=feed.at)
@@ -245,10 +247,12 @@ class Interpreter:
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
             )
-            for number in range(IDENTITIES)
+            for number in range(IDENTITIES + settings.leader.merges_beside_max)
         ]
-        self._turn = cycle(self._appenders)
+        self._turn = cycle(self._appenders[:IDENTITIES])
+        self._workshop = Workshop(settings, self._appenders[IDENTITIES:], refusal)
         self._current = next(self._turn)
+        self._taken: TransactionalAppender | None = None
         self._hook = hook
         self._feed: FrameFeed | None = None
         self._procedure: Steps[Any] | None = None
@@ -292,7 +296,8 @@ class Interpreter:
 
     def close(self) -> None:
         """End the term: close all connections and abort what is open in Kafka."""
-        for appender in self._appenders:
+        self._workshop.close()
+        for appender in self._appenders[:IDENTITIES]:
             appender.close()
         self._outlook.close()
         self._measures.close()
@@ -373,7 +378,7 @@ class Interpreter:
     @_carries_out(fx.CreateTopics)
     def _create_topics(self, effect: fx.CreateTopics) -> Mapping[str, str]:
         self._look_at_fence(effect)
-        self._admin.create_topics(map(_spec, effect.topics))
+        self._admin.create_topics(map(spec_of, effect.topics))
         return self._ids_of([spec.name for spec in effect.topics])
 
     @_carries_out(fx.TopicIds)
@@ -388,7 +393,7 @@ class Interpreter:
         self._look_at_fence(effect)
         admin = self._keeper if effect.optional else self._admin
         try:
-            return admin.mend([_spec(spec) for spec in effect.topics])
+            return admin.mend([spec_of(spec) for spec in effect.topics])
         except KafkaUnavailableError as fault:
             if not effect.optional:
                 raise
@@ -568,10 +573,17 @@ class Interpreter:
     @_carries_out(fx.CommitRound)
     def _commit_round(self, _: fx.CommitRound) -> None:
         self._current.commit()
-        self._current = next(self._turn)
+        self._next()
 
     def _abort(self) -> None:
         self._current.abort()
+        self._next()
+
+    def _next(self) -> None:
+        """Begin an empty round, with the next transactional id."""
+        if self._taken is not None:
+            self._workshop.give_back(self._taken)
+            self._taken = None
         self._current = next(self._turn)
 
     def _empty_round(self) -> None:
@@ -580,7 +592,26 @@ class Interpreter:
             self._current.abort()
         except AppendUnknownError:
             self._current.init()
-        self._current = next(self._turn)
+        self._next()
+
+    # Large transactions.
+
+    @_carries_out(fx.Prepare)
+    def _prepare(self, effect: fx.Prepare) -> None:
+        self._look_at_fence(effect)
+        self._workshop.start(effect)
+
+    @_carries_out(fx.LookAtPrepared)
+    def _look_at_prepared(self, _: fx.LookAtPrepared) -> Mapping[str, fx.Progress]:
+        return self._workshop.look()
+
+    @_carries_out(fx.TakeUp)
+    def _take_up(self, effect: fx.TakeUp) -> None:
+        self._current = self._taken = self._workshop.take_up(effect.key)
+
+    @_carries_out(fx.GiveUp)
+    def _give_up(self, effect: fx.GiveUp) -> None:
+        self._workshop.give_up(effect.key)
 
     # The logs.
 
@@ -659,9 +690,3 @@ class Interpreter:
     @_carries_out(fx.ReadRecords)
     def _read_records(self, effect: fx.ReadRecords) -> Mapping[int, bytes | None]:
         return read_values(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.offsets)
-
-
-def _spec(spec: fx.TopicCreation) -> TopicSpec:
-    return TopicSpec(
-        name=spec.name, partitions=spec.partitions, replication_factor=spec.replication_factor, config=spec.config
-    )

@@ -304,6 +304,58 @@ class CommitRound(Effect[None]):
     """Commit the round: all that was appended since the last one is visible to ``read_committed``, for good."""
 
 
+# Large transactions: appended beside the rounds, each by a native transaction of its own, to topics that nobody reads.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Effect[None]):
+    """Begin to create topics and to append frames to them, beside everything else, in a native transaction of its own.
+
+    It is called ``key`` from then on. Nothing has been done when this returns; :class:`LookAtPrepared` tells.
+    """
+
+    key: str
+    topics: Sequence[TopicCreation]
+    items: Items
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a preparation is.
+
+    Attributes:
+        offsets: Of the first record of each frame, once all are appended.
+        refused: Why it cannot be done; nothing of it will be visible.
+        lost: Why its outcome is unknown, which means as much; it can be begun anew. Empty if it is known.
+    """
+
+    offsets: Sequence[int] | None = None
+    refused: EffectRefusedError | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtPrepared(Effect[Mapping[str, Progress]]):
+    """Tell how far all preparations are; one that was given up is told until nothing more is done for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUp(Effect[None]):
+    """Make the native transaction of a preparation, which has appended everything, the round.
+
+    What is appended next is part of it, and ``CommitRound`` makes all of it visible. The round was empty before.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp(Effect[None]):
+    """End a preparation, in whatever state it is: nothing of it will ever be visible."""
+
+    key: str
+
+
 # Conditions
 
 
@@ -520,7 +572,7 @@ class ReadRecords(Effect[Mapping[int, bytes | None]]):
     offsets: Sequence[int]
 
 
-ROUND: Final = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound)
+ROUND: Final = (MergeFrames, AppendControl, AppendTogether, AppendMessages, SendOffsets, CommitRound, TakeUp, Prepare)
 """Effects that are part of a round; when one of them is refused, nothing of the round can be committed."""
 
 # Steps: an effect and a check of its result

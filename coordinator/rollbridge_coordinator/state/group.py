@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import CommittingTransactions, StreamChange
+from rollbridge.model.changes import CommittingTransactions, Merging, StreamChange
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.ids import GroupCounter, SegmentId
 from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_segment_topic
@@ -152,6 +152,11 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
+    merge_beside_bytes: int = option(16 * MIB, low=0)
+    """Bytes of frames from which on a transaction is merged beside the line: into segments of its own that nobody reads
+    yet, while others commit. Smaller ones take less time than the two epochs that such a merge makes. 0: none is."""
+    merges_beside_max: int = 4
+    """How many transactions are merged beside the line at a time; further ones wait."""
     scale_wait_ms: int = 20_000
     """How long a scale waits for native transactions of other Kafka clients before it is refused; keep it below the
     clients' ``admin_timeout_s``, so that they are told who holds it up."""
@@ -221,6 +226,25 @@ class Suspended:
 
 
 @dataclass(slots=True)
+class Preparation:
+    """A large transaction that is merged beside the line.
+
+    Attributes:
+        node: Path of its record, which names it for effects, too.
+        record: What is prepared.
+        items: Its frames, with the partitions that take them.
+        offsets: Offset of the first record of each frame, once all are appended.
+        rest: After a failure, until when it is left alone before it is begun anew.
+    """
+
+    node: str
+    record: Merging
+    items: Items
+    offsets: Sequence[int] | None = None
+    rest: Rest | None = None
+
+
+@dataclass(slots=True)
 class GroupState:
     """A transaction group as its leader knows it.
 
@@ -241,6 +265,8 @@ class GroupState:
         held: Requests to scale that wait for native transactions of others before anything is done.
         held_rolls: Rolling commits that do, by the names of their streams.
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
+        preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
+        leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
@@ -280,6 +306,8 @@ class GroupState:
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
+    preparations: dict[bytes, Preparation] = field(default_factory=dict)
+    leftovers: dict[str, Merging] = field(default_factory=dict)
     preserver: TransactionMetadataPreserver | None = None
     buffer_epochs: dict[Partition, int] = field(default_factory=dict)
     log_end: int | None = None

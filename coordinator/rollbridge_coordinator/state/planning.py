@@ -1,8 +1,9 @@
 """Planning: which of the decided transactions go into the next round, and to which segments. Pure.
 
 Transactions leave in the order of their decisions. One that cannot leave yet holds up later ones of its line, which
-are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate, merge
-directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
+are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate,
+merge directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
+Large ones are merged beside the line first (:mod:`rollbridge_coordinator.state.preparing`), and are then rolled alone.
 
 Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 """
@@ -24,6 +25,7 @@ from rollbridge.model.records import bytes_of_epoch
 from rollbridge.model.segment_graph import Segment
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.preparing import is_large, prepared_rolls
 
 ROLL_BYTES_MAX: Final = 1_000_000
 """Of the two epochs that a rolling commit publishes of a stream at once; ZooKeeper takes 1 MiB."""
@@ -85,7 +87,14 @@ class Incomplete:
     transactions: tuple[BufferedTransaction, ...]
 
 
-Round = DirectRound | RollingRound | Refusal | Incomplete | None
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The transaction is large: its merge is to be begun beside the line."""
+
+    transaction: BufferedTransaction
+
+
+Round = DirectRound | RollingRound | Beside | Refusal | Incomplete | None
 
 
 def plan_round(group: GroupState) -> Round:
@@ -111,6 +120,16 @@ def plan_round(group: GroupState) -> Round:
             fault = fault or group.doubts.fault_of(transaction) or _roll_fault(group, rolls)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
+            if is_large(group, transaction):
+                preparation = group.preparations.get(transaction.id)
+                if preparation is None and len(group.preparations) < settings.merges_beside_max:
+                    return DirectRound(tuple(ready)) if ready else Beside(transaction)
+                written = transaction.written_streams()
+                if preparation is None or preparation.offsets is None or group.holds_roll(written):
+                    held.add(line_of(transaction))
+                    continue
+                prepared = RollingRound((transaction,), prepared_rolls(group, transaction, preparation))
+                return DirectRound(tuple(ready)) if ready else prepared
             if rolls and group.held_rolls and group.holds_roll(rolls):
                 held.add(line_of(transaction))
                 continue
@@ -231,13 +250,9 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 
 def _replaced(group: GroupState, transaction: BufferedTransaction) -> dict[str, set[int]]:
     """Return the numbers of segments that a transaction wrote to and that are not active any more, by stream."""
-    names = list(transaction.begin.streams)
-    found: dict[str, set[int]] = {}
-    for piece in transaction.manifest.pieces if transaction.manifest is not None else ():
-        name = names[piece.stream] if piece.stream < len(names) else ""
-        if name and piece.segment not in group.streams[name].history.active.numbers:
-            found.setdefault(name, set()).add(piece.segment)
-    return found
+    written = transaction.written_segments()
+    found = {name: numbers - group.streams[name].history.active.numbers for name, numbers in written.items()}
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
@@ -344,8 +359,11 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
     if name is not None:
         state = "is suspended" if group.is_suspended(name) else "is in an error state"
         return f"it waited for stream {name}, which {state}"
+    if transaction.id in group.preparations and group.preparations[transaction.id].offsets is None:
+        return "its records were being merged beside those of others, which takes a while for so many"
     if group.held_rolls and merge_fault(group, transaction) is None:
-        rolls = rolls_of(group, transaction)
+        prepared = transaction.id in group.preparations
+        rolls = transaction.written_streams() if prepared else rolls_of(group, transaction).keys()
         held = group.held_rolls.get(tuple(sorted(rolls))) if rolls else None
         if held is not None:
             why = name_some(held.wait.seen) or "native transactions of others"
@@ -355,7 +373,7 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
 
 def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:
     """Return True if it has a round of its own."""
-    return bool(conditions_of(transaction)) or is_alone(group, transaction)
+    return bool(conditions_of(transaction)) or is_alone(group, transaction) or is_large(group, transaction)
 
 
 def _is_served(group: GroupState, transaction: BufferedTransaction, rolls: dict[str, int]) -> bool:

@@ -1,0 +1,195 @@
+"""The workshop: large transactions are appended here, each by a thread and a transactional id of its own.
+
+The leader's thread starts and ends preparations, and asks how far they are; it never waits for one. A preparation that
+has appended everything keeps its transactional id, whose native transaction stays open, until the leader takes it up,
+or it is given up. So at most as many are under way as there are ids, and others wait for their turn.
+
+Threads: a preparation belongs to one thread from its start until its ``ended`` is set; afterwards its appender belongs
+to the leader's thread. What passes between them is in the few attributes of :class:`_Preparation`, each written once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Final
+
+from rollbridge.errors import FencedError, RollbridgeError
+from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.errors import AppendUnknownError
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.frames import FrameFeed, FrameReader
+from rollbridge_coordinator.state import effects as fx
+
+logger = logging.getLogger(__name__)
+
+Explain = Callable[[fx.AnyEffect, Exception, FrameFeed | None], fx.EffectRefusedError | None]
+"""Function that returns the refusal of an effect for an error; None if its outcome is unknown."""
+
+TAKE_UP_S: Final = 15.0
+"""Time before the time-out of its native transaction at which a preparation counts as lost: taking it up takes time."""
+
+
+class _Cancelled(Exception):
+    """The preparation was given up."""
+
+
+class _Preparation:
+    """One preparation."""
+
+    def __init__(self, effect: fx.Prepare) -> None:
+        self.effect = effect
+        self.given_up = threading.Event()
+        self.ended = threading.Event()
+        self.appender: TransactionalAppender | None = None
+        self.began_s = 0.0
+        self.offsets: Sequence[int] | None = None
+        self.refused: fx.EffectRefusedError | None = None
+        self.lost = ""
+        self.fenced: FencedError | None = None
+
+
+class Workshop:
+    """Preparations of one term of one leader."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, appenders: Sequence[TransactionalAppender], explain: Explain
+    ) -> None:
+        """Prepare; threads are started when they are needed.
+
+        Args:
+            settings: Settings of the daemon.
+            appenders: Appenders, initialised before the first preparation; closed with the workshop.
+            explain: Tells refusals from unknown outcomes.
+        """
+        self._settings = settings
+        self._appenders = appenders
+        self._explain = explain
+        self._idle: SimpleQueue[TransactionalAppender | None] = SimpleQueue()
+        for appender in appenders:
+            self._idle.put(appender)
+        self._present: dict[str, _Preparation] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, effect: fx.Prepare) -> None:
+        """Start a preparation in a thread of its own; it waits for an idle transactional id first."""
+        item = self._present[effect.key] = _Preparation(effect)
+        thread = threading.Thread(target=self._run, args=(item,), name=f"merge-{len(self._threads)}", daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+
+    def look(self) -> Mapping[str, fx.Progress]:
+        """Return how far all preparations are, and forget those that were given up and have ended.
+
+        Raises:
+            FencedError: a newer leader has the transactional ids.
+        """
+        found: dict[str, fx.Progress] = {}
+        for key, item in list(self._present.items()):
+            if not item.ended.is_set():
+                found[key] = fx.Progress()
+                continue
+            if item.fenced is not None:
+                raise item.fenced
+            if item.given_up.is_set():
+                self._release(key)
+                continue
+            if (
+                item.offsets is not None
+                and time.monotonic() - item.began_s > self._settings.merge_timeout_s - TAKE_UP_S
+            ):
+                item.lost = "its native transaction is about to time out"
+            found[key] = fx.Progress(None if item.lost else item.offsets, item.refused, item.lost)
+        return found
+
+    def take_up(self, key: str) -> TransactionalAppender:
+        """Hand over the appender of a preparation that has appended everything; :meth:`give_back` returns it.
+
+        Raises:
+            KeyError: there is no such preparation.
+        """
+        item = self._present.pop(key)
+        if item.appender is None or item.offsets is None:
+            raise KeyError(key)
+        return item.appender
+
+    def give_back(self, appender: TransactionalAppender) -> None:
+        """Take back an appender whose native transaction has ended."""
+        self._idle.put(appender)
+
+    def give_up(self, key: str) -> None:
+        """Have a preparation end; nothing of it will be visible. Does not wait for that, :meth:`look` tells."""
+        item = self._present.get(key)
+        if item is not None:
+            item.given_up.set()
+
+    def close(self) -> None:
+        """End all preparations, and close the appenders. What is open is aborted."""
+        for item in self._present.values():
+            item.given_up.set()
+        for _ in self._threads:
+            self._idle.put(None)
+        for thread in self._threads:
+            thread.join()
+        for appender in self._appenders:
+            appender.close()
+
+    def _release(self, key: str) -> None:
+        """Forget a preparation that has ended; its appender is idle again, with nothing open."""
+        appender = self._present.pop(key).appender
+        if appender is None:
+            return
+        try:
+            if appender.state is AppenderState.UNKNOWN:
+                appender.init()
+            appender.abort()
+        except AppendUnknownError:
+            appender.init()
+        self._idle.put(appender)
+
+    def _run(self, item: _Preparation) -> None:
+        appender = self._idle.get()
+        reader = FrameReader(self._settings.bootstrap_servers, self._settings.security)
+        feed = FrameFeed(item.effect.items, reader.read)
+        try:
+            if appender is None:
+                return  # the workshop closes
+            item.appender = appender
+            if item.given_up.is_set():
+                return
+            with closing(TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)) as admin:
+                admin.create_topics(map(spec_of, item.effect.topics))
+            item.began_s = time.monotonic()
+            item.offsets = feed.offsets(appender.append(_until(item.given_up, feed.batches())))
+        except _Cancelled:
+            pass
+        except FencedError as fault:
+            item.fenced = fault
+        except Exception as fault:
+            item.refused = self._explain(item.effect, fault, feed)
+            if item.refused is None:
+                item.lost = str(fault)
+                if not isinstance(fault, RollbridgeError):
+                    logger.exception("a defect ended a merge beside the line")
+        finally:
+            reader.close()
+            item.ended.set()
+
+
+def spec_of(topic: fx.TopicCreation) -> TopicSpec:
+    """Return a topic as the adapter takes it."""
+    return TopicSpec(
+        name=topic.name, partitions=topic.partitions, replication_factor=topic.replication_factor, config=topic.config
+    )
+
+
+def _until(given_up: threading.Event, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:
+    for batch in batches:
+        if given_up.is_set():
+            raise _Cancelled
+        yield batch
