@@ -1,0 +1,180 @@
+"""Large transactions on real servers: merged beside the line, whoever dies meanwhile, and nothing is left of failed tries.
+
+One story for every point at which a coordinator is killed: a transaction above the bound is committed while others
+write, commit and read the same segments. Afterwards each record is there once, in the order of the commit log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.coordinators import Relay, until
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.model.ids import PREPARED_FIRST
+from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+BESIDE = {"ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": "500000"}
+VALUE = bytes(1_000)
+LARGE = 3_000
+"""Records of the large transaction: six times the bound."""
+POINTS = [
+    "prepare/Write:before",
+    "prepare/Write:after",
+    "prepare/Prepare:after",
+    "follow_preparations/LookAtPrepared:after:2",
+    "roll/Write:after",
+    "roll/CreateTopics:after",
+    "roll/Seal:after",
+    "roll/Write:after:2",
+    "roll/TakeUp:after",
+    "roll/AppendControl:after",
+    "roll/CommitRound:after",
+    "roll/Seal:after:2",
+    "roll/Write:after:3",
+    "remove_leftovers/Write:before",
+    "prepare/Prepare:after + remove_leftovers/DeleteTopics:after",
+    "roll/TakeUp:after + finish_pending/Seal:after + prepare/Prepare:after",
+]
+SOME = ["prepare/Prepare:after", "roll/TakeUp:after"]
+"""Those that `make test` tries, too."""
+
+
+def key(number: int) -> bytes:
+    """One of some keys that everybody writes to."""
+    return b"key-%d" % (number % 20)
+
+
+class Story:
+    """A large transaction among small ones."""
+
+    def __init__(self, cluster: AnyCluster, root: str, scope: str) -> None:
+        self.cluster = cluster
+        self.root = root
+        self.stream = StreamName(scope, "orders")
+        self.group = GroupName(scope)
+        self.values: list[bytes] = []
+        """Everything that was committed or written, in the order of the answers."""
+        self.history: EpochHistory | None = None
+
+    def connect(self, name: str) -> rollbridge.Bridge:
+        """Return a connection that waits for failovers."""
+        return rollbridge.connect(
+            self.cluster.bootstrap_servers,
+            zookeeper=self.cluster.zookeeper,
+            zookeeper_root=self.root,
+            client_name=name,
+            options=rollbridge.ClientOptions(admin_timeout_s=60),
+        )
+
+    def play(self, *, late: bool = False) -> None:
+        """Commit a large transaction while small ones go on; with ``late`` its epoch is not active any more."""
+        name = str(self.stream)
+        with self.connect("loader") as b, self.connect("teller") as other:
+            b.admin.create_stream(name, segments=2)
+            txn = b.begin(name, label="large")
+            for number in range(LARGE):
+                txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE)
+            txn.flush()
+            if late:
+                b.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+            self._small(other, "before")
+            done = threading.Event()
+            small = threading.Thread(target=self._keep_on, args=(other, done))
+            small.start()
+            try:
+                result = txn.commit()
+            finally:
+                done.set()
+                small.join()
+            assert result.records == LARGE
+            self._small(other, "after")
+            with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
+                until(
+                    lambda: (
+                        session.exists(paths.committing(self.group)) is None
+                        and not session.children(paths.merging(self.group))
+                        and not b.admin.transactions(str(self.group))
+                    )
+                )
+                self.history = Metadata(session).history(self.stream)
+            with b.reader(name, follow=False) as reader:
+                self.read = [record.value or b"" for record in reader]
+
+    def _small(self, b: rollbridge.Bridge, word: str) -> None:
+        with b.transaction(str(self.stream)) as txn:
+            for number in range(20):
+                txn.write(str(self.stream), key=key(number), value=b"%s-%d:" % (word.encode(), number))
+        self.values += [b"%s-%d:" % (word.encode(), number) for number in range(20)]
+
+    def _keep_on(self, b: rollbridge.Bridge, done: threading.Event) -> None:
+        count = 0
+        while not done.is_set():
+            self._small(b, f"beside-{count}")
+            count += 1
+
+    def check(self) -> None:
+        """Compare what is read with what was committed, and look for what was left behind."""
+        history = self.history
+        assert history is not None
+        assert not check_chain(history.records)
+        large = [b"large-%d:" % number + VALUE for number in range(LARGE)]
+        assert sorted(self.read) == sorted([*self.values, *large])
+        of_small = {value: place for place, value in enumerate(self.values)}
+        for one in range(20):
+            mine = [value for number, value in enumerate(large) if number % 20 == one]
+            seen = [value for value in self.read if value in set(mine)]
+            assert seen == mine, "the records of one transaction and key keep their order"
+            small = [value for value in self.read if value in of_small and value.endswith(b"-%d:" % one)]
+            assert small == sorted(small, key=of_small.__getitem__)
+            first = self.read.index(mine[0])
+            block = self.read[first : self.read.index(mine[-1]) + 1]
+            assert not [value for value in block if value in set(small)], "nothing of a key stands among its records"
+        admin = TopicAdmin(self.cluster.bootstrap_servers)
+        prefix = f"{self.stream.scope}.{self.stream.stream}.segment-"
+        kept = {self.stream.segment_topic(segment) for segment in history.graph.nodes}
+        until(lambda: not {item for item in admin.list_topics() if item.startswith(prefix)} - kept)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_transaction_is_merged_while_others_commit_and_then_stands_in_epochs_of_its_own(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, late: bool
+) -> None:
+    scope = unique_name("large")
+    story = Story(cluster, f"/{scope}", scope)
+    with Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE):
+        story.play(late=late)
+    story.check()
+    assert story.history is not None
+    causes = [record.cause for record in story.history.records]
+    rolled = [EpochCause.ROLLING_TRANSACTIONS, EpochCause.ROLLING_ACTIVE]
+    assert causes == [EpochCause.CREATE, *([EpochCause.SCALE] if late else []), *rolled]
+    prepared = [item for item in story.history.records[-2].segments if item.id.number >= PREPARED_FIRST]
+    assert len(prepared) == 2
+    assert {parse_segment_topic(story.stream.segment_topic(item.id))[1] for item in prepared} == {
+        item.id for item in prepared
+    }
+
+
+@pytest.mark.parametrize(
+    "points", [points if points in SOME else pytest.param(points, marks=pytest.mark.long) for points in POINTS]
+)
+def test_the_next_leader_begins_a_large_merge_anew_or_ends_it(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
+) -> None:
+    scope = unique_name("large")
+    story = Story(cluster, f"/{scope}", scope)
+    chain = points.split(" + ")
+    with Relay(cluster, f"/{scope}", tmp_path, chain, environment=BESIDE) as relay:
+        story.play()
+        assert relay.deaths == len(chain)
+    story.check()
