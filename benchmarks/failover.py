@@ -52,21 +52,21 @@ def _outage(site: Site) -> Measured:
             client.admin.create_stream(_STREAM)
         for _ in range(_BEFORE):
             _commit(client)
-        leader = _settled(metadata)
+        leader = settled(metadata, _GROUP)
         running[leader].kill()
         started = time.perf_counter()
         _commit(client)
         return {"outage_s": time.perf_counter() - started}
 
 
-def _settled(metadata: Metadata) -> str:
-    """The leader, once it is the first choice, which keeps the lead, and the other one is ready to follow it."""
-    first = first_choice(_GROUP, ("one", "two"))
+def settled(metadata: Metadata, group: GroupName) -> str:
+    """The leader of coordinators one and two, once it is the first choice, and the other one is ready to follow it."""
+    first = first_choice(group, ("one", "two"))
 
     def is_ready() -> bool:
         records = [metadata.coordinator(name) for name in ("one", "two")]
-        ready = [record is not None and _GROUP in record.ready for record in records]
-        return metadata.leader(_GROUP) == first and any(ready)
+        ready = [record is not None and group in record.ready for record in records]
+        return metadata.leader(group) == first and any(ready)
 
     _await(is_ready)
     return first or ""
