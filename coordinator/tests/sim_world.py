@@ -764,7 +764,7 @@ class World:
         given = Counter(topic for topic, _ in places)
         return next((topic for topic, count in given.items() if self.count(topic) != count), "")
 
-    def look_at_prepared(self, leader: int) -> dict[str, fx.Progress]:
+    def look_at_prepared(self, leader: int) -> dict[str, fx.PreparationProgress]:
         """How far a leader's merges beside the line are; each does a little meanwhile."""
         own = {key: item for key, item in self.preparing.items() if item.leader == leader}
         if own and leader != self.identity:
@@ -772,7 +772,7 @@ class World:
         for item in own.values():
             self._go_on(item)
         return {
-            key: fx.Progress(
+            key: fx.PreparationProgress(
                 item.offsets if len(item.offsets) == len(item.effect.items) and not item.lost else None,
                 item.refused,
                 item.lost,

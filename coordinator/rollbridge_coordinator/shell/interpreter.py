@@ -602,7 +602,7 @@ class Interpreter:
         self._workshop.start(effect)
 
     @_carries_out(fx.LookAtPrepared)
-    def _look_at_prepared(self, _: fx.LookAtPrepared) -> Mapping[str, fx.Progress]:
+    def _look_at_prepared(self, _: fx.LookAtPrepared) -> Mapping[str, fx.PreparationProgress]:
         return self._workshop.look()
 
     @_carries_out(fx.TakeUp)

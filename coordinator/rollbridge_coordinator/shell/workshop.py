@@ -35,7 +35,7 @@ TAKE_UP_S: Final = 15.0
 """Time before the time-out of its native transaction at which a preparation counts as lost: taking it up takes time."""
 
 
-class _Cancelled(Exception):
+class _GivenUpError(Exception):
     """The preparation was given up."""
 
 
@@ -83,16 +83,16 @@ class Workshop:
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
-    def look(self) -> Mapping[str, fx.Progress]:
+    def look(self) -> Mapping[str, fx.PreparationProgress]:
         """Return how far all preparations are, and forget those that were given up and have ended.
 
         Raises:
             FencedError: a newer leader has the transactional ids.
         """
-        found: dict[str, fx.Progress] = {}
+        found: dict[str, fx.PreparationProgress] = {}
         for key, item in list(self._present.items()):
             if not item.ended.is_set():
-                found[key] = fx.Progress()
+                found[key] = fx.PreparationProgress()
                 continue
             if item.fenced is not None:
                 raise item.fenced
@@ -104,7 +104,7 @@ class Workshop:
                 and time.monotonic() - item.began_s > self._settings.merge_timeout_s - TAKE_UP_S
             ):
                 item.lost = "its native transaction is about to time out"
-            found[key] = fx.Progress(None if item.lost else item.offsets, item.refused, item.lost)
+            found[key] = fx.PreparationProgress(None if item.lost else item.offsets, item.refused, item.lost)
         return found
 
     def take_up(self, key: str) -> TransactionalAppender:
@@ -166,7 +166,7 @@ class Workshop:
                 admin.create_topics(map(spec_of, item.effect.topics))
             item.began_s = time.monotonic()
             item.offsets = feed.offsets(appender.append(_until(item.given_up, feed.batches())))
-        except _Cancelled:
+        except _GivenUpError:
             pass
         except FencedError as fault:
             item.fenced = fault
@@ -191,5 +191,5 @@ def spec_of(topic: fx.TopicCreation) -> TopicSpec:
 def _until(given_up: threading.Event, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:
     for batch in batches:
         if given_up.is_set():
-            raise _Cancelled
+            raise _GivenUpError
         yield batch

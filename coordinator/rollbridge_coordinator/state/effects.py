@@ -320,7 +320,7 @@ class Prepare(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PreparationProgress:
     """How far a preparation is.
 
     Attributes:
@@ -335,7 +335,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtPrepared(Effect[Mapping[str, Progress]]):
+class LookAtPrepared(Effect[Mapping[str, PreparationProgress]]):
     """Tell how far all preparations are; one that was given up is told until nothing more is done for it."""
 
 
