@@ -55,6 +55,13 @@ def recut(draw: st.DrawFn, ranges: list[KeyRange]) -> list[KeyRange]:
 
 
 @st.composite
+def rolls_of(draw: st.DrawFn, history: EpochHistory, epoch: int, now: int) -> tuple[EpochRecord, EpochRecord]:
+    """A rolling commit of transactions that wrote to some segments, or of the whole stream."""
+    replaced = sorted(history.record(epoch).numbers - history.active.numbers)
+    return history.plan_rolling(epoch, now, draw(st.just([]) | st.lists(st.sampled_from(replaced), unique=True)))
+
+
+@st.composite
 def histories(draw: st.DrawFn, steps_max: int = 6) -> EpochHistory:
     """The history of a stream after any sequence of scales and rolling commits, all sealed ends known.
 
@@ -66,7 +73,7 @@ def histories(draw: st.DrawFn, steps_max: int = 6) -> EpochHistory:
         roll = draw(st.booleans())
         records: tuple[EpochRecord, ...]
         if roots and roll:
-            records = history.plan_rolling(draw(st.sampled_from(roots)), now)
+            records = draw(rolls_of(history, draw(st.sampled_from(roots)), now))
         else:
             active = list(history.active.segments)
             sealed = draw(st.lists(st.sampled_from(active), min_size=1, unique_by=lambda item: item.id))

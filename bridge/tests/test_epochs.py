@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import nextafter
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories, partitions
@@ -95,6 +95,65 @@ def test_a_rolling_commit_leaves_the_active_ranges_as_they_were(history: EpochHi
             assert [(item.id.number, item.range) for item in record.segments] == [
                 (item.id.number, item.range) for item in before.segments
             ]
+
+
+def connected(history: EpochHistory, epoch: int, numbers: set[int]) -> tuple[set[SegmentId], set[int]]:
+    """What of the active epoch, and which numbers of another one, share keys with each other and with some segments."""
+    former, active = set(numbers), set[SegmentId]()
+    while True:
+        known = len(former) + len(active)
+        for one in history.record(epoch).segments:
+            for other in history.active.segments:
+                if one.range.overlaps(other.range) and (one.id.number in former or other.id in active):
+                    former.add(one.id.number)
+                    active.add(other.id)
+        if len(former) + len(active) == known:
+            return active, former
+
+
+@given(histories(), st.data())
+def test_a_roll_replaces_what_shares_keys_with_what_was_written_to_and_nothing_else(
+    history: EpochHistory, data: st.DataObject
+) -> None:
+    roots = {record.reference_epoch for record in history.records} - {history.active.reference_epoch}
+    assume(roots)
+    epoch = data.draw(st.sampled_from(sorted(roots)))
+    replaced = sorted(history.record(epoch).numbers - history.active.numbers)
+    numbers = data.draw(st.sets(st.sampled_from(replaced), min_size=1))
+    first, second = history.plan_rolling(epoch, 1, numbers)
+    grown = history.with_records(first, second)
+    ended, former = connected(history, epoch, numbers)
+    assert {item.id for item in grown.ended_with(first.epoch)} == ended
+    assert {item.id for item in grown.began_with(first.epoch)} == {SegmentId.of(item, first.epoch) for item in former}
+    assert grown.ended_with(second.epoch) == grown.began_with(first.epoch)
+    assert {item.id for item in grown.began_with(second.epoch)} == {
+        SegmentId.of(item.number, second.epoch) for item in ended
+    }
+    kept = [item for item in history.active.segments if item.id not in ended]
+    for record in (first, second):
+        assert set(kept) <= set(record.segments), "they go on under their own ids"
+    assert check_chain(grown.records) == []
+    for item in kept:
+        assert grown.graph.node(item.id).is_active
+
+
+@given(histories(), st.data())
+def test_segments_that_are_active_need_no_roll(history: EpochHistory, data: st.DataObject) -> None:
+    roots = sorted({record.reference_epoch for record in history.records})
+    epoch = data.draw(st.sampled_from(roots))
+    numbers = sorted(history.record(epoch).numbers & history.active.numbers)
+    assume(numbers)
+    with pytest.raises(InvalidRequestError, match="merge into the active epoch directly"):
+        history.plan_rolling(epoch, 1, data.draw(st.lists(st.sampled_from(numbers), min_size=1)))
+
+
+@given(histories(), positions)
+def test_along_a_key_segments_follow_in_the_order_of_their_epochs(history: EpochHistory, position: float) -> None:
+    """So the order of records of a key is that in which segments, and what is merged into them, became visible."""
+    holders = list(dict.fromkeys(record.segment_at(position).id for record in history.records))
+    lineage = [node.segment.id for node in history.graph.key_lineage(history.active.segment_at(position).id, position)]
+    assert lineage[::-1] == holders, "a path, without a segment that comes back"
+    assert [item.epoch for item in holders] == sorted({item.epoch for item in holders})
 
 
 @given(histories())

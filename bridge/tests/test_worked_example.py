@@ -92,6 +92,12 @@ def test_5_epoch_4_duplicates_epoch_2_and_is_active() -> None:
     assert EPOCH_4.active.cause is EpochCause.ROLLING_ACTIVE
 
 
+@pytest.mark.parametrize("written", [[1], [3], [2, 4], S1])
+def test_5_both_epochs_are_these_whatever_t2_wrote_to_since_all_segments_share_keys(written: list[int]) -> None:
+    """n = 4 and m = 3 have no end of a range in common but those of the key space, so one part is all of it."""
+    assert EPOCH_2.plan_rolling(1, created_ms=3, numbers=written) == (EPOCH_4.record(3), EPOCH_4.record(4))
+
+
 def test_5_epoch_4_is_partial_until_the_old_active_segments_are_sealed() -> None:
     """4.e Seal active segments. complete partial record seal s21, s22, s23 ... s2m -> (complete epoch 4 record)"""
     assert [item.id for item in EPOCH_4.ended_with(3)] == ids(EPOCH_2.active)

@@ -84,9 +84,9 @@ def test_a_transaction_with_conditions_is_rolled_alone() -> None:
     for identifier, conditions in zip(begun, ([expects(EMPTY)], [], [expects(EMPTY)]), strict=True):
         bench.data(identifier, ORDERS, 0)
         items.append(bench.commit(identifier, {(0, 0): 1}, conditions))
-    assert plan_round(bench.group) == RollingRound((items[0],), (Roll(ORDERS, 0, 1, 2, 3),))
+    assert plan_round(bench.group) == RollingRound((items[0],), (Roll(ORDERS, 0, 1, 2, 3, (0,)),))
     bench.group.fold.settle(items[0].id)
-    assert plan_round(bench.group) == RollingRound((items[1],), (Roll(ORDERS, 0, 1, 2, 3),))
+    assert plan_round(bench.group) == RollingRound((items[1],), (Roll(ORDERS, 0, 1, 2, 3, (0,)),))
 
 
 def test_it_is_looked_at_below_the_own_records_and_committed_if_it_holds() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import EpochTransition, StreamFault
+from rollbridge.model.changes import EpochTransition, Roll, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.frames import (
     BeginFrame,
@@ -142,7 +142,7 @@ def test_what_is_forged_is_refused_or_waits_and_stops_no_leader(sent: list[list[
         work = EpochTransition(StreamName.parse(PAYMENTS), "request-1", 2, (1,), (), 1, 1)
         group.suspended["/x"] = Suspended(work, Wait(1, 1, frozenset()))
     asked = [item for item in group.fold.decided.values() if item.state is State.COMMITTING]
-    still_fitting(group, asked, {ORDERS: 0, PAYMENTS: 0})
+    still_fitting(group, asked, (Roll(ORDERS, 0, 1, 2, 3, (0,)), Roll(PAYMENTS, 0, 1, 2, 3, (0,))))
     assert {item.transaction_id for item, _ in waiting(group)} <= {item.transaction_id for item in asked}
     for _ in range(3 * len(sent) + 3):  # each may be refused, taken out of a round, and settled
         planned = plan_round(group)
@@ -157,7 +157,7 @@ def test_what_is_forged_is_refused_or_waits_and_stops_no_leader(sent: list[list[
                 for item in chosen:
                     group.fold.settle(item.id)
             case RollingRound(chosen):
-                assert still_fitting(group, chosen, {roll.stream: roll.transaction_epoch for roll in planned.rolls})
+                assert still_fitting(group, chosen, planned.rolls)
                 for item in chosen:
                     group.fold.settle(item.id, rolled=True)
             case Incomplete() | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.tests.makers import Bench
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll, ids_beside
+from rollbridge.model.changes import ID_BYTES, NODE_BYTES, CommittingTransactions, EpochTransition, Roll
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.frames import STREAMS_MAX
 from rollbridge.model.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
@@ -88,18 +88,21 @@ def test_more_segments_are_refused_unless_a_stream_has_them_already() -> None:
 @settings(deadline=None, max_examples=20)
 def test_a_rolling_commit_names_as_many_transactions_as_a_node_takes(names: list[str], data: st.DataObject) -> None:
     bytes_max = data.draw(st.integers(0, 900_000))
-    count = ids_beside(names, bytes_max)
-    rolls = tuple(Roll(name, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX) for name in names)
+    numbers = tuple(SEGMENT_NUMBER_MAX - place for place in range(data.draw(st.integers(0, 30))))
+    prepared = {number: largest_id(number) for number in numbers[: data.draw(st.integers(0, 3))]}
+    rolls = tuple(Roll(name, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, numbers, prepared) for name in names)
+    count = max((bytes_max - NODE_BYTES - sum(roll.node_bytes for roll in rolls)) // ID_BYTES, 1)
     identifier = TransactionId.parse(str(uuid.UUID(int=(1 << 128) - 1)).replace("ffff-ffff-ffff", "0000-ffff-ffff", 1))
     node = CommittingTransactions((identifier,) * count, rolls, LONG_MAX, EPOCH_MAX, (PART_MAX,) * count)
     size = bytes_of(CreateNode(paths.committing(GroupName("s" * 100, "g" * 100)), node.to_json()))
     assert size <= bytes_max or count == 1
-    assert ids_beside(["s" * 249] * STREAMS_MAX, LeaderSettings().write_bytes_max) > 5_000
+    most = Roll("s" * 249, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, EPOCH_MAX, (SEGMENT_NUMBER_MAX,)).node_bytes * STREAMS_MAX
+    assert (LeaderSettings().write_bytes_max - most) // ID_BYTES > 2_000
 
 
 def test_those_that_do_not_fit_beside_it_are_planned_with_the_next_rolling_commit() -> None:
     most = 3
-    bench = Bench({ORDERS: 1}, LeaderSettings(write_bytes_max=1_000 + 170 + len(ORDERS) + 52 * most))
+    bench = Bench({ORDERS: 1}, LeaderSettings(write_bytes_max=1_000 + 170 + 60 + 12 + 2 * len(ORDERS) + 52 * most))
     found = [bench.begin(ORDERS, client=f"c{number}") for number in range(5)]
     bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
     for identifier in found:
@@ -108,6 +111,24 @@ def test_those_that_do_not_fit_beside_it_are_planned_with_the_next_rolling_commi
     planned = plan_round(bench.group)
     assert isinstance(planned, RollingRound)
     assert [item.transaction_id for item in planned.transactions] == found[:most]
+
+
+def test_a_transaction_that_wrote_to_more_segments_than_a_node_names_rolls_the_whole_stream() -> None:
+    bench = Bench({ORDERS: 50}, LeaderSettings(write_bytes_max=1_000 + 170 + 2 * len(ORDERS) + 60 + 52 + 12 * 20))
+    few, many = bench.begin(ORDERS, client="a"), bench.begin(ORDERS, client="b")
+    bench.scale(ORDERS, range(50), [(0.0, 1.0)])
+    for identifier, numbers in ((few, range(20)), (many, range(20, 41))):
+        for number in numbers:
+            bench.data(identifier, ORDERS, number)
+        bench.commit(identifier, {(0, number): 1 for number in numbers})
+    planned = plan_round(bench.group)
+    assert isinstance(planned, RollingRound)
+    assert [item.transaction_id for item in planned.transactions] == [few]
+    assert planned.rolls == (Roll(ORDERS, 0, 1, 2, 3, tuple(range(20))),)
+    bench.group.fold.settle(few.bytes)
+    assert plan_round(bench.group) == RollingRound(
+        (bench.group.fold.open[many.bytes],), (Roll(ORDERS, 0, 1, 2, 3),)
+    )
 
 
 def test_a_truncation_node_grows_by_no_more_than_is_counted_for_each_segment() -> None:

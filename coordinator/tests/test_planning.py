@@ -18,6 +18,7 @@ from rollbridge_coordinator.state.planning import (
     Refusal,
     RollingRound,
     plan_round,
+    replaced_by,
     rolls_of,
     targets,
     why_waits,
@@ -69,21 +70,49 @@ def test_a_rolling_commit_gathers_every_waiting_transaction_of_its_epoch(waiting
     active = bench.one(ORDERS, 2)
     items = []
     for identifier in begun:
-        bench.data(identifier, ORDERS, 1)
-        items.append(bench.commit(identifier, {(0, 1): 1}))
+        bench.data(identifier, ORDERS, 0)
+        items.append(bench.commit(identifier, {(0, 0): 1}))
     assert plan_round(bench.group) == DirectRound((active,))
     bench.group.fold.settle(active.id)
-    assert plan_round(bench.group) == RollingRound(tuple(items), (Roll(ORDERS, 0, 1, 2, 3),))
+    assert plan_round(bench.group) == RollingRound(tuple(items), (Roll(ORDERS, 0, 1, 2, 3, (0,)),))
 
 
 def test_transactions_of_the_active_epoch_wait_for_a_rolling_commit_that_was_decided_before() -> None:
     bench = Bench({ORDERS: 2})
     old = bench.begin(ORDERS, client="a")
     bench.scale(ORDERS, [0], SPLIT)
-    bench.data(old, ORDERS, 1)
-    rolled = bench.commit(old, {(0, 1): 1})
+    bench.data(old, ORDERS, 0)
+    rolled = bench.commit(old, {(0, 0): 1})
     bench.one(ORDERS, 2, client="b")
-    assert plan_round(bench.group) == RollingRound((rolled,), (Roll(ORDERS, 0, 1, 2, 3),))
+    assert plan_round(bench.group) == RollingRound((rolled,), (Roll(ORDERS, 0, 1, 2, 3, (0,)),))
+
+
+def test_what_an_old_transaction_wrote_to_segments_that_are_still_active_is_merged_directly() -> None:
+    bench = Bench({ORDERS: 4})
+    old, duplicated = bench.begin(ORDERS, client="a"), bench.begin(ORDERS, client="b")
+    bench.scale(ORDERS, [0], [(0.0, 0.125), (0.125, 0.25)])
+    stream = bench.group.streams[ORDERS]
+    stream.history = stream.history.with_records(*stream.history.plan_rolling(0, 1))  # of the whole stream
+    bench.data(old, ORDERS, 3)
+    bench.data(duplicated, ORDERS, 1)
+    first, second = bench.commit(old, {(0, 3): 1}), bench.commit(duplicated, {(0, 1): 1})
+    assert plan_round(bench.group) == DirectRound((first, second))
+    assert targets(bench.group).places[ORDERS, 3] == ("sales.orders.segment-3.epoch-3", 0)
+
+
+def test_a_roll_names_what_its_transactions_wrote_to_and_is_not_active() -> None:
+    bench = Bench({ORDERS: 4})
+    begun = [bench.begin(ORDERS, client=f"c{number}") for number in range(4)]
+    bench.scale(ORDERS, [0], [(0.0, 0.125), (0.125, 0.25)])
+    bench.scale(ORDERS, [2], [(0.5, 0.625), (0.625, 0.75)])
+    items = []
+    for identifier, numbers in zip(begun, [(0, 1), (1,), (2, 3), (0,)], strict=True):
+        for number in numbers:
+            bench.data(identifier, ORDERS, number)
+        items.append(bench.commit(identifier, {(0, number): 1 for number in numbers}))
+    assert plan_round(bench.group) == RollingRound(
+        (items[0], items[2], items[3]), (Roll(ORDERS, 0, 2, 3, 4, (0, 2)),)
+    )
 
 
 def test_one_clients_commits_keep_their_order_around_a_rolling_commit() -> None:
@@ -91,11 +120,11 @@ def test_one_clients_commits_keep_their_order_around_a_rolling_commit() -> None:
     first, third, other = bench.begin(ORDERS), bench.begin(ORDERS), bench.begin(ORDERS, client="other")
     bench.scale(ORDERS, [0], SPLIT)
     for identifier in (first, third, other):
-        bench.data(identifier, ORDERS, 1)
-    rolled = bench.commit(first, {(0, 1): 1})
+        bench.data(identifier, ORDERS, 0)
+    rolled = bench.commit(first, {(0, 0): 1})
     bench.one(ORDERS, 2)  # the same client's second commit, into the active epoch
-    bench.commit(third, {(0, 1): 1})
-    sibling = bench.commit(other, {(0, 1): 1})
+    bench.commit(third, {(0, 0): 1})
+    sibling = bench.commit(other, {(0, 0): 1})
     planned = plan_round(bench.group)
     assert isinstance(planned, RollingRound)
     assert planned.transactions == (rolled, sibling)
@@ -115,7 +144,7 @@ def test_several_streams_roll_together_and_only_where_something_was_written() ->
     planned = plan_round(bench.group)
     assert isinstance(planned, RollingRound)
     assert planned.transactions == (whole, part)
-    assert planned.rolls == (Roll(ORDERS, 0, 1, 2, 3), Roll(PAYMENTS, 0, 1, 2, 3))
+    assert planned.rolls == (Roll(ORDERS, 0, 1, 2, 3, (0,)), Roll(PAYMENTS, 0, 1, 2, 3, (0,)))
 
 
 def test_a_transaction_that_would_merge_directly_into_a_stream_being_rolled_waits() -> None:
@@ -190,14 +219,34 @@ def test_a_reference_epoch_that_is_none_is_refused() -> None:
 def test_targets_are_the_active_segments_and_the_duplicates_of_a_roll() -> None:
     bench = Bench({ORDERS: 2, PAYMENTS: 1})
     bench.scale(ORDERS, [0], SPLIT)
-    found = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3),))
-    assert found.places == {
-        (ORDERS, 0, 0): ("sales.orders.segment-0.epoch-2", 0),
-        (ORDERS, 0, 1): ("sales.orders.segment-1.epoch-2", 0),
-        (PAYMENTS, 0, 0): ("sales.payments.segment-0.epoch-0", 0),
+    active = {
+        (ORDERS, 1): ("sales.orders.segment-1.epoch-0", 0),
+        (ORDERS, 2): ("sales.orders.segment-2.epoch-1", 0),
+        (ORDERS, 3): ("sales.orders.segment-3.epoch-1", 0),
+        (PAYMENTS, 0): ("sales.payments.segment-0.epoch-0", 0),
     }
-    assert found.segments["sales.orders.segment-1.epoch-2", 0] == (ORDERS, SegmentId.of(1, 2))
-    assert targets(bench.group).places[ORDERS, 1, 1] == ("sales.orders.segment-1.epoch-0", 0)
+    assert targets(bench.group).places == active
+    found = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3, (0,)),))
+    assert found.places == active | {(ORDERS, 0): ("sales.orders.segment-0.epoch-2", 0)}
+    assert found.segments["sales.orders.segment-0.epoch-2", 0] == (ORDERS, SegmentId.of(0, 2))
+    whole = targets(bench.group, (Roll(ORDERS, 0, 1, 2, 3),))
+    assert whole.places[ORDERS, 1] == ("sales.orders.segment-1.epoch-2", 0)
+
+
+def test_targets_of_a_roll_are_the_same_once_its_epochs_are_published() -> None:
+    bench = Bench({ORDERS: 4})
+    bench.scale(ORDERS, [0, 1], [(0.0, 0.3), (0.3, 0.5)])
+    roll = Roll(ORDERS, 0, 1, 2, 3, (1,))
+    stream = bench.group.streams[ORDERS]
+    planned = targets(bench.group, (roll,)).places
+    assert [str(item.id) for item in replaced_by(stream.history, roll)] == ["4.#epoch.1", "5.#epoch.1"]
+    stream.history = stream.history.with_records(*stream.history.plan_rolling(0, 1, roll.numbers))
+    published = targets(bench.group, (roll,)).places
+    assert {key: published[key] for key in [(ORDERS, 0), (ORDERS, 1), (ORDERS, 2)]} == {
+        key: planned[key] for key in [(ORDERS, 0), (ORDERS, 1), (ORDERS, 2)]
+    }
+    assert published[ORDERS, 4] == ("sales.orders.segment-4.epoch-3", 0)
+    assert not replaced_by(stream.history, roll)
 
 
 def test_targets_of_a_stream_that_has_adopted_a_topic_are_its_partitions() -> None:
@@ -205,7 +254,7 @@ def test_targets_of_a_stream_that_has_adopted_a_topic_are_its_partitions() -> No
     stream = bench.group.streams[ORDERS]
     stream.config = replace(stream.config, topic="orders")
     found = targets(bench.group)
-    assert found.places == {(ORDERS, 0, 0): ("orders", 0), (ORDERS, 0, 1): ("orders", 1)}
+    assert found.places == {(ORDERS, 0): ("orders", 0), (ORDERS, 1): ("orders", 1)}
     assert found.segments == {("orders", number): (ORDERS, SegmentId.of(number, 0)) for number in (0, 1)}
     assert bench.group.stream_of("orders") == ORDERS
 
@@ -225,10 +274,10 @@ def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only
     old, same, apart = (bench.begin(ORDERS, client=name) for name in ("a", "b", "c"))
     bench.scale(ORDERS, [0], SPLIT)
     for identifier in (old, same):
-        bench.data(identifier, ORDERS, 1)
-    first = bench.commit(old, {(0, 1): 1})
+        bench.data(identifier, ORDERS, 0)
+    first = bench.commit(old, {(0, 0): 1})
     bench.one(PAYMENTS, 0, client="a")
-    second = bench.commit(same, {(0, 1): 1})
+    second = bench.commit(same, {(0, 0): 1})
     direct, active = bench.one(PAYMENTS, 0, client="d"), bench.one(ORDERS, 2, client="e")
     empty = bench.abort(apart)
     away = Leaderless("shop.orders.segment-0.epoch-0")
@@ -238,4 +287,4 @@ def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only
     held.is_due = True
     for item in (direct, active, empty):
         bench.group.fold.settle(item.id)
-    assert plan_round(bench.group) == RollingRound((first, second), (Roll(ORDERS, 0, 1, 2, 3),))
+    assert plan_round(bench.group) == RollingRound((first, second), (Roll(ORDERS, 0, 1, 2, 3, (0,)),))

@@ -5,15 +5,16 @@ A leader records a change before its first step, so the next leader finishes exa
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model import paths
 from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.mapper import NodeRecord
+from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, StreamName
+from rollbridge_schemas import Datum
 
 _SCALE: Final = "scale-"
 NODE_BYTES: Final = 1_000
@@ -22,8 +23,8 @@ ROLL_BYTES: Final = 170
 """Upper bound on a roll in it, without the name of its stream."""
 ID_BYTES: Final = 52
 """Upper bound on a transaction in it: its id and the part of its owner."""
-
-
+NARROWED_BYTES: Final = 60
+"""Upper bound on what says which segments of a stream a roll is about, without these and the name of the stream."""
 NUMBER_BYTES: Final = 12
 """Upper bound on the number of a segment in a roll."""
 PREPARED_BYTES: Final = 60
@@ -52,15 +53,50 @@ class Roll:
     def node_bytes(self) -> int:
         """Upper bound on what it takes in a ``committing`` node."""
         own = ROLL_BYTES + len(self.stream)
-        return own + NUMBER_BYTES * len(self.numbers) + PREPARED_BYTES * len(self.prepared)
+        if not self.numbers and not self.prepared:
+            return own
+        narrowed = NARROWED_BYTES + len(self.stream)
+        return own + narrowed + NUMBER_BYTES * len(self.numbers) + PREPARED_BYTES * len(self.prepared)
 
 
-def ids_beside(rolls: Iterable[Roll], bytes_max: int) -> int:
-    """Return how many transactions fit into a ``committing`` node with these rolls; one at least.
+def _write_rolls(committing: CommittingTransactions) -> Datum:
+    """Return the fields of a record that hold rolls: what earlier versions know of each, and what is new."""
+    return {
+        "rolls": [
+            {
+                "stream": roll.stream,
+                "transaction_epoch": roll.transaction_epoch,
+                "active_epoch": roll.active_epoch,
+                "duplicate_epoch": roll.duplicate_epoch,
+                "new_active_epoch": roll.new_active_epoch,
+            }
+            for roll in committing.rolls
+        ],
+        "narrowed": [
+            {
+                "stream": roll.stream,
+                "numbers": list(roll.numbers),
+                "prepared": [{"number": number, "segment": int(item)} for number, item in roll.prepared.items()],
+            }
+            for roll in committing.rolls
+            if roll.numbers or roll.prepared
+        ],
+    }
 
-    A transaction has at most 1,000 streams, so there is room for thousands beside them in ZooKeeper's 1 MiB.
-    """
-    return max((bytes_max - NODE_BYTES - sum(roll.node_bytes for roll in rolls)) // ID_BYTES, 1)
+
+def _read_rolls(datum: Datum) -> tuple[Roll, ...]:
+    """Return the rolls in a record. The inverse."""
+    narrowed = {item["stream"]: item for item in datum["narrowed"]}
+    nothing: Datum = {"numbers": (), "prepared": ()}
+    return tuple(
+        Roll(
+            **item,
+            numbers=tuple(own["numbers"]),
+            prepared={one["number"]: SegmentId.from_int(one["segment"]) for one in own["prepared"]},
+        )
+        for item in datum["rolls"]
+        for own in [narrowed.get(item["stream"], nothing)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +106,7 @@ class CommittingTransactions(NodeRecord):
     SCHEMA: ClassVar = "committing"
 
     transactions: tuple[TransactionId, ...]
-    rolls: tuple[Roll, ...]
+    rolls: Annotated[tuple[Roll, ...], StoredAs(write=_write_rolls, read=_read_rolls)]
     created_ms: int
     controller_epoch: int
     owners: tuple[int, ...] = ()

@@ -196,7 +196,7 @@ def go_on_with_roll(group: GroupState, node: str, committing: CommittingTransact
             yield from suspend(group, node, committing, places)
             return
     if transactions and unpublished:
-        fitting = still_fitting(group, transactions, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
+        fitting = still_fitting(group, transactions, committing.rolls)
         if len(fitting) < len(transactions):
             committing = committing.with_only({item.id for item in fitting})
             yield from change(group, node, committing)
@@ -225,7 +225,7 @@ def _still_named(group: GroupState, committing: CommittingTransactions) -> Commi
     left = [item for item in named if item is not None]
     if not left:
         return committing  # all were committed with it, or the record names none
-    fitting = still_fitting(group, left, {roll.stream: roll.transaction_epoch for roll in committing.rolls})
+    fitting = still_fitting(group, left, committing.rolls)
     kept = {item.id for item in fitting} | {item.id for item in left if item.state is not State.COMMITTING}
     if len(kept) == len(named):
         return committing

@@ -100,7 +100,8 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
     before = group.held.pop(name, None)
     why = yield from hold_request(group, request.stream, abort_foreign=request.abort_foreign)
     if why:
-        wait: Wait | None = replace(before or Wait(now_ms, 0, frozenset()), due_ms=now_ms + LOOK_AGAIN_MS)
+        # What was seen before that is no first look for the one after it: what both do not see may have come between.
+        wait: Wait | None = Wait(now_ms if before is None else before.since_ms, now_ms + LOOK_AGAIN_MS, frozenset())
     else:
         wait = yield from look_again(places, before, now_ms)
     if wait is None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.model.changes import NODE_BYTES, Roll, ids_beside
+from rollbridge.model.changes import ID_BYTES, NARROWED_BYTES, NODE_BYTES, NUMBER_BYTES, Roll
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import StreamCondition, name_some
 from rollbridge.model.epochs import EpochHistory
@@ -286,21 +286,24 @@ def _fitting(group: GroupState, served: Sequence[BufferedTransaction], rolls: di
     """
     numbers: dict[str, set[int]] = {name: set() for name in rolls}
     chosen: list[BufferedTransaction] = []
+    room = group.settings.write_bytes_max - NODE_BYTES - sum(roll.node_bytes for roll in _planned(group, rolls, {}))
     for transaction in served:
-        own = _replaced(group, transaction)
-        more = {name: numbers[name] | own.get(name, set()) for name in rolls}
-        planned = _planned_rolls(group, rolls, more)
-        if len(chosen) >= ids_beside(planned, group.settings.write_bytes_max):
+        more = {name: own - numbers[name] for name, own in _replaced(group, transaction).items()}
+        room -= ID_BYTES
+        for name, own in more.items():
+            room -= NUMBER_BYTES * len(own) + (0 if numbers[name] else NARROWED_BYTES + len(name))
+        if chosen and room < 0:
             break
         chosen.append(transaction)
-        numbers = more
-    planned = _planned_rolls(group, rolls, numbers)
-    if NODE_BYTES + sum(roll.node_bytes for roll in planned) > group.settings.write_bytes_max:
-        planned = _planned_rolls(group, rolls, {})
+        for name, own in more.items():
+            numbers[name] |= own
+    planned = _planned(group, rolls, numbers)
+    if NODE_BYTES + ID_BYTES + sum(roll.node_bytes for roll in planned) > group.settings.write_bytes_max:
+        planned = _planned(group, rolls, {})
     return RollingRound(tuple(chosen), planned)
 
 
-def _planned_rolls(
+def _planned(
     group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]
 ) -> tuple[Roll, ...]:
     planned = []
@@ -313,22 +316,34 @@ def _planned_rolls(
 
 
 def still_fitting(
-    group: GroupState, transactions: Sequence[BufferedTransaction], rolls: dict[str, int]
+    group: GroupState, transactions: Sequence[BufferedTransaction], rolls: Sequence[Roll]
 ) -> list[BufferedTransaction]:
     """Return those of a rolling commit that it still serves after a wait; in its order, within that of lines.
 
-    Another stream of a transaction may have been scaled or deleted meanwhile, or be in an error state.
+    Another stream of a transaction may have been scaled or deleted meanwhile, or be in an error state. A record from
+    before ZooKeeper was set back may name fewer segments than a transaction needs by now.
     """
+    epochs = {roll.stream: roll.transaction_epoch for roll in rolls}
+    taken = {roll.stream: _taken(group.streams[roll.stream].history, roll) for roll in rolls}
     fitting: list[BufferedTransaction] = []
     passed: set[OrderKey] = set()
     for transaction in transactions:
         concerned = transaction.written_streams() | transaction.expected_streams()
-        waits = any(group.faults.get(name) is not None for name in concerned - rolls.keys())
-        if not waits and line_of(transaction) not in passed and _is_served(group, transaction, rolls):
+        fits = (
+            not any(group.faults.get(name) is not None for name in concerned - epochs.keys())
+            and _is_served(group, transaction, epochs)
+            and all(own <= taken[name] for name, own in _replaced(group, transaction).items())
+        )
+        if fits and line_of(transaction) not in passed:
             fitting.append(transaction)
         elif transaction.state is State.COMMITTING:
             passed.add(line_of(transaction))
     return fitting
+
+
+def _taken(history: EpochHistory, roll: Roll) -> set[int]:
+    """Return the numbers of the transactions' segments for which a rolling commit has duplicates."""
+    return {*(item.id.number for item in duplicates_of(history, roll)), *roll.prepared}
 
 
 def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
