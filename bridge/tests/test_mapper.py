@@ -10,7 +10,7 @@ import pytest
 
 import rollbridge_schemas
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Merging, StreamFault
 from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.late import LateNotes
 from rollbridge.model.mapper import REASON_CHARACTERS_MAX, NodeRecord
@@ -39,6 +39,7 @@ CLASSES: tuple[type[NodeRecord], ...] = (
         EpochRecord,
         Group,
         LateNotes,
+        Merging,
     ),
     *(AdminRequest, RetentionMarks, EpochTransition, StreamConfig, StreamFault, TransactionRecord, Truncation),
 )
