@@ -248,9 +248,7 @@ def _read(b: rollbridge.Bridge, stream: str, ended: Event) -> Notes:
     """
     notes: Notes = []
     name = StreamName.parse(stream)
-    follower = Follower(
-        b.settings.bootstrap_servers, Isolation.READ_COMMITTED, name="benchmark", client_id="benchmark"
-    )
+    follower = Follower(b.settings.bootstrap_servers, Isolation.READ_COMMITTED, name="benchmark", client_id="benchmark")
     reading: set[str] = set()
     with closing(follower):
         while not ended.is_set():

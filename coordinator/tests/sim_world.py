@@ -218,8 +218,9 @@ class World:
     out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
     done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
-    ``blind-reopening`` (what was closed in vain is not looked for). Those of adopted topics are named in
-    ``sim_topics.py``.
+    ``blind-reopening`` (what was closed in vain is not looked for), ``hasty-merge`` (what is merged beside the line
+    is committed before its outcome is), ``uncounted-preparations`` (two of them may have the same names).
+    Those of adopted topics are named in ``sim_topics.py``.
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -453,14 +454,14 @@ class World:
             case fx.LookAtPrepared():
                 return self.look_at_prepared(leader)
             case fx.TakeUp(key):
-                item = self.preparing.pop(key)
+                taken = self.preparing.pop(key)
                 assert leader not in self.open, "the round is not empty"
-                if item.native.state == "open":
-                    self.open[leader] = item.native
+                if taken.native.state == "open":
+                    self.open[leader] = taken.native
             case fx.GiveUp(key):
-                gone = self.preparing.pop(key, None)
-                if gone is not None and gone.native.state == "open":
-                    self._finish(gone.native, "aborted")
+                given_up = self.preparing.pop(key, None)
+                if given_up is not None and given_up.native.state == "open":
+                    self._finish(given_up.native, "aborted")
             case fx.SendOffsets(offsets):
                 return self.send_offsets(offsets, leader)
             case fx.Look(queries) if gone := [item for item in queries if self._has_lost(item)]:
@@ -660,6 +661,13 @@ class World:
         if leader != self.controller_epoch:
             raise Fenced
         operations = self.spoil_write(operations)
+        if "uncounted-preparations" in self.faults:
+            operations = [
+                SetNode(item.path, json.dumps({**json.loads(item.value), "prepared": 0}).encode())
+                if isinstance(item, SetNode) and b'"prepared"' in item.value and "/streams/" in item.path
+                else item
+                for item in operations
+            ]
         if "forgotten-late" in self.faults:
             operations = [item for item in operations if not item.path.endswith("/late")]
         if sum(len(item.path) + 64 + len(getattr(item, "value", b"")) for item in operations) > self.write_bytes_max:
@@ -803,6 +811,8 @@ class World:
                 item.effect, refused.reason, code=refused.code, topic=refused.topic, places=places
             )
             return
+        if "hasty-merge" in self.faults:
+            item.native.state = "committed"
         before, self.open[item.leader] = self.open.get(item.leader), item.native
         item.offsets += self.merge(chunk, item.leader)
         del self.open[item.leader]

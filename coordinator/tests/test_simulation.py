@@ -120,6 +120,7 @@ class Run:
             client.poisons = POISONED
         self.refusals = self.world.refuses = Refusals(self.world, STREAMS, seed)
         self.world.in_between = self._interrupt
+        self.world.loses_preparations = 0.02
         self.world.may_delete = self._check_deletion
         self.world.may_drop = self._check_drop
         self.world.spoil_write = self._look_at_write
@@ -411,7 +412,20 @@ MUST_CRASH_AT = {
             "AppendMessages",
             "CommitRound",
         ),
-        "roll": ("Look", "Write", "CreateTopics", "SendOffsets", "MergeFrames", "AppendControl", "Seal", "CommitRound"),
+        "roll": (
+            "Look",
+            "Write",
+            "CreateTopics",
+            "SendOffsets",
+            "MergeFrames",
+            "TakeUp",
+            "AppendControl",
+            "Seal",
+            "CommitRound",
+        ),
+        "prepare": ("Write", "Prepare"),
+        "follow_preparations": ("LookAtPrepared", "GiveUp"),
+        "remove_leftovers": ("DeleteTopics", "Write"),
         "scale": ("Write", "CreateTopics", "Seal"),
         "go_on_with_scale": ("LookForObstacles", "CreateTopics", "Seal", "Write"),
         "go_on_with_roll": (
@@ -451,6 +465,7 @@ class Coverage:
 
     wanted: Mapping[str, int] = {
         "cause rolling-transactions": 150,
+        "large transactions": 40,
         "cause scale": 500,
         "suspended scale": 25,
         "suspended roll": 25,
@@ -478,7 +493,7 @@ class Coverage:
         "Seal TOPIC_AUTHORIZATION_FAILED": 50,
         "Seal seal-timeout": 2,
         "CreateTopics POLICY_VIOLATION": 50,
-        "AppendLate TOPIC_AUTHORIZATION_FAILED": 10,
+        "AppendLate TOPIC_AUTHORIZATION_FAILED": 6,
         "AppendControl TOPIC_AUTHORIZATION_FAILED": 2,
         "closed in vain": 25,
     }
@@ -509,6 +524,8 @@ class Coverage:
         counts.update(f"suspended {title.partition('-')[0]}" for title in run.suspended)
         for name in STREAMS:
             counts.update(f"cause {record.cause.value}" for record in whole_history_of(world, name).records)
+            prepared = [item for item in whole_history_of(world, name).graph.nodes if item.number >= PREPARED_FIRST]
+            counts["large transactions"] += sum(bool(world.log(name.segment_topic(item)).visible()) for item in prepared)
             counts["epochs dropped"] += history_of(world, name).first
             counts["messages of buffers truncated"] += world.topics[name.buffer_topic()].start
         for administrator in run.administrators:
@@ -613,6 +630,8 @@ FOUND_FIRST = {
         "trusts-its-clock",
         "hasty-expiry",
         "stubborn-lease",
+        "hasty-merge",
+        "uncounted-preparations",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,
         *STANDBY_DEFECTS,

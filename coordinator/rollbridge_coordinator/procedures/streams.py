@@ -65,6 +65,7 @@ from rollbridge_coordinator.state.effects import (
     EffectRefusedError,
     EndOffsets,
     EnsureNodes,
+    LookAtPrepared,
     ReadNodes,
     Steps,
     TopicIds,
@@ -74,6 +75,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.preparing import prepared_topics
 from rollbridge_coordinator.state.streams import LedStream, buffer_topic_spec, segment_topic_spec
 from rollbridge_coordinator.state.upkeep import marks_within
 
@@ -316,7 +318,11 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         unused = yield from _unused(stream)
-        if not (yield from DeleteTopics([doomed.config.buffer_topic, *unused])):
+        prepared = prepared_topics(group, name)
+        if not prepared.keys().isdisjoint((yield from LookAtPrepared()) if prepared else ()):
+            return False  # what was given up may still be creating them
+        topics = [topic for own in prepared.values() for topic in own]
+        if not (yield from DeleteTopics([doomed.config.buffer_topic, *unused, *topics])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True

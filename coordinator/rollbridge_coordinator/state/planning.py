@@ -303,9 +303,7 @@ def _fitting(group: GroupState, served: Sequence[BufferedTransaction], rolls: di
     return RollingRound(tuple(chosen), planned)
 
 
-def _planned(
-    group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]
-) -> tuple[Roll, ...]:
+def _planned(group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]) -> tuple[Roll, ...]:
     planned = []
     for name, epoch in sorted(rolls.items()):
         history = group.streams[name].history

@@ -20,6 +20,7 @@ from typing import Final
 
 from rollbridge.model.changes import Merging, PreparedStream, Roll
 from rollbridge.model.ids import PREPARED_FIRST, SegmentId
+from rollbridge.model.names import StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.transaction import State
@@ -79,6 +80,16 @@ def is_ready(group: GroupState, transaction: BufferedTransaction, rolls: tuple[R
         return False
     prepared = {item.stream: dict(item.segments) for item in found.record.streams}
     return prepared == {roll.stream: dict(roll.prepared) for roll in rolls}
+
+
+def prepared_topics(group: GroupState, stream: StreamName) -> dict[str, list[str]]:
+    """Return the topics of a stream that were prepared and have not been removed yet, by the node that names them."""
+    return {
+        node: [stream.segment_topic(segment) for segment in item.segments.values()]
+        for node, record in group.leftovers.items()
+        for item in record.streams
+        if item.stream == str(stream)
+    }
 
 
 def segments_in_use(group: GroupState) -> set[tuple[str, SegmentId]]:
