@@ -791,7 +791,7 @@ class World:
     def _go_on(self, item: Preparing) -> None:
         """A merge beside the line appends its next frames."""
         place = len(item.offsets)
-        if item.refused is not None or item.lost or self.preparing_rng.random() < 0.3:
+        if item.refused is not None or item.lost or self.preparing_rng.random() < 0.1:
             return
         if self.preparing_rng.random() < self.loses_preparations:
             self._finish(item.native, "aborted")
@@ -800,7 +800,7 @@ class World:
         if place == 0:
             for spec in item.effect.topics:
                 self.create(spec.name, spec.partitions)
-        chunk = item.effect.items[place : place + self.preparing_rng.randint(1, 3)]
+        chunk = item.effect.items[place : place + self.preparing_rng.randint(1, 8)]
         if not chunk:
             return
         refused = self.refuses(fx.MergeFrames(chunk), item.leader)

@@ -87,7 +87,7 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
             verdicts[segment] = SegmentVerdict(SegmentStanding.READ_NEW) if node.is_active else DONE
         elif after:
             verdicts[segment] = SegmentVerdict(SegmentStanding.WAITS, after=after)
-        elif segment not in begun and segment.epoch == history.born and reset is Reset.ERROR:
+        elif segment not in begun and node.first == history.born and reset is Reset.ERROR:
             verdicts[segment] = SegmentVerdict(SegmentStanding.NO_OFFSET)
         else:
             verdicts[segment] = DONE if end == 0 else SegmentVerdict(SegmentStanding.READ)

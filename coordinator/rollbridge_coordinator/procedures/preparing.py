@@ -37,7 +37,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, Preparation
 from rollbridge_coordinator.state.planning import Targets
-from rollbridge_coordinator.state.preparing import plan_preparation, segments_in_use
+from rollbridge_coordinator.state.preparing import plan_preparation, prepared_topics, segments_in_use
 from rollbridge_coordinator.state.streams import segment_topic_spec
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -97,6 +97,17 @@ def give_up(group: GroupState, identifier: bytes) -> Steps[None]:
     item = group.preparations.pop(identifier)
     yield from GiveUp(item.node)
     group.leftovers[item.node] = item.record
+
+
+def give_up_stream(group: GroupState, stream: StreamName) -> Steps[list[str] | None]:
+    """End all preparations for a stream that is being deleted; return their topics, None while some are still made."""
+    for identifier, item in list(group.preparations.items()):
+        if any(prepared.stream == str(stream) for prepared in item.record.streams):
+            yield from give_up(group, identifier)
+    topics = prepared_topics(group, stream)
+    if topics and not topics.keys().isdisjoint((yield from LookAtPrepared())):
+        return None
+    return [topic for own in topics.values() for topic in own]
 
 
 def load_merging(group: GroupState) -> Steps[None]:

@@ -25,7 +25,7 @@ from typing import Final
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError, StreamExistsError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.ids import SegmentId
+from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import fold, former_among, former_of
@@ -55,6 +55,7 @@ from rollbridge_coordinator.procedures.adoption import (
     unclaim,
 )
 from rollbridge_coordinator.procedures.journal import note_deletion
+from rollbridge_coordinator.procedures.preparing import give_up_stream
 from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
 from rollbridge_coordinator.procedures.suspended import without_stream
@@ -65,7 +66,6 @@ from rollbridge_coordinator.state.effects import (
     EffectRefusedError,
     EndOffsets,
     EnsureNodes,
-    LookAtPrepared,
     ReadNodes,
     Steps,
     TopicIds,
@@ -75,7 +75,6 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.preparing import prepared_topics
 from rollbridge_coordinator.state.streams import LedStream, buffer_topic_spec, segment_topic_spec
 from rollbridge_coordinator.state.upkeep import marks_within
 
@@ -318,11 +317,8 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         unused = yield from _unused(stream)
-        prepared = prepared_topics(group, name)
-        if not prepared.keys().isdisjoint((yield from LookAtPrepared()) if prepared else ()):
-            return False  # what was given up may still be creating them
-        topics = [topic for own in prepared.values() for topic in own]
-        if not (yield from DeleteTopics([doomed.config.buffer_topic, *unused, *topics])):
+        prepared = yield from give_up_stream(group, name)
+        if prepared is None or not (yield from DeleteTopics([doomed.config.buffer_topic, *unused, *prepared])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True
@@ -373,7 +369,7 @@ def _unused(stream: LedStream) -> Steps[list[str]]:
     Their numbers follow the highest one, and they have the next epoch.
     """
     history, found = stream.history, list[str]()
-    first = 1 + max(item.number for item in history.graph.nodes)
+    first = 1 + max(item.number for item in history.graph.nodes if item.number < PREPARED_FIRST)
     while True:
         segments = [SegmentId.of(first + number, history.next_epoch) for number in range(TOPICS_AT_ONCE)]
         there = yield from TopicIds([stream.config.place(item)[0] for item in segments])
@@ -386,7 +382,8 @@ def _unused(stream: LedStream) -> Steps[list[str]]:
 def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple[list[str], frozenset[SegmentId]]]:
     """Return the newest epochs that fit into one step, newest first, and the segments that began in them.
 
-    The oldest epoch counts with all its segments: some may have begun in epochs that have been dropped.
+    The oldest epoch counts with all its segments: some may have begun in epochs that have been dropped. Prepared ones are
+    in one epoch only, which is not that of their ids.
     """
     newest = [f"{paths.epochs(name)}/{number}" for number in numbers[-EPOCHS_AT_ONCE:]]
     newest = newest[-leading([DeleteNode(path) for path in newest], bytes_max // 2) :]
@@ -399,7 +396,11 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
             raise StaleStateError(f"{path} was deleted by someone else")
         record = EpochRecord.from_json(raw)
         number = path.rpartition("/")[2]
-        own = {item for item in record.segment_ids if item.epoch == record.epoch or number == numbers[0]}
+        own = {
+            item
+            for item in record.segment_ids
+            if item.epoch == record.epoch or item.number >= PREPARED_FIRST or number == numbers[0]
+        }
         if taken and len(segments) + len(own) > TOPICS_AT_ONCE:
             break
         taken.append(number)
