@@ -151,7 +151,7 @@ class BufferSnapshots:
         used = [item for item in firsts if firsts[item] < ends[item]]
         self._found = {topic: {} for topic in lows}
         step = _STEP
-        while any(starts[topic] < low for topic, low in lows.items()) and not self._is_enough(used):
+        while not self._is_enough(used) and any(starts[topic] < low for topic, low in lows.items()):
             for topic, low in lows.items():
                 begin = max(low - step, starts[topic])
                 newer = self._found[topic]
@@ -162,6 +162,7 @@ class BufferSnapshots:
 
     def _is_enough(self, used: Iterable[Partition]) -> bool:
         """Tell whether each partition has a snapshot, with which little was left to be read when it was taken."""
+        self._chosen.clear()  # there may be others by now
         for partition in used:
             place = self._chosen[partition] = self._choose(partition, 0, _BEYOND, _BEYOND)
             snapshot = place.snapshot
