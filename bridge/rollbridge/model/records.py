@@ -257,11 +257,22 @@ class StreamConfig(NodeRecord):
     """What the adopted topic takes; None if the stream has adopted none."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Settings that a seal of the adopted topic has changed, as they were before; None for those that it had not."""
+    moves: int = 0
+    """How often it has been moved into another group; each time it got a new buffer."""
+    moving_to: str = ""
+    """While it is being moved, the group inside its scope that it moves into; empty otherwise."""
+    moving_request: str = ""
+    """The admin request that is answered when it has been moved; empty if nobody waits."""
 
     @property
     def buffer_topic(self) -> str:
-        """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
-        return self.name.buffer_topic(self.first_epoch)
+        """The Kafka topic of the transaction buffer, which no other life of the stream has used, and no other group."""
+        return self.name.buffer_topic(self.first_epoch, self.moves)
+
+    @property
+    def former_buffer_topic(self) -> str:
+        """The buffer before the last move; empty if there was none."""
+        return self.name.buffer_topic(self.first_epoch, self.moves - 1) if self.moves else ""
 
     def limits_in(self, epoch: int) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""

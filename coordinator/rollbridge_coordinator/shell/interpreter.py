@@ -45,7 +45,7 @@ from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName, Partition, is_group_topic, is_segment_topic
+from rollbridge.model.names import GroupName, Partition, is_buffer_topic, is_group_topic, is_segment_topic
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import (
@@ -441,7 +441,8 @@ class Interpreter:
 
     @_carries_out(fx.Seal)
     def _seal(self, effect: fx.Seal) -> Mapping[Partition, int]:
-        adopted = {topic for topic, _ in effect.partitions if not is_segment_topic(topic)}
+        ours = {topic for topic, _ in effect.partitions if is_segment_topic(topic) or is_buffer_topic(topic)}
+        adopted = {topic for topic, _ in effect.partitions} - ours
         before = self._admin.describe(adopted) if adopted else {}
         self._look_at_fence(effect)
         return self._admin.seal(

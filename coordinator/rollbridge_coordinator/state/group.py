@@ -241,6 +241,7 @@ class GroupState:
         held: Requests to scale that wait for native transactions of others before anything is done.
         held_rolls: Rolling commits that do, by the names of their streams.
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
+        sealed_buffers: Ends of the buffers of streams that are being moved, by the names of the streams.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
@@ -277,6 +278,7 @@ class GroupState:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, WaitingRequest] = field(default_factory=dict)
     held: dict[str, Wait] = field(default_factory=dict)
+    sealed_buffers: dict[str, Mapping[Partition, int]] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
