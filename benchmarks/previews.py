@@ -1,8 +1,8 @@
 """Opening a reader that previews, beside one open transaction and many that have ended.
 
 The transactions are real ones: one begins first and stays open, the others write a record each; every second one is
-aborted. Then a reader is opened and read: ``read_committed`` until its first record is there, ``read_uncommitted`` until
-it has shown all records of the open transaction.
+aborted. Then a reader is opened and read: ``read_committed`` until its first record is there, ``read_uncommitted``
+until it has shown all records of the open transaction.
 """
 
 from __future__ import annotations

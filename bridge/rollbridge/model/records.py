@@ -263,6 +263,13 @@ class StreamConfig(NodeRecord):
     """While it is being moved, the group inside its scope that it moves into; empty otherwise."""
     moving_request: str = ""
     """The admin request that is answered when it has been moved; empty if nobody waits."""
+    life_id: str = ""
+    """Kafka's id of its first buffer; empty if that is the present one."""
+
+    @property
+    def identity(self) -> str:
+        """What tells this life of the stream from others of its name, however often it is moved."""
+        return self.life_id or self.buffer_topic_id
 
     @property
     def buffer_topic(self) -> str:

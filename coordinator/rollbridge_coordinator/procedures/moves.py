@@ -127,6 +127,7 @@ def _step(group: GroupState, stream: LedStream, now_ms: int) -> Steps[None]:
         moves=config.moves + 1,
         moving_to="",
         moving_request="",
+        life_id=config.identity,
         revision=config.revision + 1,
     )
     partitions = sorted(stream.partitions())
