@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from coordinator.tests.sim_preview import PREVIEW_DEFECTS, Previewer
-from coordinator.tests.test_simulation import GROUP, STREAMS, Run
+from coordinator.tests.test_simulation import FOREIGN_MS, GROUP, STREAMS, Run
 from coordinator.tests.test_snapshots import OPERATIONS, Bench
 from rollbridge.model.names import StreamName
 
@@ -43,9 +43,9 @@ class Watched(Run):
         self.compared = 0
         self.different: list[str] = []
 
-    def _let_foreign_end(self) -> None:
+    def _let_foreign_end(self, after_ms: int = FOREIGN_MS) -> None:
         """Each step comes by here."""
-        super()._let_foreign_end()
+        super()._let_foreign_end(after_ms)
         if self.viewer.random() < 0.03:
             self.compared += 1
             found = difference(self, self.viewer.choice(STREAMS), self.defect)

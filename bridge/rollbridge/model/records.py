@@ -84,6 +84,8 @@ RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
 FOREVER = -1
 """Retention without a limit."""
+FORMER_BUFFERS: Final = 20
+"""Latest moves whose buffers are looked for: a leader that stood still may have made one of them anew."""
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
@@ -276,10 +278,10 @@ class StreamConfig(NodeRecord):
         """The Kafka topic of the transaction buffer, which no other life of the stream has used, and no other group."""
         return self.name.buffer_topic(self.first_epoch, self.moves)
 
-    @property
-    def former_buffer_topic(self) -> str:
-        """The buffer before the last move; empty if there was none."""
-        return self.name.buffer_topic(self.first_epoch, self.moves - 1) if self.moves else ""
+    def former_buffer_topics(self) -> list[str]:
+        """Return the names of its latest former buffers, those in which it was before it was moved."""
+        first = max(self.moves - FORMER_BUFFERS, 0)
+        return [self.name.buffer_topic(self.first_epoch, number) for number in range(first, self.moves)]
 
     def limits_in(self, epoch: int) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""

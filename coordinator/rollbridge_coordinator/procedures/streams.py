@@ -316,7 +316,9 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         formers = yield from read_children(paths.formers(name.scope))
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         unused = yield from _unused(stream)
-        if not (yield from DeleteTopics([doomed.config.buffer_topic, *unused])):
+        buffers = [doomed.config.buffer_topic, *doomed.config.former_buffer_topics()]
+        there = yield from TopicIds(buffers)
+        if not (yield from DeleteTopics([*sorted(there), *unused])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True
