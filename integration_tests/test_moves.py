@@ -10,7 +10,7 @@ import pytest
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
-from integration_tests.coordinators import coordinator
+from integration_tests.coordinators import Relay, coordinator
 from integration_tests.patience import eventually
 from integration_tests.test_previews import write_on
 from integration_tests.test_snapshots import OFTEN, abort_many, connected
@@ -127,7 +127,7 @@ def test_a_transaction_that_begins_in_the_old_group_is_not_lost_silently(
             late.write(stream, key=b"k", value=b"late")
             with pytest.raises(RollbridgeError) as refused:
                 late.commit(timeout=120)
-            assert stream in str(refused.value)
+            assert "moved into another group" in str(refused.value)
         eventually(lambda: commit(b, stream, b"2") is not None, "the new group commits")
         assert values(b, stream) == [b"1", b"2"]
 
@@ -145,3 +145,31 @@ def test_streams_are_moved_on_the_command_line(cluster: AnyCluster, root: str, s
         assert cli.json("stream", "move", stream, "audit") == {"stream": stream, "group": "audit"}
         assert cli.json("stream", "describe", stream)["group"].endswith("/audit")
         assert cli("stream", "move", f"{stream}-not", "audit").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "point",
+    [
+        "move_stream/Write:after",
+        "_step/Seal:after",
+        "_step/CreateTopics:after",
+        "_step/Write:before",
+        "_step/Write:after",
+        "take_stream/DeleteTopics:after",
+        "take_stream/Write:before",
+    ],
+)
+def test_the_next_leaders_finish_a_move_that_a_killed_one_began(
+    cluster: AnyCluster, root: str, stream: str, tmp_path: Path, point: str
+) -> None:
+    name = StreamName.parse(stream)
+    topics = TopicAdmin(cluster.bootstrap_servers)
+    with Relay(cluster, root, tmp_path, [point], OFTEN) as relay, connected(cluster, root) as b:
+        b.admin.create_stream(stream)
+        commit(b, stream, b"1")
+        assert b.admin.move_stream(stream, "audit", timeout_s=120).group.group == "audit"
+        commit(b, stream, b"2")
+        assert values(b, stream) == [b"1", b"2"]
+        eventually(lambda: not topics.topic_ids([name.buffer_topic()]), "the old buffer is deleted")
+        eventually(lambda: relay.deaths == 1, "the coordinator has died where it should")

@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_world import Fenced, Gone, World, shard
+from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import (
@@ -24,9 +25,9 @@ from rollbridge.model.frames import (
     encode_abort,
 )
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.journal import is_deleted, streams_of
+from rollbridge.model.journal import GroupEvidence, is_deleted, plan, streams_of
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, StreamConfig
+from rollbridge.model.records import Group, SetNode, StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import moves
 from rollbridge_coordinator.state import effects as fx
@@ -348,3 +349,41 @@ def test_the_checks_catch_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch)
         if broken:
             return
     raise AssertionError(f"no run has noticed the defect {defect}")
+
+
+def test_a_zookeeper_that_was_set_back_to_before_a_move_is_noticed_by_both_groups() -> None:
+    run = Run(1)
+    before = run.world.nodes[paths.stream(ORDERS)]
+    run._ask()
+    run._until(lambda: run.config().group == GROUPS[1] and run._is_quiet())
+    run.world.nodes[paths.stream(ORDERS)] = before
+    for name, noticed in ((GROUPS[1], ZooKeeperOutdatedError), (GROUPS[0], CorruptDataError)):
+        run.world.led = name
+        leader = Leader(run.world, name)
+        with pytest.raises(noticed):
+            _take_over(run, leader)
+
+
+def _take_over(run: Run, leader: Leader) -> None:
+    for _ in range(1_000):
+        leader.step(run.world.clock_ms, run.rng)
+
+
+def test_a_repair_after_that_puts_the_stream_into_the_group_that_it_was_moved_into() -> None:
+    run = Run(1)
+    before = run.world.nodes[paths.stream(ORDERS)]
+    run._ask()
+    run._until(lambda: run.config().group == GROUPS[1] and run._is_quiet())
+    moved = run.world.nodes[paths.stream(ORDERS)]
+    nodes = {**run.world.nodes, paths.stream(ORDERS): before}
+    groups = []
+    for name in GROUPS:
+        group = run.leaders[name][-1].group
+        assert group is not None
+        topics = {topic: log.id for topic, log in run.world.topics.items()}
+        groups.append(GroupEvidence(name=name, journal=dict(group.journal.nodes), topics=topics))
+    for order in (groups, groups[::-1]):
+        steps = [item for step in plan(nodes, order, 0) for batch in step.batches for item in batch]
+        written = [item for item in steps if item.path == paths.stream(ORDERS)]
+        assert [item for item in written if isinstance(item, SetNode)] == [SetNode(paths.stream(ORDERS), moved)]
+        assert len(written) == 1, "nobody deletes it"
