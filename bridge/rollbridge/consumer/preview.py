@@ -75,7 +75,7 @@ class PreviewTail:
         hold(self, "_follower")
         try:
             with closing(LogOffsets(address, security=security, client_id=client)) as offsets:
-                self._snapshots = BufferSnapshots(address, security, client, stream, self._follower, offsets)
+                self._snapshots = BufferSnapshots(address, security, stream, self._follower, offsets)
                 # The log's end is taken before those of the buffer: outcomes from there on are followed.
                 log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
                 self._unread = offsets.end(partitions, Isolation.READ_COMMITTED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +19,6 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.snapshots import read_values
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
@@ -53,7 +51,6 @@ class BufferSnapshots:
         self,
         bootstrap_servers: str,
         security: Mapping[str, str],
-        client_id: str,
         stream: StreamConfig,
         follower: Follower,
         offsets: LogOffsets,
@@ -70,9 +67,7 @@ class BufferSnapshots:
         self._found: dict[str, Latest] = {}
         self._chosen: dict[Partition, BufferPlace] = {}
         try:
-            with closing(TopicAdmin(bootstrap_servers, security=security, client_id=client_id)) as admin:
-                topics = [*admin.topic_ids([snapshot_indexes_topic(scope), snapshot_topic(scope)])]
-            self._look_back(topics)
+            self._look_back(offsets.present([snapshot_indexes_topic(scope), snapshot_topic(scope)]))
         except RollbridgeError as fault:
             logger.info("the snapshots of %s cannot be read, so its whole buffer is: %s", stream.name, fault)
             self._found = {}
