@@ -25,6 +25,7 @@ from benchmarks import (
     memory,
     outcomes,
     plain,
+    previews,
     reader,
     reading,
     recovery,
@@ -50,6 +51,9 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "bulk": lambda site, rounds, quick: bulk.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "reading": lambda site, rounds, quick: reading.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "previews": lambda site, rounds, quick: previews.experiment(
+        site, rounds=rounds or (3 if quick else 15), quick=quick
+    ),
     "conditional": lambda site, rounds, quick: conditional.experiment(
         site, rounds=rounds or (2 if quick else 7), quick=quick
     ),

@@ -1,4 +1,4 @@
-"""Large transactions on real servers: merged beside the line, whoever dies meanwhile, and nothing is left of failed tries.
+"""Large transactions on real servers: merged beside the line, whoever dies meanwhile; nothing stays of failed tries.
 
 One story for every point at which a coordinator is killed: a transaction above the bound is committed while others
 write, commit and read the same segments. Afterwards each record is there once, in the order of the commit log.
@@ -7,14 +7,20 @@ write, commit and read the same segments. Afterwards each record is there once, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kio.schema.alter_client_quotas.v1.request import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import f64
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import Relay, until
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
@@ -22,6 +28,7 @@ from rollbridge.model.ids import PREPARED_FIRST
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.shell.interpreter import BESIDE_CLIENT_ID
 
 BESIDE = {"ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": "500000"}
 VALUE = bytes(1_000)
@@ -163,6 +170,61 @@ def test_a_large_transaction_is_merged_while_others_commit_and_then_stands_in_ep
     assert {parse_segment_topic(story.stream.segment_topic(item.id))[1] for item in prepared} == {
         item.id for item in prepared
     }
+
+
+def test_others_commit_and_read_while_a_large_transaction_is_merged(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    scope = unique_name("large")
+    story = Story(cluster, f"/{scope}", scope)
+    name = str(story.stream)
+    with (
+        Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE),
+        story.connect("loader") as b,
+        story.connect("teller") as other,
+    ):
+        b.admin.create_stream(name, segments=2)
+        txn = b.begin(name)
+        txn.write_all(name, [(key(number), b"large-%d:" % number + VALUE) for number in range(LARGE)])
+        with b.reader(name) as reader, b.writer(name) as writer, throttled(cluster, 1_000.0):
+            answer = txn.commit_async()
+            with ZooKeeperSession(cluster.zookeeper, root=story.root) as session:
+                until(lambda: session.children(paths.merging(story.group)))
+            for round_ in range(3):
+                with other.transaction(name) as small:
+                    small.write(name, key=key(1), value=b"small-%d" % round_)
+                writer.write(key(1), b"plain-%d" % round_).result(60)
+            other.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+            with other.transaction(name) as small:
+                small.write(name, key=key(1), value=b"small-3")
+            read: list[bytes | None] = []
+            until(lambda: read.extend(item.value for item in reader.consume(10, 0.1)) or len(read) == 7)
+            assert read == [b"small-0", b"plain-0", b"small-1", b"plain-1", b"small-2", b"plain-2", b"small-3"]
+            assert not answer.done(), "the large one is still being merged"
+        assert answer.result(120).records == LARGE
+        with b.reader(name, follow=False) as reader:
+            found = [record.value or b"" for record in reader if record.key == key(1)]
+        assert found[:7] == read
+        assert found[7:] == [b"large-%d:" % number + VALUE for number in range(1, LARGE, 20)]
+
+
+@contextmanager
+def throttled(cluster: AnyCluster, bytes_per_s: float) -> Iterator[None]:
+    """The brokers slow down what merges large transactions, and nobody else."""
+
+    def alter(*, remove: bool) -> None:
+        entity = EntityData(entity_type="client-id", entity_name=BESIDE_CLIENT_ID)
+        change = OpData(key="producer_byte_rate", value=f64(bytes_per_s), remove=remove)
+        request = AlterClientQuotasRequest(entries=(EntryData(entity=(entity,), ops=(change,)),), validate_only=False)
+        with Cluster(cluster.bootstrap_servers) as brokers:
+            answer = brokers.ask_any(request, AlterClientQuotasResponse)
+        assert [entry.error_code for entry in answer.entries] == [ErrorCode.none]
+
+    alter(remove=False)
+    try:
+        yield
+    finally:
+        alter(remove=True)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from rollbridge.model.fences import Fences
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_topic
 from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
+from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import choose, index_keys
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")

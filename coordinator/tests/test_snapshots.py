@@ -19,7 +19,7 @@ from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
 from rollbridge.model import paths
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import (
     GroupName,
@@ -128,7 +128,7 @@ class Bench:
                     header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, 0, self.clock_ms, 1)
                     self.world.produce(StreamName.parse(begin.home).buffer_topic(), (header.pack(), batch))
                 case "commit":
-                    self.send(number, FrameKind.COMMIT, begin.home, Manifest({PieceKey(0, 0, 0): 0}).encode())
+                    self.send(number, FrameKind.COMMIT, begin.home, Manifest({}).encode())
                 case "abort":
                     self.send(number, FrameKind.ABORT, begin.home, encode_abort("no"))
 

@@ -14,10 +14,10 @@ from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.fences import Fences
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
 from rollbridge.model.ids import TransactionId
+from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import Snapshot
 from rollbridge_coordinator.state.effects import LogSummary
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 STREAM = "sales/orders"

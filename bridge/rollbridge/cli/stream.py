@@ -402,6 +402,22 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
 
 @stream.command()
 @_STREAM
+@click.argument("group", metavar="GROUP")
+@click.pass_obj
+def move(context: CliContext, stream_name: str, group: str) -> None:
+    """Move a stream into another transaction group of its scope.
+
+    Refused while transactions of the stream are open, or something else of it is under way. Records, epochs and readers
+    stay as they are, and plain and conditional writes go on. The group is created if there is none of this name.
+    """
+    check_stream_or_topic(stream_name)
+    with connected(context) as b:
+        config = b.admin.move_stream(stream_name, group)
+    context.answer({"stream": stream_name, "group": config.group.group}, f"{stream_name} is in group {group} now.")
+
+
+@stream.command()
+@_STREAM
 @click.option("--svg", metavar="FILE", help="Draw the lineage of the segments into this file; - is standard output.")
 @click.pass_obj
 def history(context: CliContext, stream_name: str, svg: str | None) -> None:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from typing import Final
 
 from confluent_kafka import KafkaError, Message
 
@@ -252,7 +253,18 @@ class Writing:
         if self._completion.failure is None:
             cause = self._runtime.sender.cause_of(fault)
             logger.warning("a frame of transaction %s was refused: %s", self.id, cause)
-            self._completion.failure = translate(cause, "send a frame")
+            doing = "send a frame"
+            if cause.code() in _CLOSED:
+                # Frames are never too large for a buffer that is open.
+                doing += f"; {self._buffers_named()} was closed: a stream was moved into another group, or deleted"
+            self._completion.failure = translate(cause, doing)
+
+    def _buffers_named(self) -> str:
+        return " or ".join(sorted({topic for topic, _ in self._buffers}))
+
+
+_CLOSED: Final = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+"""What brokers answer, or librdkafka by itself, of a buffer that takes nothing any more."""
 
 
 class Part(Writing):

@@ -1,8 +1,10 @@
 """Preview of open transactions: their records, read from a stream's buffer before the outcome is known.
 
-At the start the buffer is read once for its ABORT frames, and the commit log for the outcomes since the oldest frame,
-so that transactions that have ended by then are not shown. Then the buffer is read again from its beginning and
-followed.
+It begins where a takeover would: what the snapshots of the buffer cover is not read. Of the rest, first the outcomes
+in the commit log and then the buffer itself are read, so that transactions that have ended by then are not shown. Then
+the frames of the open ones are: those that a record of ongoing transactions lists, at their places; then the buffer
+from there on, which is followed. Without snapshots, or without the right to read them, the whole buffer is read, and
+the commit log since the time of its oldest frame.
 """
 
 from __future__ import annotations
@@ -11,12 +13,19 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Final
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
-from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError
+from rollbridge.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    KafkaUnavailableError,
+    NotAuthorizedError,
+    NotFoundError,
+)
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
 from rollbridge.kafka.fetch import LogDivergedError
@@ -25,12 +34,14 @@ from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
+from rollbridge.kafka.replay import BufferSnapshots
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
-from rollbridge.model.reading import PreviewFold, aborted_in
+from rollbridge.model.preview import AGAIN, FAR, PreviewStart, Shown
 from rollbridge.model.records import StreamConfig
+from rollbridge.model.replay import BufferPlaces
 from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 logger = limited(logging.getLogger(__name__))
@@ -53,66 +64,80 @@ class PreviewTail:
         """
         self._stream = stream.name
         self._places = stream.places
-        self._topic = topic = stream.buffer_topic
         self._log = stream.group.commit_log_topic
-        partitions = stream.buffer_partitions
-        address = settings.bootstrap_servers
+        partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
+        address, security, client = settings.bootstrap_servers, settings.kafka, settings.client_name
         self._arrived: deque[Fetched] = deque()
         self._open: Fetched | None = None
         self._records: Iterator[LogRecord] = iter(())
-        self._follower = Follower(
-            address,
-            Isolation.READ_COMMITTED,
-            name="rollbridge-preview",
-            security=settings.kafka,
-            client_id=settings.client_name,
-        )
+        self._settings = settings
+        self._follower = self._follow()
         hold(self, "_follower")
         try:
-            with closing(LogOffsets(address, security=settings.kafka, client_id=settings.client_name)) as offsets:
-                starts = offsets.first([(topic, number) for number in range(partitions)])
-                # Take the log's end before reading the buffer: outcomes from there on are followed.
+            with closing(LogOffsets(address, security=security, client_id=client)) as offsets:
+                self._snapshots = BufferSnapshots(address, security, stream, self._follower, offsets)
+                # The log's end is taken before those of the buffer: outcomes from there on are followed.
                 log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
-                self._unread = offsets.end(starts, Isolation.READ_COMMITTED)
-                self._fold = PreviewFold(_check_batch, self._learn(offsets, starts, log_end))
+                self._unread = offsets.end(partitions, Isolation.READ_COMMITTED)
+                starts = offsets.first(partitions)
+                found = self._snapshots.places(starts, self._unread, log_end)
+                try:
+                    self._learn(offsets, found, log_end)
+                # Without the right to read them, or with a damaged one, the buffer itself is read.
+                except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
+                    logger.warning("a snapshot of the buffer of %s is not usable: %s", self._stream, fault)
+                    bare = {item: replace(place, snapshot=None, ongoing=None) for item, place in found.items()}
+                    self._learn(offsets, bare, log_end)
         except BaseException:
             self._follower.close()
             raise
-        self._unread = {item: end for item, end in self._unread.items() if starts[item] < end}
-        for partition, start in {(self._log, 0): log_end, **starts}.items():
-            self._follower.follow(partition, start)
+        self._floors = self._start.floors
+        begins = dict(self._floors)
+        for item, recorded in self._recorded.items():
+            begins[item] = begins[item] if recorded.offset is None else recorded.offset
+        self._unread = {item: end for item, end in self._unread.items() if begins[item] < end}
+        for partition, begin in {(self._log, 0): log_end, **begins}.items():
+            self._follower.follow(partition, begin)
 
     @property
     def is_caught_up(self) -> bool:
         """True once everything that was in the buffer at the start has been taken."""
         return not self._unread
 
-    def take(self) -> Iterator[Preview]:
-        """Yield records of open transactions not given yet, in the order of the buffer. Does not wait."""
+    def take(self, wait_s: float = 0.0) -> Iterator[Preview]:
+        """Yield records of open transactions not given yet, in the order of the buffer.
+
+        Waits for the first message for ``wait_s`` at most; but once, when a transaction begins that the logs read so
+        far do not rule out to have ended long ago, for the commit log to be read further back.
+        """
         taken = 0
         while taken < _FRAMES_MAX:
-            if self._open is None and not self._begin():
+            if self._open is None and not self._begin(0.0 if taken else wait_s):
                 return
             fetched = self._open
             assert fetched is not None
+            done = fetched.end
             for record in islice(self._records, _FRAMES_MAX - taken):
                 taken += 1
                 if fetched.partition[0] != self._log:
                     yield from self._show(fetched.partition, record)
+                    if self._next_needed(fetched.partition, record.offset) > record.offset + FAR:
+                        done, taken = record.offset + 1, min(taken, _FRAMES_MAX - 1)
+                        break
                 elif _is_outcome(record):
                     self._fold.end(record.key or b"", record.timestamp)
             if taken < _FRAMES_MAX:
                 self._open = None
-                self._reach(fetched.partition, fetched.end)
+                self._pass(fetched.partition, done)
 
     def close(self) -> None:
         """Disconnect."""
         self._follower.close()
 
-    def _begin(self) -> bool:
-        """Open the next stretch that has arrived; return False if there is none."""
+    def _begin(self, wait_s: float) -> bool:
+        """Open the next stretch that has arrived, or does in time; return False if there is none."""
         if not self._arrived:
-            for item in self._follower.poll(0.0):
+            for item in self._follower.poll(wait_s):
                 if isinstance(item, Fetched):
                     self._arrived.append(item)
                 else:
@@ -125,14 +150,45 @@ class PreviewTail:
             self._records = self._open.records()
         return self._open is not None
 
+    def _next_needed(self, partition: Partition, offset: int) -> int:
+        """Return the offset of the next message that may be needed, behind one that has been taken."""
+        recorded = self._recorded.get(partition)
+        if recorded is None:
+            return offset + 1
+        begin = recorded.offset
+        return self._floors[partition] if begin is None else begin
+
+    def _pass(self, partition: Partition, end: int) -> None:
+        """Go on behind what was taken of a partition, or further on if nothing in between is needed."""
+        recorded = self._recorded.get(partition)
+        if recorded is None:
+            self._reach(partition, end)
+            return
+        begin = self._next_needed(partition, end - 1)
+        if recorded.offset is None:
+            del self._recorded[partition]
+        if begin - end > FAR:
+            self._arrived = deque(item for item in self._arrived if item.partition != partition)
+            self._follower.follow(partition, begin)
+            end = begin
+        if partition not in self._recorded:
+            self._reach(partition, end)
+
     def _reach(self, partition: Partition, offset: int) -> None:
         if offset >= self._unread.get(partition, offset + 1):
             del self._unread[partition]
 
     def _show(self, partition: Partition, record: LogRecord) -> Iterator[Preview]:
-        for transaction, frame, batch in self._fold.fold(
-            str(self._stream), partition, record.offset, record.timestamp, record.key, record.value
-        ):
+        recorded = self._recorded.get(partition)
+        shown: Iterator[Shown] = iter(())
+        if recorded is not None:
+            shown = recorded.take(record.offset, record.key, record.value)
+        if record.offset >= self._floors[partition]:
+            folded = self._fold.fold(
+                str(self._stream), partition, record.offset, record.timestamp, record.key, record.value
+            )
+            shown = chain(shown, folded)
+        for transaction, frame, batch in shown:
             yield from self._previews(transaction, frame, batch)
 
     def _previews(self, transaction: BufferedTransaction, frame: FrameRef, batch: bytes) -> Iterator[Preview]:
@@ -154,31 +210,97 @@ class PreviewTail:
             # The leader refuses the transaction when it reaches that frame; a preview only leaves it out.
             logger.warning("a frame of transaction %s cannot be shown: %s", transaction, fault)
 
-    def _learn(self, offsets: LogOffsets, starts: Mapping[Partition, int], log_end: int) -> set[bytes]:
-        """Return the ids of the transactions that have ended."""
-        ended: set[bytes] = set()
-        oldest_ms: int | None = None
-        for record in self._read(starts, self._unread):
-            oldest_ms = record.timestamp if oldest_ms is None else min(oldest_ms, record.timestamp)
-            aborted = aborted_in(record.key, record.value)
-            if aborted is not None:
-                ended.add(aborted)
-        if oldest_ms is not None:
-            begin = offsets.since([self._log], max(oldest_ms - _CLOCKS_DIFFER_MS, 0))[self._log]
-            if begin is not None:
-                log = (self._log, 0)
-                ended.update(
-                    record.key or b"" for record in self._read({log: begin}, {log: log_end}) if _is_outcome(record)
-                )
-        return ended
+    def _learn(self, offsets: LogOffsets, found: BufferPlaces, log_end: int) -> None:
+        """Find out which transactions have ended."""
+        begin = self._log_begin(offsets, found, log_end)
+        self._start = start = PreviewStart(str(self._stream), found, log_end, begin, _check_batch)
+        self._log_start = offsets.first([self._log])[self._log]
+        self._log_known_from = max(start.log_begin, self._log_start)
+        self._is_read_back = False
+        for said in self._read_log(self._log_known_from, log_end, self._follower):
+            start.hear(*said)
+        for partition, message in self._read(start.floors, self._unread, self._follower):
+            start.rehearse(partition, message.offset, message.timestamp, message.key, message.value)
+        start.exclude(self._snapshots.listed(start.doubts()))
+        if start.is_unsure():
+            for said in self._read_further_back(self._follower):
+                start.hear(*said)
+        self._fold, self._recorded = start.make(self._is_over)
 
-    def _read(self, starts: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Iterator[LogRecord]:
+    def _log_begin(self, offsets: LogOffsets, found: BufferPlaces, log_end: int) -> int | None:
+        """Return where the outcomes begin of what is in the partitions without a snapshot; None if nothing is."""
+        oldest_ms: int | None = None
+        for partition, place in found.items():
+            if place.snapshot is None and place.start < place.end:
+                found_here = self._read({partition: place.start}, {partition: place.end}, self._follower)
+                first = next((item for _, item in found_here), None)
+                self._follower.leave(partition)
+                if first is not None:
+                    oldest_ms = first.timestamp if oldest_ms is None else min(oldest_ms, first.timestamp)
+        if oldest_ms is None:
+            return None
+        begin = offsets.since([self._log], max(oldest_ms - _CLOCKS_DIFFER_MS, 0))[self._log]
+        return log_end if begin is None else begin
+
+    def _is_over(self, transaction: BufferedTransaction) -> bool:
+        """Tell of a transaction that has just begun, by what is read, whether it had ended before."""
+        try:
+            return self._had_ended(transaction)
+        except KafkaUnavailableError as fault:
+            logger.warning("transaction %s is previewed, whether or not it had ended before: %s", transaction, fault)
+            return False
+
+    def _had_ended(self, transaction: BufferedTransaction) -> bool:
+        doubt = self._start.asks(transaction)
+        try:
+            if doubt.aborted or self._snapshots.listed(doubt):
+                return True
+        except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
+            logger.warning("the commit log of %s is read again from its beginning: %s", self._stream, fault)
+            with closing(self._follow()) as follower:
+                return any(
+                    item == transaction.id and kind is not ControlKind.BEGIN
+                    for item, kind in self._read_log(0, self._log_known_from, follower)
+                )
+        if self._start.has_snapshots and not self._is_read_back:
+            # This follower is in the middle of the buffer, so another one reads.
+            with closing(self._follow()) as follower:
+                self._fold.learn(
+                    item for item, kind in self._read_further_back(follower) if kind is not ControlKind.BEGIN
+                )
+        return transaction.id in self._fold.ended
+
+    def _read_further_back(self, follower: Follower) -> Iterator[tuple[bytes, ControlKind]]:
+        """Read what stands in the commit log before what has been read of it, once."""
+        self._is_read_back = True
+        return self._read_log(max(self._log_known_from - AGAIN, self._log_start), self._log_known_from, follower)
+
+    def _read_log(self, begin: int, end: int, follower: Follower) -> Iterator[tuple[bytes, ControlKind]]:
+        """Iterate over a part of the commit log: transactions, and what became of them."""
+        log = (self._log, 0)
+        for _, record in self._read({log: begin}, {log: end}, follower):
+            kind = peek_kind(record.value)
+            if kind is not None:
+                yield record.key or b"", kind
+
+    def _read(
+        self, starts: Mapping[Partition, int], ends: Mapping[Partition, int], follower: Follower
+    ) -> Iterator[tuple[Partition, LogRecord]]:
         """Iterate over the records of partitions up to the ends that their leaders reported."""
         unread = {item: ends[item] for item, start in starts.items() if start < ends[item]}
         for item in unread:
-            self._follower.follow(item, starts[item])
-        for _, record in read_up_to(self._follower, unread, _SILENT_S, self._go_on):
-            yield record
+            follower.follow(item, starts[item])
+        yield from read_up_to(follower, unread, _SILENT_S, self._go_on)
+
+    def _follow(self) -> Follower:
+        settings = self._settings
+        return Follower(
+            settings.bootstrap_servers,
+            Isolation.READ_COMMITTED,
+            name="rollbridge-preview",
+            security=settings.kafka,
+            client_id=settings.client_name,
+        )
 
     def _go_on(self, trouble: Trouble) -> int:
         """Return the offset at which to go on; raise unless the follower recovers from a fault by itself."""

@@ -391,8 +391,11 @@ class Reader:
         """Take the records at hand, or that arrive in time, into ``_records``; return False if there are none."""
         previews: list[Preview] = []
         if self._preview is not None:
-            previews = list(self._preview.take())
-            timeout_s = 0.0 if previews else min(timeout_s, _PREVIEW_POLL_S)
+            timeout_s = min(timeout_s, _PREVIEW_POLL_S)
+            wait_s = 0.0 if self._preview.is_caught_up else timeout_s
+            previews = list(self._preview.take(wait_s))
+            if previews or wait_s:
+                timeout_s = 0.0
         messages = self._fetch_committed(timeout_s)
         self._batch = messages
         self._rest = iter(messages)

@@ -180,6 +180,14 @@ class LogOffsets:
         """Close the connections; the next request opens others."""
         self._clusters.close()
 
+    def present(self, topics: Iterable[str]) -> list[str]:
+        """Return those of the topics that exist and may be described, by what one broker knows at the moment."""
+        wanted = list(topics)
+        deadline = Deadline(patience_s(self._timeout_s))
+        with self._clusters.borrow(deadline) as cluster:
+            faults = cluster.learn(wanted)
+        return [topic for topic in wanted if topic not in faults]
+
     def first(self, places: Iterable[P], *, timeout_s: float | None = None) -> dict[P, int]:
         """Return the offset of the first record that was not deleted."""
         return self._ask(places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rollbridge.model.names import GroupName, StreamName, scope_of, terminated_topics
+from rollbridge.model.names import GroupName, StreamName, scope_of, snapshot_topic, terminated_topics
 
 
 class Resource(StrEnum):
@@ -80,6 +80,13 @@ def previewer(
     yield from _on(topic, "Read", why="read committed records")
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
     yield _outcomes(group)
+    yield Right(
+        Resource.TOPIC,
+        snapshot_topic(stream.scope),
+        ("Read",),
+        "begin previews at the snapshots; without it the whole buffer is read",
+        prefixed=True,
+    )
     yield _client()
     yield from _members(consumer_groups)
 

@@ -52,7 +52,9 @@ _BUFFER: Final = ".transaction-buffer"
 _SNAPSHOT: Final = ".__transaction_buffer_snapshot"
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
 _SEGMENT_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-{_NUMBER}\.epoch-{_NUMBER}")
-_BUFFER_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+){re.escape(_BUFFER)}(?:\.epoch-{_NUMBER})?")
+_BUFFER_TOPIC = re.compile(
+    rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+){re.escape(_BUFFER)}(?:\.epoch-{_NUMBER})?(?:\.move-{_NUMBER})?"
+)
 _QUALIFIED = re.compile(
     rf"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/{_NUMBER}/#epoch\.{_NUMBER}(?:/#transaction\.([0-9a-f]{{32}}))?"
 )
@@ -125,10 +127,14 @@ class StreamName:
         """Return the Kafka topic of a segment."""
         return f"{self.scope}.{self.stream}.segment-{segment.number}.epoch-{segment.epoch}"
 
-    def buffer_topic(self, first_epoch: int = 0) -> str:
-        """Return the Kafka topic of the transaction buffer of the life of the stream that began with an epoch."""
+    def buffer_topic(self, first_epoch: int = 0, moves: int = 0) -> str:
+        """Return the Kafka topic of the transaction buffer of the life of the stream that began with an epoch.
+
+        ``moves`` is how often it has been moved into another transaction group since.
+        """
         topic = f"{self.scope}.{self.stream}{_BUFFER}"
-        return f"{topic}.epoch-{first_epoch}" if first_epoch else topic
+        life = f"{topic}.epoch-{first_epoch}" if first_epoch else topic
+        return f"{life}.move-{moves}" if moves else life
 
     def qualified(self, segment: SegmentId, transaction: TransactionId | None = None) -> str:
         """Return PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
@@ -372,8 +378,13 @@ def is_segment_topic(topic: str) -> bool:
     return _SEGMENT_TOPIC.fullmatch(topic) is not None
 
 
+def is_buffer_topic(topic: str) -> bool:
+    """Return whether a topic has the name of a transaction buffer."""
+    return _BUFFER_TOPIC.fullmatch(topic) is not None
+
+
 def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
-    """Take a buffer's topic name apart into stream and first epoch; the inverse of :meth:`StreamName.buffer_topic`.
+    """Return whose buffer a topic is: the stream and its first epoch, however often it has been moved.
 
     Raises:
         InvalidNameError: the topic is no transaction buffer.
@@ -381,7 +392,8 @@ def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
     match = _BUFFER_TOPIC.fullmatch(topic)
     if not match:
         raise InvalidNameError(
-            f"topic {topic!r} is not a transaction buffer: scope.stream.transaction-buffer[.epoch-E] is expected"
+            f"topic {topic!r} is not a transaction buffer: scope.stream.transaction-buffer[.epoch-E][.move-M] is "
+            "expected"
         )
     return StreamName(match[1], match[2]), int(match[3] or 0)
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import ConflictError
-from rollbridge.model.ids import SegmentId
+from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 
 
 class Reset(Enum):
@@ -87,11 +87,16 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
             verdicts[segment] = SegmentVerdict(SegmentStanding.READ_NEW) if node.is_active else DONE
         elif after:
             verdicts[segment] = SegmentVerdict(SegmentStanding.WAITS, after=after)
-        elif segment not in begun and node.first == history.born and reset is Reset.ERROR:
+        elif segment not in begun and _is_of_birth(history, segment) and reset is Reset.ERROR:
             verdicts[segment] = SegmentVerdict(SegmentStanding.NO_OFFSET)
         else:
             verdicts[segment] = DONE if end == 0 else SegmentVerdict(SegmentStanding.READ)
     return verdicts
+
+
+def _is_of_birth(history: EpochHistory, segment: SegmentId) -> bool:
+    """Return True if a stream was created with a segment; the epoch of a prepared one is not that in which it began."""
+    return segment.epoch == history.born and segment.number < PREPARED_FIRST
 
 
 def decide_plain(committed: int, reset: Reset) -> SegmentVerdict:

@@ -84,6 +84,8 @@ RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
 FOREVER = -1
 """Retention without a limit."""
+FORMER_BUFFERS: Final = 20
+"""Latest moves whose buffers are looked for: a leader that stood still may have made one of them anew."""
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
@@ -257,13 +259,31 @@ class StreamConfig(NodeRecord):
     """What the adopted topic takes; None if the stream has adopted none."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Settings that a seal of the adopted topic has changed, as they were before; None for those that it had not."""
+    moves: int = 0
+    """How often it has been moved into another group; each time it got a new buffer."""
+    moving_to: str = ""
+    """While it is being moved, the group inside its scope that it moves into; empty otherwise."""
+    moving_request: str = ""
+    """The admin request that is answered when it has been moved; empty if nobody waits."""
+    life_id: str = ""
+    """Kafka's id of its first buffer; empty if that is the present one."""
     prepared: int = 0
     """How many segments have been prepared for large transactions, so that no two of them ever have the same name."""
 
     @property
+    def identity(self) -> str:
+        """What tells this life of the stream from others of its name, however often it is moved."""
+        return self.life_id or self.buffer_topic_id
+
+    @property
     def buffer_topic(self) -> str:
-        """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
-        return self.name.buffer_topic(self.first_epoch)
+        """The Kafka topic of the transaction buffer, which no other life of the stream has used, and no other group."""
+        return self.name.buffer_topic(self.first_epoch, self.moves)
+
+    def former_buffer_topics(self) -> list[str]:
+        """Return the names of its latest former buffers, those in which it was before it was moved."""
+        first = max(self.moves - FORMER_BUFFERS, 0)
+        return [self.name.buffer_topic(self.first_epoch, number) for number in range(first, self.moves)]
 
     def limits_in(self, epoch: int) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""

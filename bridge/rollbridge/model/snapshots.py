@@ -263,6 +263,17 @@ def decode_all(
     return records, faults
 
 
+def candidates(indexes: Iterable[SegmentIndex], transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
+    """Return sealed segments that can know a transaction, of which a frame stands at ``position``, if given."""
+    counter = shown_counter(transaction)
+    return [
+        item
+        for item in indexes
+        if item.lowest_counter <= counter <= item.highest_counter
+        and (position is None or item.first_position <= position)
+    ]
+
+
 def shown_counter(transaction: bytes) -> int:
     """Return what an index shows of an id: its count, without the number that all ids of a group have."""
     return min(int.from_bytes(transaction[8:], "big"), COUNTER_SHOWN_MAX)
@@ -437,15 +448,13 @@ class AbortedTransactions:
         dead = set(gone)
         self.indexes = [item for item in self.indexes if item not in dead]
 
+    def lists(self, transaction: bytes) -> bool:
+        """Return True if the unsealed snapshot lists a transaction."""
+        return transaction in self.unsealed
+
     def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
         """Return sealed segments that can know a transaction, of which a frame stands at ``position``, if given."""
-        counter = shown_counter(transaction)
-        return [
-            item
-            for item in self.indexes
-            if item.lowest_counter <= counter <= item.highest_counter
-            and (position is None or item.first_position <= position)
-        ]
+        return candidates(self.indexes, transaction, position)
 
     def _cut(self, ids: Sequence[bytes]) -> Cut:
         spans = [self.unsealed[item] for item in ids]

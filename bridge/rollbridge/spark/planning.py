@@ -313,7 +313,7 @@ class StreamOffset:
 
     Attributes:
         cluster: Kafka's id of the cluster.
-        stream_id: Kafka's id of the buffer topic, which tells the stream from others of the same name.
+        stream_id: Kafka's id of its first buffer, which tells the stream from others of the same name.
         position: Stream and offsets.
         commit_log: Offset of the commit log before which no transaction has records behind the position; None if it is
             not known.

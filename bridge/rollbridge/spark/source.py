@@ -149,7 +149,7 @@ class StreamDriver:
         """Return a front as a checkpoint's offset."""
         return StreamOffset(
             self._connection.cluster_id,
-            self.view().config.buffer_topic_id,
+            self.view().config.identity,
             ReadPosition(self.stream, front),
             commit_log,
         )

@@ -37,7 +37,7 @@ _ROWS_MAX: Final = 16_384
 """Maximum rows of an Arrow batch: larger ones exceed the processor's cache, smaller ones cost overhead."""
 _WAIT_MS: Final = 500
 _STALLED_S: Final = 60.0
-_PREVIEW_PAUSE_S: Final = 0.01
+_PREVIEW_WAIT_S: Final = 0.1
 
 
 def read_portion(
@@ -148,14 +148,12 @@ def read_previews(
     tail = PreviewTail(connection, portion.config)
     try:
         while not tail.is_caught_up:
-            rows = [_preview_row(item) for item in tail.take()]
+            rows = [_preview_row(item) for item in tail.take(_PREVIEW_WAIT_S)]
             if rows:
                 columns = [
                     pa.array([row.get(name) for row in rows], arrow.field(n).type) for n, name in enumerate(names)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=arrow)
-            else:
-                time.sleep(_PREVIEW_PAUSE_S)
     finally:
         tail.close()
 

@@ -593,7 +593,7 @@ class StreamAccumulator:
     def is_of(self, view: StreamView) -> bool:
         """Return True if a view is of this stream, not of one that was deleted and created again."""
         config = self.view.config
-        return (config.created_ms, config.buffer_topic_id) == (view.config.created_ms, view.config.buffer_topic_id)
+        return (config.created_ms, config.identity) == (view.config.created_ms, view.config.identity)
 
     def is_outdated(self, view: StreamView) -> bool:
         """Return True if a view of the stream has other epochs, or other limits of its adopted topic."""

@@ -30,6 +30,7 @@ from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.model.transaction import KnownTransaction, State
+from rollbridge_coordinator.procedures.moves import move_stream, take_stream
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
@@ -272,6 +273,10 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from update_stream(group, _stream(group, request), name, request, now_ms)
             case RequestKind.TRUNCATE_STREAM:
                 yield from _truncate(group, name, _stream(group, request), request, now_ms)
+            case RequestKind.MOVE_STREAM:
+                yield from move_stream(group, name, _stream(group, request), request, now_ms)
+            case RequestKind.TAKE_STREAM:
+                yield from take_stream(group, name, request)
             case RequestKind.ABORT_TRANSACTION:
                 yield from _abort(group, name, request, now_ms)
             case RequestKind.DESCRIBE:
@@ -421,4 +426,9 @@ def _stream(group: GroupState, request: AdminRequest) -> LedStream:
         raise StreamNotFoundError(f"stream {request.stream} is being deleted; nothing was written")
     if stream is None:
         raise StreamNotFoundError(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
+    if stream.config.moving_to:
+        raise StreamBusyError(
+            f"stream {request.stream} is being moved into group {stream.config.moving_to}; nothing was written; ask "
+            "again later"
+        )
     return stream

@@ -19,6 +19,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
 from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.replay import look_up
 from rollbridge.model.snapshots import SegmentIndex, Snapshot, partition_name, segment_key, segment_of
 from rollbridge_coordinator.state.effects import (
     AppendMessages,
@@ -183,18 +184,11 @@ def drop_aborted(group: GroupState, transactions: Iterable[BufferedTransaction])
     A BEGIN frame in the buffer of another stream can come that late. The commit log is not read so far back, so the
     snapshots are asked.
     """
-    needed: dict[Partition, dict[SegmentIndex, list[bytes]]] = {}
-    for transaction in transactions:
-        for partition, offset in transaction.first_offsets.items():
-            known = group.snapshots.partitions.get(partition)
-            if known is None:
-                continue
-            if transaction.id in known.aborted.unsealed:
-                group.fold.discard(transaction.id)
-                break
-            for index in known.aborted.candidates(transaction.id, offset):
-                needed.setdefault(partition, {}).setdefault(index, []).append(transaction.id)
-    for partition, asked in needed.items():
+    known = {partition: item.aborted for partition, item in group.snapshots.partitions.items()}
+    found = look_up(known, transactions)
+    for transaction_id in found.aborted:
+        group.fold.discard(transaction_id)
+    for partition, asked in found.segments.items():
         for indexes in in_batches(list(asked)):
             segments = yield from load_segments(group, partition, indexes)
             for index, ids in zip(indexes, segments, strict=True):

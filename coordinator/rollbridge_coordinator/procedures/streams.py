@@ -318,7 +318,9 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         unused = yield from _unused(stream)
         prepared = yield from give_up_stream(group, name)
-        if prepared is None or not (yield from DeleteTopics([doomed.config.buffer_topic, *unused, *prepared])):
+        buffers = [doomed.config.buffer_topic, *doomed.config.former_buffer_topics()]
+        there = yield from TopicIds(buffers)
+        if prepared is None or not (yield from DeleteTopics([*sorted(there), *unused, *prepared])):
             return False
         yield from clear_snapshots(group, doomed.partitions())
         doomed.has_begun = True
@@ -382,8 +384,8 @@ def _unused(stream: LedStream) -> Steps[list[str]]:
 def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple[list[str], frozenset[SegmentId]]]:
     """Return the newest epochs that fit into one step, newest first, and the segments that began in them.
 
-    The oldest epoch counts with all its segments: some may have begun in epochs that have been dropped. Prepared ones are
-    in one epoch only, which is not that of their ids.
+    The oldest epoch counts with all its segments: some may have begun in epochs that have been dropped. Prepared ones
+    are in one epoch only, which is not that of their ids.
     """
     newest = [f"{paths.epochs(name)}/{number}" for number in numbers[-EPOCHS_AT_ONCE:]]
     newest = newest[-leading([DeleteNode(path) for path in newest], bytes_max // 2) :]

@@ -28,6 +28,7 @@ from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoin
 from rollbridge.model.pieces import LateBegin
 from rollbridge.model.records import Group, SetNode, StreamConfig
 from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key
 from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_shared, open_counter
 from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
@@ -62,7 +63,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
-from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, BufferPlace, Needed, PartitionSnapshots, log_start
+from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
 from rollbridge_coordinator.state.streams import Doomed, commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
 

@@ -45,7 +45,7 @@ from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName, Partition, is_group_topic, is_segment_topic
+from rollbridge.model.names import GroupName, Partition, is_buffer_topic, is_group_topic, is_segment_topic
 from rollbridge.model.records import CheckNode, NodeOperation
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import (
@@ -77,6 +77,9 @@ logger = logging.getLogger(__name__)
 
 IDENTITIES: Final = 3
 """Transactional ids used in turn, so that a round never waits for the markers of the one before."""
+
+BESIDE_CLIENT_ID: Final = "rollbridge-merge"
+"""Client id of what merges large transactions beside the line, so that a quota of the brokers can bound its pace."""
 
 OFFSETS_S: Final = 15.0
 """Time that a group coordinator may fail to take offsets before their transaction is refused."""
@@ -244,6 +247,7 @@ class Interpreter:
                 settings.bootstrap_servers,
                 group.transactional_id(number),
                 security=settings.security,
+                client_id="rollbridge" if number < IDENTITIES else BESIDE_CLIENT_ID,
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
             )
@@ -446,7 +450,8 @@ class Interpreter:
 
     @_carries_out(fx.Seal)
     def _seal(self, effect: fx.Seal) -> Mapping[Partition, int]:
-        adopted = {topic for topic, _ in effect.partitions if not is_segment_topic(topic)}
+        ours = {topic for topic, _ in effect.partitions if is_segment_topic(topic) or is_buffer_topic(topic)}
+        adopted = {topic for topic, _ in effect.partitions} - ours
         before = self._admin.describe(adopted) if adopted else {}
         self._look_at_fence(effect)
         return self._admin.seal(

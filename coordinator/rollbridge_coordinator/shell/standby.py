@@ -26,6 +26,7 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.records import StreamState
+from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -33,7 +34,6 @@ from rollbridge_coordinator.procedures.takeover import MakeFold
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile
 from rollbridge_coordinator.shell.frames import LogTail
 from rollbridge_coordinator.state.metrics import standby_lines
-from rollbridge_coordinator.state.snapshots import BufferPlace, log_start
 from rollbridge_coordinator.state.warm import WarmTail
 
 logger = logging.getLogger(__name__)

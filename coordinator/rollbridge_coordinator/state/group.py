@@ -265,6 +265,7 @@ class GroupState:
         held: Requests to scale that wait for native transactions of others before anything is done.
         held_rolls: Rolling commits that do, by the names of their streams.
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
+        sealed_buffers: Ends of the buffers of streams that are being moved, by the names of the streams.
         preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
         leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
@@ -303,6 +304,7 @@ class GroupState:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, WaitingRequest] = field(default_factory=dict)
     held: dict[str, Wait] = field(default_factory=dict)
+    sealed_buffers: dict[str, Mapping[Partition, int]] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
@@ -412,16 +414,22 @@ ONGOING_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one record: about half a million frames. What does not fit is read again, as everything after it."""
 
 
+_TRANSACTIONS_FREE: Final = 50
+"""So many open transactions may be written down each time that the bound is exceeded; if there are more, less often."""
+
+
 def plan_ongoing(group: GroupState, plan: SnapshotPlan) -> OngoingTransactions | None:
     """Return the record to write with a snapshot; None if it is not worth it, or not now."""
     partition, draft = plan.partition, plan.draft
     known = group.snapshots.partitions[partition]
     lag = known.lag(draft.position, draft.commit_log_end)
     known.frames = 0
-    if lag <= group.settings.snapshots.transaction_buffer_snapshot_replay_max:
+    replay_max = group.settings.snapshots.transaction_buffer_snapshot_replay_max
+    if lag <= replay_max:
         return None
     found = [item for item in group.fold.open.values() if partition in item.first_offsets]
-    known.frames = sum(len(item.frames) for item in found)
+    each = replay_max // _TRANSACTIONS_FREE
+    known.frames = sum(len(item.frames) + each for item in found)
     if lag <= known.frames:
         return None
     needed = needed_with(known, plan) or Needed(draft.max_read_position, draft.commit_log_position)

@@ -111,6 +111,12 @@ def adopted_lines(group: str, topics: Iterable[tuple[str, str]]) -> Iterator[str
         yield f'{PREFIX}_adopted_topic{{group="{group}",stream="{stream}",topic="{topic}"}} 1'
 
 
+def beside_lines(group: str, merges: int) -> Iterator[str]:
+    """Return the metric of large transactions that are being merged beside the line."""
+    yield f"# TYPE {PREFIX}_merges_beside gauge"
+    yield f'{PREFIX}_merges_beside{{group="{group}"}} {merges}'
+
+
 def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
     """Return the metrics of the coordinator: its name, whether it is fit to lead, and how many groups it leads."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,10 +1,8 @@
-"""Snapshots of a leader's buffers: when one is due, what goes into it, and where a takeover begins to read. Pure.
+"""Snapshots of a leader's buffers: when one is due, and what goes into it. Pure.
 
-A new leader and a standby work out the replay start the same way, so what the standby has followed is what a takeover
-needs.
+Where a takeover begins to read is in :mod:`rollbridge.model.replay`.
 
-Source: PIP-196 (an index is updated after a number of transactions, or a time in which something changed; recovery
-reads from the max read position of the snapshot on).
+Source: PIP-196 (an index is updated after a number of transactions, or a time in which something changed).
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class SnapshotSettings:
     """After what time, if any has ended."""
     transaction_buffer_snapshot_cache_bytes_max: int = 64 * MIB
     """Memory for sealed segments that were asked about, per group."""
-    transaction_buffer_snapshot_replay_max: int = 20_000
+    transaction_buffer_snapshot_replay_max: int = 1_000
     """About how many messages of a buffer partition and of the commit log are read again at a takeover although
     transactions have been open for longer; open ones are written down when it would be more."""
 
@@ -285,52 +283,3 @@ class Snapshots:
         """Note a warning, which whoever runs the leader logs."""
         self.metrics.faults += 1
         self.warnings.append(text)
-
-
-# Replay start
-
-
-@dataclass(frozen=True, slots=True)
-class BufferPlace:
-    """A buffer partition as it is found: what a takeover would begin with.
-
-    Attributes:
-        topic_id: Kafka's id of the buffer.
-        stream: ``scope/stream`` whose buffer it is.
-        snapshot: The snapshot that would be used.
-        ongoing: The record of open transactions that would be used with it.
-        start, end: Its first offset, and the one after its last message.
-    """
-
-    topic_id: str
-    stream: str
-    snapshot: Snapshot | None
-    ongoing: OngoingTransactions | None
-    start: int
-    end: int
-
-    @property
-    def floor(self) -> int:
-        """Where reading begins."""
-        if self.ongoing is not None:
-            return max(self.ongoing.replay_position, self.start)
-        return self.start if self.snapshot is None else max(self.snapshot.max_read_position, self.start)
-
-    def log_floor(self, log_end: int) -> int:
-        """Return the offset, in a log with this end, from which on the outcomes of later frames stand.
-
-        The end must have been asked for before that of the buffer.
-        """
-        if self.snapshot is not None and self.ongoing is not None:
-            return min(self.ongoing.commit_log_position, self.snapshot.commit_log_end, log_end)
-        if self.end <= self.floor:
-            return log_end
-        return 0 if self.snapshot is None else min(self.snapshot.commit_log_position, log_end)
-
-
-BufferPlaces = Mapping[Partition, BufferPlace]
-
-
-def log_start(places: BufferPlaces, log_end: int, again: int) -> int:
-    """Return the offset from which on the commit log has to be read."""
-    return max(min((place.log_floor(log_end) for place in places.values()), default=log_end) - again, 0)

@@ -21,8 +21,8 @@ from itertools import takewhile
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.fences import Fences
 from rollbridge.model.names import Partition
+from rollbridge.model.replay import BufferPlaces
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.snapshots import BufferPlaces
 
 
 class WarmTail:
@@ -42,7 +42,7 @@ class WarmTail:
             terminated: An empty dictionary.
             places: The group's buffer partitions.
             start: From where on the commit log will be followed, see
-                :func:`rollbridge_coordinator.state.snapshots.log_start`.
+                :func:`rollbridge.model.replay.log_start`.
         """
         # How many are open at a time depends on how far the commit log was read; the leader's bound is looked at later.
         # So with the memory that all of them take; whoever follows gives up beyond the leader's bound.

@@ -1,0 +1,128 @@
+"""A preview in the simulation: what it shows when it begins at the snapshots, and when it reads everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coordinator.tests.sim_world import World, shard
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
+from rollbridge.model.control import ControlKind
+from rollbridge.model.names import (
+    GroupName,
+    Partition,
+    StreamName,
+    snapshot_indexes_topic,
+    snapshot_segments_topic,
+    snapshot_topic,
+)
+from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
+from rollbridge.model.preview import PreviewStart
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.replay import BufferPlace, LookUp
+from rollbridge.model.snapshots import choose, index_keys, segment_of
+
+AGAIN = 20
+"""So many records of the commit log, of some hundred, are read again if something is unsure."""
+PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure")
+"""Aborted transactions are not looked up; the commit log is not read; recorded transactions are not put back, or
+without asking whether they have ended; the commit log is not read further back, by the second one neither."""
+
+Seen = tuple[bytes, Partition, int, int]
+"""A shown frame: its transaction, and where it stands; or that a transaction is taken for open."""
+NOWHERE: Partition = ("", -1)
+
+
+class Previewer:
+    """Opens previews of one stream."""
+
+    def __init__(self, world: World, group: GroupName, stream: StreamName, defect: str = "") -> None:
+        """Of a stream of the group, as it is now."""
+        self.world = world
+        self.defect = defect
+        self.log = world.topics[group.commit_log_topic]
+        self.config = StreamConfig.from_json(world.nodes[paths.stream(stream)])
+        self.name = str(stream)
+
+    def shown_from_everything(self) -> set[Seen]:
+        """What is shown if there are no snapshots; the truth."""
+        return self._show(self._places({}), len(self.log.entries), 0)
+
+    def shown_from_snapshots(self) -> set[Seen]:
+        """What is shown if the snapshots are used that there are, and everything is read if one is damaged."""
+        scope = self.config.name.scope
+        topics = [snapshot_indexes_topic(scope), snapshot_topic(scope)]
+        rows = {topic: self.world.latest(topic) for topic in topics if topic in self.world.topics}
+        try:
+            return self._show(self._places(rows), len(self.log.entries))
+        except CorruptDataError:
+            return self.shown_from_everything()
+
+    def _places(self, rows: Mapping[str, Mapping[bytes, bytes]]) -> dict[Partition, BufferPlace]:
+        places = {}
+        for number in range(self.config.buffer_partitions):
+            partition = (self.config.buffer_topic, number)
+            log = self.world.topics[shard(*partition)]
+            at = [(topic, key) for topic in rows for key in index_keys(partition)]
+            values = [rows[topic].get(key) for topic, key in at]
+            topic_id = self.config.buffer_topic_id
+            choice = choose(values, partition, topic_id, len(log.entries), len(self.log.entries))
+            ongoing = None
+            if choice.snapshot is not None:
+                kept = rows[at[choice.place][0]]
+                ongoing = choose_ongoing([kept.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
+            place = BufferPlace(topic_id, self.name, choice.snapshot, ongoing, log.start, len(log.entries))
+            if self.defect == "deaf" and place.snapshot is not None:
+                deaf = replace(place.snapshot, commit_log_position=len(self.log.entries))
+                place = replace(place, snapshot=deaf, ongoing=None)
+            places[partition] = place
+        return places
+
+    def _show(self, places: Mapping[Partition, BufferPlace], log_end: int, log_begin: int | None = None) -> set[Seen]:
+        if log_begin is None and any(place.snapshot is None for place in places.values()):
+            log_begin = 0
+        start = PreviewStart(self.name, places, log_end, log_begin, lambda *_: None)
+        self._hear(start, start.log_begin, log_end)
+        for partition, place in places.items():
+            for offset, appended_ms, (key, value) in self._messages(partition, place.floor):
+                start.rehearse(partition, offset, appended_ms, key, value)
+        if self.defect != "no-look-up":
+            start.exclude(self._listed(start.doubts()))
+        if start.is_unsure() and self.defect not in ("sure", "deaf"):
+            self._hear(start, start.log_begin - AGAIN, start.log_begin)
+        if self.defect == "hasty-records":
+            start._ended = {}
+        fold, recorded = start.make(lambda _: False)
+        seen: set[Seen] = set()
+        for partition, place in places.items():
+            if self.defect != "no-records" and partition in recorded:
+                for offset, _, (key, value) in self._messages(partition, place.start):
+                    for item, frame, batch in recorded[partition].take(offset, key, value):
+                        assert len(batch) == frame.size
+                        seen.add((item.id, partition, offset, frame.start))
+            for offset, appended_ms, (key, value) in self._messages(partition, place.floor):
+                for item, frame, _ in fold.fold(self.name, partition, offset, appended_ms, key, value):
+                    seen.add((item.id, partition, offset, frame.start))
+        return seen | {(item, NOWHERE, -1, -1) for item in fold.open}
+
+    def _hear(self, start: PreviewStart, begin: int, end: int) -> None:
+        for offset, record in self.log.visible():
+            if begin <= offset < end:
+                start.hear(record.transaction.bytes, ControlKind(record.kind))
+
+    def _messages(self, partition: Partition, begin: int) -> list[tuple[int, int, tuple[bytes | None, bytes | None]]]:
+        entries = self.world.topics[shard(*partition)].entries
+        found = [(at, entry.appended_ms, entry.item) for at, entry in enumerate(entries) if at >= begin]
+        return [item for item in found if item[2] is not None]
+
+    def _listed(self, found: LookUp) -> set[bytes]:
+        listed: set[bytes] = set()
+        for partition, asked in found.segments.items():
+            entries = self.world.topics[snapshot_segments_topic(self.config.name.scope)].entries
+            for index, transactions in asked.items():
+                item = entries[index.persistent_position].item
+                value = None if item is None else item[1]
+                segment = segment_of(index, partition, self.config.buffer_topic_id, value)
+                listed.update(set(segment.aborts).intersection(transactions))
+        return listed
