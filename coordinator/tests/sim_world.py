@@ -205,7 +205,8 @@ class World:
     out is decided without reading the buffers to their ends), ``boundless-seal`` (a seal waits for native transactions
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
     done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
-    ``blind-reopening`` (what was closed in vain is not looked for). Those of adopted topics are named in
+    ``blind-reopening`` (what was closed in vain is not looked for), ``blind-linger`` (late commits go into segments
+    behind which something was written). Those of adopted topics are named in
     ``sim_topics.py``.
     """
 
@@ -267,6 +268,8 @@ class World:
         """Called with the path of what a stream has lost and segments before these are noted there; raises likewise."""
         self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
         """Changes what is written."""
+        self.done: Counter[str] = Counter()
+        """Effects that were carried out, by procedure and effect."""
         self.takeovers: Counter[str] = Counter()
         """What leaders counted while they took over."""
         self.broken: list[str] = []

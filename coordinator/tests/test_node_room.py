@@ -126,9 +126,7 @@ def test_a_transaction_that_wrote_to_more_segments_than_a_node_names_rolls_the_w
     assert [item.transaction_id for item in planned.transactions] == [few]
     assert planned.rolls == (Roll(ORDERS, 0, 1, 2, 3, tuple(range(20))),)
     bench.group.fold.settle(few.bytes)
-    assert plan_round(bench.group) == RollingRound(
-        (bench.group.fold.open[many.bytes],), (Roll(ORDERS, 0, 1, 2, 3),)
-    )
+    assert plan_round(bench.group) == RollingRound((bench.group.fold.open[many.bytes],), (Roll(ORDERS, 0, 1, 2, 3),))
 
 
 def test_a_truncation_node_grows_by_no_more_than_is_counted_for_each_segment() -> None:

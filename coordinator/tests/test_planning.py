@@ -110,9 +110,7 @@ def test_a_roll_names_what_its_transactions_wrote_to_and_is_not_active() -> None
         for number in numbers:
             bench.data(identifier, ORDERS, number)
         items.append(bench.commit(identifier, {(0, number): 1 for number in numbers}))
-    assert plan_round(bench.group) == RollingRound(
-        (items[0], items[2], items[3]), (Roll(ORDERS, 0, 2, 3, 4, (0, 2)),)
-    )
+    assert plan_round(bench.group) == RollingRound((items[0], items[2], items[3]), (Roll(ORDERS, 0, 2, 3, 4, (0, 2)),))
 
 
 def test_one_clients_commits_keep_their_order_around_a_rolling_commit() -> None:

@@ -1,8 +1,9 @@
 """Planning: which of the decided transactions go into the next round, and to which segments. Pure.
 
 Transactions leave in the order of their decisions. One that cannot leave yet holds up later ones of its line, which
-are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate, merge
-directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
+are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate,
+merge directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs,
+or goes into the duplicates of the one before, if these are open.
 
 Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 """
@@ -71,6 +72,13 @@ class RollingRound:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRound:
+    """Merge into duplicates that were made for other transactions, and are not sealed yet."""
+
+    transactions: tuple[BufferedTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """The commit asks for something that can never be merged; it must end as aborted."""
 
@@ -85,7 +93,7 @@ class Incomplete:
     transactions: tuple[BufferedTransaction, ...]
 
 
-Round = DirectRound | RollingRound | Refusal | Incomplete | None
+Round = DirectRound | RollingRound | LateRound | Refusal | Incomplete | None
 
 
 def plan_round(group: GroupState) -> Round:
@@ -115,7 +123,7 @@ def plan_round(group: GroupState) -> Round:
                 held.add(line_of(transaction))
                 continue
             if rolls:
-                return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
+                return DirectRound(tuple(ready)) if ready else _late(group) or _gather(group, transaction, rolls)
             if conditions_of(transaction) or is_alone(group, transaction):
                 return DirectRound(tuple(ready) or (transaction,))
         if ready and (
@@ -231,12 +239,65 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 
 def _replaced(group: GroupState, transaction: BufferedTransaction) -> dict[str, set[int]]:
     """Return the numbers of segments that a transaction wrote to and that are not active any more, by stream."""
+    written = written_to(transaction)
+    left = {name: numbers - group.streams[name].history.active.numbers for name, numbers in written.items()}
+    return {name: numbers for name, numbers in left.items() if numbers}
+
+
+def _late(group: GroupState) -> LateRound | None:
+    """Return the round of all waiting transactions that lingering duplicates take, in decision order; None without any.
+
+    Left out are those that would also merge into what continues the duplicates, those with conditions, and those of
+    which an earlier one of the connection was left out.
+    """
+    lingering = group.lingering
+    if lingering is None:
+        return None
+    chosen: list[BufferedTransaction] = []
+    passed: set[OrderKey] = set()
+    room = group.settings.round_bytes_max
+    for transaction in group.fold.decided.values():
+        if transaction.state is not State.COMMITTING:
+            continue
+        fits = (
+            transaction.is_complete()
+            and merge_fault(group, transaction) is None
+            and lingering.takes(_replaced(group, transaction))
+            and not lingering.is_before(written_to(transaction))
+            and not _is_alone(group, transaction)
+            and group.waits_for(transaction) is None
+            and line_of(transaction) not in passed
+            and transaction.bytes <= room
+            and len(chosen) < group.settings.round_transactions_max
+        )
+        if fits:
+            chosen.append(transaction)
+            room -= transaction.bytes
+        else:
+            passed.add(line_of(transaction))
+    return LateRound(tuple(chosen)) if chosen else None
+
+
+def ends_linger(group: GroupState, transactions: Sequence[BufferedTransaction]) -> bool:
+    """Return True if lingering duplicates must be sealed before these transactions are merged into active segments.
+
+    They are written to what continues the duplicates, or have conditions, which ask for ends of segments.
+    """
+    lingering = group.lingering
+    return lingering is not None and any(
+        conditions_of(item) or lingering.is_before(written_to(item))
+        for item in transactions
+        if item.state is State.COMMITTING
+    )
+
+
+def written_to(transaction: BufferedTransaction) -> dict[str, set[int]]:
+    """Return the numbers of the segments that a complete transaction wrote to, by stream."""
     names = list(transaction.begin.streams)
     found: dict[str, set[int]] = {}
     for piece in transaction.manifest.pieces if transaction.manifest is not None else ():
-        name = names[piece.stream] if piece.stream < len(names) else ""
-        if name and piece.segment not in group.streams[name].history.active.numbers:
-            found.setdefault(name, set()).add(piece.segment)
+        if piece.stream < len(names):
+            found.setdefault(names[piece.stream], set()).add(piece.segment)
     return found
 
 
@@ -288,9 +349,7 @@ def _fitting(group: GroupState, served: Sequence[BufferedTransaction], rolls: di
     return RollingRound(tuple(chosen), planned)
 
 
-def _planned(
-    group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]
-) -> tuple[Roll, ...]:
+def _planned(group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, Collection[int]]) -> tuple[Roll, ...]:
     planned = []
     for name, epoch in sorted(rolls.items()):
         history = group.streams[name].history
@@ -363,7 +422,7 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
         rolls = rolls_of(group, transaction)
         held = group.held_rolls.get(tuple(sorted(rolls))) if rolls else None
         if held is not None:
-            why = name_some(held.wait.seen) or "native transactions of others"
+            why = name_some(held.wait.seen) or "further late commits"
             return f"the rolling commit of {', '.join(sorted(rolls))} waited for {why}"
     return None
 
