@@ -25,3 +25,22 @@ def grow(b: rollbridge.Bridge, stream: str) -> list[bytes]:
     late.commit()
     write(b, stream, b"after")
     return [b"before", b"scaled", b"rolled", b"after"]
+
+
+def grow_narrowly(b: rollbridge.Bridge, stream: str, late: int = 4) -> list[bytes]:
+    """A scale of one segment of two, late commits, and one in between; the values of each key in their order."""
+    write(b, stream, b"before")
+    begun = [b.begin(stream) for _ in range(late)]
+    for place, txn in enumerate(begun):
+        txn.write_all(stream, ((key, b"late-%d" % place) for key in KEYS))
+        txn.flush()
+    b.admin.scale(stream, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    write(b, stream, b"scaled")
+    values = [b"before", b"scaled"]
+    for place, txn in enumerate(begun):
+        txn.commit()
+        values.append(b"late-%d" % place)
+        if place == late - 2:
+            write(b, stream, b"between")
+            values.append(b"between")
+    return values

@@ -21,7 +21,7 @@ from confluent_kafka import (
 
 import rollbridge
 from integration_tests.clients import Site, until
-from integration_tests.grown_streams import KEYS, grow, write
+from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from rollbridge.consumer.records import Message
 from rollbridge.errors import (
     ConfigError,
@@ -119,6 +119,19 @@ def test_epochs_that_are_made_meanwhile_are_followed(client: rollbridge.Bridge, 
         expected = grow(client, orders)
         take(consumer, GROWN + len(KEYS), found)
         assert values(found) == {key: [b"first", *expected] for key in KEYS}
+
+
+def test_late_commits_that_roll_a_part_of_a_stream_are_followed_by_a_group(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    with group.member(orders) as one, group.member(orders) as other:
+        write(client, orders, b"first")
+        expected = [b"first", *grow_narrowly(client, orders)]
+        found: list[Message] = []
+        until(
+            lambda: found.extend([*one.consume(100, 0.2), *other.consume(100, 0.2)]) or len(found) >= 8 * len(expected)
+        )
+    assert values(found) == dict.fromkeys(KEYS, expected)
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
-from rollbridge.model.epochs import EpochHistory, check_chain
+from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 from rollbridge.zookeeper.metadata import Metadata
@@ -63,6 +63,22 @@ POINTS = [
     "roll/Seal:after + finish_pending/Write:after:2",
     "roll/CommitRound:after + finish_pending/Seal:after",
 ]
+LATE_POINTS = [
+    "roll/Seal:after",
+    "roll/CommitRound:after",
+    "roll/CommitRound:after:2",
+    "merge_late/EndOffsets:after",
+    "merge_late/AppendControl:after",
+    "merge_late/CommitRound:before",
+    "merge_late/CommitRound:after",
+    "end_linger/Seal:before",
+    "end_linger/Seal:after",
+    "end_linger/Write:after",
+    "end_linger/Write:after:2",
+    "merge_late/CommitRound:after + finish_pending/Seal:after",
+]
+"""Of the story of late commits that follow each other."""
+SOME_LATE = ["merge_late/CommitRound:before", "end_linger/Seal:before"]
 SOME = [
     "scale/Seal:after",
     "roll/Seal:after",
@@ -237,6 +253,59 @@ class Story:
         return found
 
 
+LATE = 6
+"""Late commits in a story."""
+
+
+class LateStory(Story):
+    """Transactions that began before a scale commit one after the other; the stream has segments that it left alone."""
+
+    def play(self) -> None:
+        """Run the story; every call waits as long as a failover takes."""
+        name = str(self.stream)
+        with rollbridge.connect(
+            self.cluster.bootstrap_servers,
+            zookeeper=self.cluster.zookeeper,
+            zookeeper_root=self.root,
+            client_name="teller",
+            options=rollbridge.ClientOptions(admin_timeout_s=60),
+        ) as b:
+            b.admin.create_stream(name, segments=4)
+            begun = []
+            for number in range(LATE):
+                values = [f"late-{number}-{item}" for item in range(20)]
+                txn = b.begin(name)
+                for value in values:
+                    txn.write(name, key=f"key-{value}".encode(), value=value.encode())
+                txn.flush()
+                begun.append((txn, values))
+            b.admin.scale(name, seal=[1], ranges=[(0.25, 0.375), (0.375, 0.5)])
+            for txn, values in begun:
+                assert txn.commit().records == 20
+                self.committed.append((txn.id, values))
+            self._small(b, "after")
+            self._await_rest(b)
+
+    def check(self) -> None:
+        """Compare what stands in Kafka and ZooKeeper with what was asked for."""
+        with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
+            history = Metadata(session).history(self.stream)
+        assert history is not None
+        assert not check_chain(history.records)
+        rolls = [item for item in history.records if item.cause is EpochCause.ROLLING_TRANSACTIONS]
+        assert 1 <= len(rolls) < LATE, "some went into the segments of others"
+        for record in rolls:
+            assert [item.id.number for item in history.began_with(record.epoch)] == [1]
+        segments = [self.stream.segment_topic(segment) for segment in history.segments()]
+        messages = self._read([self.group.commit_log_topic, *segments])
+        log = [decode_control(item.key, item.value) for item in messages[self.group.commit_log_topic]]
+        outcomes = [record for record in log if record.kind is not ControlKind.BEGIN]
+        assert [(item.transaction, item.kind) for item in outcomes] == [
+            (identifier, ControlKind.COMMIT) for identifier, _ in self.committed
+        ]
+        self._check_segments(history, outcomes, messages)
+
+
 def test_a_crash_point_is_parsed_and_a_malformed_one_is_named() -> None:
     assert CrashPoint.named_in({CRASH_AT: "finish_roll/Seal:after:2"}) == CrashPoint("finish_roll", "Seal", "after", 2)
     with pytest.raises(ValueError, match="STOP_AT='somewhere'"):
@@ -255,6 +324,24 @@ def test_the_next_leader_finishes_what_a_killed_one_began(
     story = Story(cluster, root, scope)
     chain = points.split(" + ")
     with Relay(cluster, root, tmp_path, chain) as relay:
+        story.play()
+        assert relay.deaths == len(chain)
+    story.check()
+
+
+@pytest.mark.parametrize(
+    "points",
+    [points if points in SOME_LATE else pytest.param(points, marks=pytest.mark.long) for points in LATE_POINTS],
+)
+def test_the_next_leader_finishes_late_commits_that_follow_each_other(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
+) -> None:
+    scope = unique_name("late")
+    root = f"/{scope}"
+    story = LateStory(cluster, root, scope)
+    chain = points.split(" + ")
+    slowly = {"ROLLBRIDGE_COORDINATOR_LINGER_MS_MAX": "5000", "ROLLBRIDGE_COORDINATOR_FORECAST_PATIENCE": "1000"}
+    with Relay(cluster, root, tmp_path, chain, slowly) as relay:
         story.play()
         assert relay.deaths == len(chain)
     story.check()

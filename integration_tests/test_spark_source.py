@@ -15,7 +15,7 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site
-from integration_tests.grown_streams import KEYS, grow, write
+from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
@@ -231,6 +231,15 @@ def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
     with client.reader(orders, start=offset["position"], follow=False) as reader:
         assert [record.value for record in reader] == [b"late"] * len(KEYS)
     assert [len(rows) for rows, _ in here.batches(orders, offset)] == [len(KEYS)]
+
+
+def test_late_commits_that_roll_a_part_of_a_stream_keep_the_order_of_every_key(
+    client: rollbridge.Bridge, orders: str, here: Here
+) -> None:
+    expected = dict.fromkeys(KEYS, grow_narrowly(client, orders))
+    assert here.values(orders) == expected
+    rows = [row for step, _ in here.batches(orders, maxRecordsPerTrigger="5") for row in step]
+    assert by_key(rows) == expected
 
 
 @pytest.mark.long

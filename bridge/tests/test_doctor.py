@@ -23,8 +23,8 @@ from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
 from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import Epoch, TransactionId
-from rollbridge.model.keyspace import even_ranges
+from rollbridge.model.ids import Epoch, SegmentId, TransactionId
+from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
 from rollbridge.model.snapshots import SegmentIndex, Snapshot
@@ -472,6 +472,43 @@ def test_a_right_to_create_may_be_given_for_the_cluster() -> None:
 def test_a_segment_that_was_truncated_away_is_not_missed() -> None:
     gone = replace(without(OLD), streams=with_stream(history=SCALED.with_removed([SEGMENTS[OLD]])).streams)
     assert find(gone) == []
+
+
+@pytest.mark.parametrize(
+    ("segments", "epochs", "remedy"),
+    [
+        (1_000, 1, "rollbridge stream update sales/orders --retention-time"),
+        (999, 1, ""),
+        (1, 2_000, "rollbridge stream history sales/orders"),
+        (1, 1_999, ""),
+    ],
+)
+def test_streams_with_many_topics_or_epochs_are_named(segments: int, epochs: int, remedy: str) -> None:
+    history = EpochHistory.create(even_ranges(segments), 0)
+    ended: dict[SegmentId, int] = {}
+    while len(history.records) < epochs:
+        record = history.plan_scale([item.id.number for item in history.active.segments], even_ranges(1), 1)
+        ended = {item.id: 0 for item in history.active.segments}
+        records = (*history.records, replace(record, sealed_ends=ended))
+        history = EpochHistory(records, history.removed | ended.keys())
+    names = {STREAM.segment_topic(item.id) for item in history.active.segments}
+    facts = replace(with_stream(history=history), topics={**GOOD.topics, **{name: topic(name) for name in names}})
+    found = [finding for finding in find(facts) if finding.check == "growth"]
+    assert len(found) == bool(remedy)
+    for finding in found:
+        assert finding.severity is Severity.WARNING
+        assert remedy in finding.remedy
+        assert "rolling" not in finding.remedy
+
+
+def test_where_rolling_commits_made_the_epochs_it_is_said_how_there_will_be_fewer() -> None:
+    scaled = EpochHistory.create(even_ranges(500), 0)
+    history = scaled.with_records(replace(scaled.plan_scale([0], [KeyRange(0.0, 0.002)], 1), sealed_ends={}))
+    for _ in range(2):
+        history = history.with_records(*history.plan_rolling(0, 1))
+    [finding] = [item for item in find(with_stream(history=history)) if item.check == "growth"]
+    assert "stream sales/orders has 2501 topics of segments and 6 epochs" in finding.what
+    assert "2 rolling commits made two epochs each" in finding.remedy
 
 
 def test_what_is_under_way_is_not_taken_for_broken() -> None:

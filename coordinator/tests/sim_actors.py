@@ -67,6 +67,9 @@ PROCEDURES = (
     "remove_leftovers",
     "must_wait",
     "roll",
+    "merge_late",
+    "watch_linger",
+    "end_linger",
     "scale",
     "go_on_with_scale",
     "go_on_with_roll",
@@ -86,6 +89,7 @@ PROCEDURES = (
     "expire_bookkeeping",
     "look_behind",
 )
+LINGER_LOOKS = ("merge_late/EndOffsets", "watch_linger/EndOffsets")
 REMEMBERED = 6
 
 
@@ -117,6 +121,8 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         answers_keep_ms=2_000,
         epochs_keep_ms=3_000,
         late_watch_ms=4_000,
+        linger_ms_max=400 if epoch % 3 else 0,
+        gather_ms_max=100 if epoch % 2 else 0,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
     )
@@ -477,7 +483,8 @@ class Leader:
                 now_ms = clock_ms + self.skew_ms
                 if "trusts-its-clock" not in self.world.faults:
                     self.group.times.witness_append(self.group.fold.appended_ms, now_ms)
-                self.procedure = work(self.group, now_ms, requests=True)
+                asked = bool(self.world.children(paths.requests(self.group.name)))
+                self.procedure = work(self.group, now_ms, requests=asked)
             self.result = None
             self.look_ahead()
             return
@@ -489,6 +496,9 @@ class Leader:
                 self.world.acting = self.place()
                 blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForObstacles"
                 self.result = [] if blind else self.world.execute(self.effect, self.epoch)
+                self.world.done[self.world.acting] += 1
+                if "blind-linger" in self.world.faults and self.world.acting in LINGER_LOOKS:
+                    self.result = dict.fromkeys(self.result, 0)
                 if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
                     self.result = dict.fromkeys(self.result, 0)
                 if isinstance(self.effect, fx.Now):

@@ -19,6 +19,9 @@ from rollbridge.model.ids import BEGUN_TWICE, NOT_GIVEN_OUT, SegmentId, Transact
 from rollbridge.model.journal import split
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.outcomes import decode_terminated
+from rollbridge.model.partitioners import KeySpace
+
+POSITIONS = KeySpace()
 
 
 def faults(
@@ -47,6 +50,12 @@ def faults(
         by_key: dict[str, list[str]] = {}
         for segment in history.segments():
             rows = world.log(stream.segment_topic(segment)).visible()
+            held = history.segments()[segment].range
+            found.extend(
+                f"{row.value} stands in {segment} of {stream}, which holds {held}"
+                for _, row in rows
+                if row.key.startswith("c") and row.origin is None and POSITIONS.position(row.key.encode()) not in held
+            )
             _check_segment(stream, segment, rows, order, outcomes, found)
             end = history.sealed_end(segment)
             if end is not None:

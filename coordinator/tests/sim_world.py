@@ -219,8 +219,9 @@ class World:
     of others for as long as it takes), ``forgotten-suspension`` (a new leader does not know what others have left half
     done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
     ``blind-reopening`` (what was closed in vain is not looked for), ``hasty-merge`` (what is merged beside the line
-    is committed before its outcome is), ``uncounted-preparations`` (two of them may have the same names).
-    Those of adopted topics are named in ``sim_topics.py``.
+    is committed before its outcome is), ``uncounted-preparations`` (two of them may have the same names),
+    ``blind-linger`` (late commits go into segments behind which something was written). Those of adopted topics are
+    named in ``sim_topics.py``.
     """
 
     def __init__(self, faults: frozenset[str] = frozenset()) -> None:
@@ -286,6 +287,8 @@ class World:
         """Called with the path of what a stream has lost and segments before these are noted there; raises likewise."""
         self.spoil_write: Callable[[Sequence[NodeOperation]], Sequence[NodeOperation]] = list
         """Changes what is written."""
+        self.done: Counter[str] = Counter()
+        """Effects that were carried out, by procedure and effect."""
         self.takeovers: Counter[str] = Counter()
         """What leaders counted while they took over."""
         self.broken: list[str] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
@@ -16,6 +16,7 @@ import pytest
 from coordinator.tests import sim_snapshots as snapshots
 from coordinator.tests.sim_actors import Attempt, Client, Leader, fold_of, scale_request
 from coordinator.tests.sim_admin import ADMIN_DEFECTS, Administrator, denying, make_old_stream
+from coordinator.tests.sim_bursts import BurstingClient
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_clocks import RETENTION_MS, check_age
 from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
@@ -33,13 +34,19 @@ from coordinator.tests.sim_truncation import (
 )
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, Record, World
 from rollbridge.model import paths
+from rollbridge.model.changes import Roll
+from rollbridge.model.epochs import EpochCause
 from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge_coordinator.procedures import loop, rolling
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.effects import EffectRefusedError
+from rollbridge_coordinator.state import planning
+from rollbridge_coordinator.state.effects import EffectRefusedError, Steps
 from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.planning import Targets
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -71,8 +78,15 @@ class Run:
         defects: frozenset[str] = frozenset(),
         fragility: float = 0.0,
         unseen: AbstractSet[str] = frozenset(),
+        *,
+        is_calm: bool = False,
     ) -> None:
-        """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they soon do."""
+        """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they soon do.
+
+        In a ``calm`` world nothing is refused and nobody from outside interferes, so that late commits follow each
+        other, and segments linger.
+        """
+        self.is_calm = is_calm
         self.fragility = fragility
         self.unseen = unseen
         self.rng = random.Random(seed)
@@ -118,6 +132,10 @@ class Run:
         self.clients.append(PipeliningClient("c5", self.world, STREAMS, self.rng))
         for client in self.clients:
             client.poisons = POISONED
+        self.bursting = [
+            BurstingClient(f"c{number}", self.world, STREAMS, random.Random(f"{number}, {seed}")) for number in (6, 7)
+        ]
+        self.clients += self.bursting
         self.refusals = self.world.refuses = Refusals(self.world, STREAMS, seed)
         self.world.in_between = self._interrupt
         self.world.loses_preparations = 0.02
@@ -141,6 +159,9 @@ class Run:
         """Run with crashes, then let everything end; gives the broken promises."""
         for _ in range(STEPS):
             self.clock_ms += self.rng.randint(1, 20)
+            if self.is_calm:
+                self._step_calmly()
+                continue
             if self.standby_rng.random() < 0.2:
                 self.standby.step(self.clock_ms, self.standby_rng)
             if self.world.broken:
@@ -188,6 +209,25 @@ class Run:
             return self.world.broken
         denied = [fault for administrator in self.administrators for fault in administrator.faults]
         return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied
+
+    def _step_calmly(self) -> None:
+        chance = self.rng.random()
+        if chance < 0.004:
+            self._crash()
+        elif chance < 0.006:
+            self.leaders.append(self._next_leader())
+        elif chance < 0.014:
+            body = scale_request(self.world, self.rng.choice(STREAMS), self.rng, self.clock_ms)
+            if body is not None:
+                self.world.request(GROUP, body.to_json())
+        elif chance < 0.016:
+            self._begin_append()
+        elif chance < 0.4:
+            some = self.bursting if self.rng.random() < 0.98 else self.clients[:3]
+            self.rng.choice(some).step(self.clock_ms, GROUP.commit_log_topic)
+        else:
+            self._land(0.003)
+            self._lead()
 
     def _meddle(self) -> None:
         """Topics of snapshots are compacted, and now and then a record in one is damaged."""
@@ -369,9 +409,10 @@ class Run:
         try:
             place = leader.place()
             # Some of it is rare before everything comes to its end; that must not take for ever.
+            must_crash = CALM_CRASHES if self.is_calm else MUST_CRASH_AT
             is_wanted = place in self.unseen and (self.fragility or self.late_crashes < LATE_CRASHES)
             fragility = UNSEEN_FRAGILITY if is_wanted else self.fragility
-            if place in MUST_CRASH_AT and self.rng.random() < fragility:
+            if place in must_crash and self.rng.random() < fragility:
                 self.late_crashes += not self.fragility
                 self._crash(leader)
                 return
@@ -456,6 +497,114 @@ MUST_CRASH_AT = {
 }
 
 
+CALM_CRASHES = {
+    *(f"roll/{effect}" for effect in ("Write", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "CommitRound")),
+    *(f"merge_late/{effect}" for effect in ("EndOffsets", "MergeFrames", "AppendControl", "CommitRound")),
+    *(f"end_linger/{effect}" for effect in ("Seal", "Write")),
+    "watch_linger/EndOffsets",
+}
+"""Where leaders must crash while late commits follow each other."""
+
+
+def calm_run(seed: int, points: Counter[str], done: Counter[str]) -> None:
+    """A run in which late commits follow each other breaks no promise; counts crashes, and what was done."""
+    run = Run(seed, fragility=0.02, unseen=CALM_CRASHES - points.keys(), is_calm=True)
+    broken = run.go()
+    assert not broken, f"seed {seed}: {broken[:5]}"
+    points.update(run.crash_points)
+    done.update(run.world.done)
+    for name in STREAMS:
+        history = whole_history_of(run.world, name)
+        rolls = [item for item in history.records if item.cause is EpochCause.ROLLING_TRANSACTIONS]
+        done["rolls"] += len(rolls)
+        done["narrow rolls"] += sum(len(history.began_with(item.epoch)) < len(item.segments) for item in rolls)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_no_promise_is_broken_where_late_commits_follow_each_other(block: int) -> None:
+    points, done = Counter[str](), Counter[str]()
+    for seed in range(block * 15, block * 15 + 15):
+        calm_run(seed, points, done)
+    assert done["narrow rolls"] > 30
+    assert done["rolls"] > done["narrow rolls"], "some concern all segments"
+    assert done["merge_late/CommitRound"] > 3
+
+
+@pytest.mark.long
+def test_leaders_crash_wherever_late_commits_can_be() -> None:
+    points, done = Counter[str](), Counter[str]()
+    for seed in range(1_000, 1_150):
+        calm_run(seed, points, done)
+    assert not CALM_CRASHES - points.keys()
+    assert done["merge_late/CommitRound"] > 50
+
+
+def seal_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roll seals active segments that it does not replace."""
+    monkeypatch.setattr(
+        rolling,
+        "_active_places",
+        lambda plans: [
+            place
+            for _, stream, _, _ in rolling._unpublished(plans)
+            for place in stream.places_of(stream.history.active.segments).values()
+        ],
+    )
+
+
+def merge_into_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roll merges into an active segment that holds a part of the keys."""
+    right = planning.targets
+
+    def wrong(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Targets:
+        found = right(group, rolls)
+        for item in rolls:
+            stream = group.streams[item.stream]
+            for number in item.numbers:
+                begun = stream.history.record(item.transaction_epoch).segment_numbered(number)
+                other = next(one for one in stream.history.active.segments if one.range.overlaps(begun.range))
+                found.add(item.stream, number, other.id, stream.place_of(other.id))
+        return found
+
+    monkeypatch.setattr(rolling, "targets", wrong)
+
+
+def touch_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roll leaves out one of the segments that were written to."""
+    right = planning._planned
+
+    def wrong(group: GroupState, rolls: Mapping[str, int], numbers: Mapping[str, set[int]]) -> tuple[Roll, ...]:
+        return right(group, rolls, {name: sorted(own)[:1] for name, own in numbers.items()})
+
+    monkeypatch.setattr(planning, "_planned", wrong)
+
+
+def linger_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written behind lingering segments, they take more."""
+    monkeypatch.setattr(rolling, "_is_written_behind", lambda _: steps_to(False))
+    monkeypatch.setattr(loop, "ends_linger", lambda *_: False)
+
+
+def steps_to(value: bool) -> Steps[bool]:
+    """A procedure without effects."""
+    yield from ()
+    return value
+
+
+@pytest.mark.parametrize("spoil", [seal_too_much, merge_into_others, touch_too_little, linger_for_ever])
+def test_the_checks_catch_a_wrong_roll(
+    spoil: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    for seed in range(100):
+        try:
+            if Run(seed, is_calm=True).go():
+                return
+        except Exception:  # it may also surface as a crash of the leader itself
+            return
+    raise AssertionError("no run has noticed it")
+
+
 COVERED = 100
 """For so many runs are the numbers of what has to happen."""
 
@@ -466,6 +615,9 @@ class Coverage:
     wanted: Mapping[str, int] = {
         "cause rolling-transactions": 150,
         "large transactions": 20,
+        "narrow rolls": 100,
+        "old transactions in active segments": 50,
+        "old transactions in both": 20,
         "cause scale": 500,
         "suspended scale": 25,
         "suspended roll": 25,
@@ -523,10 +675,16 @@ class Coverage:
         counts["offsets of groups"] += len(world.group_offsets)
         counts.update(f"suspended {title.partition('-')[0]}" for title in run.suspended)
         for name in STREAMS:
-            counts.update(f"cause {record.cause.value}" for record in whole_history_of(world, name).records)
-            prepared = [item for item in whole_history_of(world, name).graph.nodes if item.number >= PREPARED_FIRST]
+            history = whole_history_of(world, name)
+            counts.update(f"cause {record.cause.value}" for record in history.records)
+            prepared = [item for item in history.graph.nodes if item.number >= PREPARED_FIRST]
             logs = [world.log(name.segment_topic(item)) for item in prepared]
             counts["large transactions"] += sum(bool(log.visible()) for log in logs)
+            counts["narrow rolls"] += sum(
+                record.cause is EpochCause.ROLLING_TRANSACTIONS
+                and len(history.began_with(record.epoch)) < len(record.segments)
+                for record in history.records
+            )
             counts["epochs dropped"] += history_of(world, name).first
             counts["messages of buffers truncated"] += world.topics[name.buffer_topic()].start
         for administrator in run.administrators:
@@ -534,9 +692,24 @@ class Coverage:
         for client in run.clients:
             for attempt in client.attempts:
                 self._add_attempt(attempt)
+                self._add_placement(world, attempt)
             if isinstance(client, RestartingClient):
                 known = [item for _, answer in client.answers for item in answer.transactions]
                 counts.update(f"answered {item.state.value}" for item in known)
+
+    def _add_placement(self, world: World, attempt: Attempt) -> None:
+        """Count where a transaction was put whose stream had been scaled before."""
+        outcome = attempt.outcome
+        if outcome is None:
+            return
+        for name, segments in outcome.placement.items():
+            begun = attempt.begin.streams[name]
+            records = whole_history_of(world, StreamName.parse(name)).records
+            made = {item.epoch: item.created_ms for item in records if item.cause is EpochCause.SCALE}
+            is_old = any(epoch > begun and made_ms < outcome.decided_ms for epoch, made_ms in made.items())
+            kept = [item for item in segments if item.epoch <= begun]
+            self.counts["old transactions in active segments"] += is_old and bool(kept)
+            self.counts["old transactions in both"] += bool(kept) and len(kept) < len(segments)
 
     def _add_attempt(self, attempt: Attempt) -> None:
         self.counts[f"ended {attempt.ended}"] += 1

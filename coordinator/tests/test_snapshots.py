@@ -369,6 +369,9 @@ def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.
         'rollbridge_adopted_topic{group="s/g",stream="s/all",topic="shop.orders"} 1'
     )
     stream = next(iter(group.streams.values()))
+    label = f'group="{group.name}",stream="{stream.config.name}"'
+    assert f"rollbridge_stream_topics{{{label}}} {len(stream.history.segments())}\n" in written.read_text()
+    assert f"rollbridge_stream_epochs{{{label}}} 1\n" in written.read_text()
     assert "rollbridge_adopted_topic{" not in written.read_text()
     stream.config = replace(stream.config, topic="shop.orders")
     file = MetricsFile(str(tmp_path), "sales/default")

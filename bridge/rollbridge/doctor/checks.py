@@ -12,6 +12,7 @@ from typing import Final
 
 from rollbridge.doctor.adopted import adopted_topics
 from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning, wrong_seal
+from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
 from rollbridge.model.changes import SUSPENDED, WATCHED
@@ -492,6 +493,7 @@ CHECKS: Final = (
     clocks,
     internal_topics,
     epochs,
+    growth,
     adopted_topics,
     late_records,
     native_transactions,

@@ -24,11 +24,11 @@ from rollbridge_coordinator.procedures.preparing import follow_preparations, pre
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
 from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
 from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
-from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
+from rollbridge_coordinator.procedures.rolling import end_linger, go_on_with_roll, merge_late, roll, watch_linger
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
 from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs
-from rollbridge_coordinator.procedures.suspended import is_due, mend_active, must_wait, release_due, reopen
+from rollbridge_coordinator.procedures.suspended import gather, is_due, mend_active, must_wait, release_due, reopen
 from rollbridge_coordinator.procedures.upkeep import (
     await_frames,
     expire_bookkeeping,
@@ -42,7 +42,16 @@ from rollbridge_coordinator.procedures.upkeep import (
 )
 from rollbridge_coordinator.state.effects import AbortRound, EffectRefusedError, Steps
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.planning import Beside, DirectRound, Incomplete, Refusal, RollingRound, plan_round
+from rollbridge_coordinator.state.planning import (
+    Beside,
+    DirectRound,
+    Incomplete,
+    LateRound,
+    Refusal,
+    RollingRound,
+    ends_linger,
+    plan_round,
+)
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
 
 logger = logging.getLogger(__name__)
@@ -85,6 +94,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     """
     if group.fold.lines:
         yield from forsake_held(group, group.times.lease(now_ms))
+    if group.lingering is not None and group.faults.first_of(group.lingering.committing.streams):
+        yield from end_linger(group)
     if group.faults:
         stuck = yield from try_again(group, now_ms)
         yield from reopen(group, stuck, group.times.stamp(now_ms))
@@ -100,6 +111,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from follow_preparations(group, stamp_ms)
     yield from drain(group, stamp_ms)
     left = False
+    if requests or any(is_due(item, stamp_ms) for item in group.held.values()):
+        yield from end_linger(group)
     if requests:
         left = yield from handle_requests(group, stamp_ms)
     if group.held:
@@ -117,6 +130,9 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from answer_waiting(group, stamp_ms)
     if group.questions:
         yield from answer_questions(group, stamp_ms)
+    yield from watch_linger(group)
+    if group.lingering is not None:
+        return left  # housekeeping waits: for a moment, some ends of segments are unknown
     yield from undertake(group, "records of long transactions", record_long, now_ms)
     if group.finished:
         yield from undertake(group, "records of ended transactions", remove_records, now_ms)
@@ -159,9 +175,14 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
             case None:
                 return
             case DirectRound(transactions):
+                if ends_linger(group, transactions):
+                    yield from end_linger(group)
                 yield from merge_direct(group, transactions, now_ms)
+            case LateRound(transactions):
+                yield from merge_late(group, transactions, now_ms)
             case RollingRound(transactions, rolls):
-                if not (yield from must_wait(group, rolls, now_ms)):
+                yield from end_linger(group)
+                if not (yield from gather(group, rolls)) and not (yield from must_wait(group, rolls, now_ms)):
                     yield from roll(group, transactions, rolls, now_ms)
             case Beside(transaction):
                 yield from prepare(group, transaction, now_ms)

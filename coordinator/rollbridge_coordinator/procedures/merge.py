@@ -23,6 +23,7 @@ from typing import Final, overload
 
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.cas import Scope, holds, place_of
+from rollbridge.model.changes import Roll
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
@@ -218,9 +219,21 @@ class RoundItems(Sequence[tuple[Partition, FrameRef]]):
         return self._places[name, frame.piece.segment]
 
 
-def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
-    """Commit a round of transactions into the active epochs, and log the outcomes of the aborted ones among them."""
-    aims = targets(group)
+def merge_direct(
+    group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int, rolls: tuple[Roll, ...] = ()
+) -> Steps[bool]:
+    """Commit a round of transactions into active segments, and log the outcomes of the aborted ones among them.
+
+    Args:
+        group: State of the group.
+        transactions: Transactions of the round.
+        now_ms: Clock of the leader.
+        rolls: Rolling commits whose duplicates are open, and take what belongs to them.
+
+    Returns:
+        False if a refusal keeps them waiting.
+    """
+    aims = targets(group, rolls)
     while True:
         if any(group.doubts.is_suspect(item.id) for item in transactions):
             items, _ = items_of(transactions, aims)
@@ -233,10 +246,10 @@ def merge_direct(group: GroupState, transactions: Sequence[BufferedTransaction],
             # Computed anew: transactions whose offsets were refused in the round have no items any more.
             items, ends = items_of(transactions, aims)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
-                return
+                return False
         else:
-            settle(group, transactions)
-            return
+            settle(group, transactions, rolled=bool(rolls))
+            return True
 
 
 def append_round(

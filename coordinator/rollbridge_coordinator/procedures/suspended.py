@@ -146,6 +146,20 @@ def must_wait(group: GroupState, rolls: Collection[Roll], now_ms: int) -> Steps[
     return True
 
 
+def gather(group: GroupState, rolls: Collection[Roll]) -> Steps[bool]:
+    """Return True if a rolling commit waits for more late commits first, because several clients make them."""
+    key = tuple(sorted(roll.stream for roll in rolls))
+    if key in group.held_rolls or any(roll.prepared for roll in rolls):
+        return False  # it has waited already, or takes no other
+    now_ms = group.times.stamp((yield from Now()))
+    gather_ms = group.late_commits.gather_ms(key, now_ms)
+    if not gather_ms:
+        return False
+    group.held_rolls[key] = HeldRoll(Wait(now_ms, now_ms + gather_ms, frozenset()))
+    group.counts["rolling_commits_gathered"] += 1
+    return True
+
+
 def release_due(group: GroupState, now_ms: int) -> None:
     """Let waiting rolling commits that are due be planned again, which looks again; drop those that nobody needs."""
     for key, item in list(group.held_rolls.items()):

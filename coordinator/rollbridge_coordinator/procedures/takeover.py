@@ -313,9 +313,11 @@ def check_again(group: GroupState) -> Steps[None]:
     yield from look_at_counter(group)
     yield from look_at_shared(group)
     under_way = yield from ReadNodes([paths.committing(group.name), paths.scaling(group.name)])
+    known = None if group.lingering is None else group.lingering.committing.to_json()
     parent = paths.suspended(group.name)
     halted = {f"{parent}/{title}" for title in (yield from read_children(parent))}
-    if any(value is not None for value in under_way.values()) or halted != group.suspended.keys():
+    expected = {paths.committing(group.name): known, paths.scaling(group.name): None}
+    if under_way != expected or halted != group.suspended.keys():
         raise StaleStateError(f"ZooKeeper does not hold what the leader of {group.name} has under way")
 
 

@@ -25,7 +25,14 @@ from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.metrics import adopted_lines, beside_lines, clock_lines, count_lines, fault_lines
+from rollbridge_coordinator.state.metrics import (
+    adopted_lines,
+    beside_lines,
+    clock_lines,
+    count_lines,
+    fault_lines,
+    growth_lines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +199,8 @@ def leader_lines(group: GroupState) -> Iterator[str]:
     adopted = ((name, item.config.topic) for name, item in group.streams.items() if item.is_on_topic)
     yield from adopted_lines(str(group.name), adopted)
     yield from beside_lines(str(group.name), len(group.preparations))
+    grown = ((name, item.topics, len(item.history.records)) for name, item in group.streams.items())
+    yield from growth_lines(str(group.name), grown)
     yield from clock_lines(str(group.name), group.times.spread_ms, differ=group.times.differ)
     yield from group.snapshots.metrics.lines(str(group.name), segments)
 

@@ -29,6 +29,7 @@ from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
+from rollbridge_coordinator.procedures.rolling import end_linger
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse, leader_lines
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
@@ -334,6 +335,7 @@ class Leadership(threading.Thread):
             self.is_leading = True
             with Pulse(self._settings) as pulse:
                 self._loop(interpreter, tail, group, pulse, took_s, clock)
+                interpreter.run(end_linger(group))
         except (AppendUnknownError, KafkaUnavailableError):
             self._doubts.note_unknown()
             raise
@@ -390,7 +392,8 @@ class Leadership(threading.Thread):
             if asked:
                 requested.clear()
                 self._session.children(paths.requests(self._group), requested.set)
-            self._fold(tail, group, 0.0 if asked else self._settings.poll_s)
+            pause_ms = 0 if asked else group.pause_ms(clock.now_ms(), round(self._settings.poll_s * 1000))
+            self._fold(tail, group, pause_ms / 1000)
             self._tell(group)
             self._look_at_clocks(group, clock)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):

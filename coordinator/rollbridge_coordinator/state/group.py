@@ -28,6 +28,7 @@ from rollbridge.model.requests import AdminRequest
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
+from rollbridge_coordinator.state.linger import LOOK_MS, LateCommits, Lingering
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
@@ -163,6 +164,11 @@ class LeaderSettings:
     late_watch_ms: int = 20 * 60 * 1000
     """For how long leaders look behind the end of a segment that was sealed: longer than any native transaction may be
     open (``transaction.max.timeout.ms``, 15 minutes), and than any request lives in a broker."""
+    linger_ms_max: int = option(200, low=0)
+    """How long the segments that took a rolling commit stay open for the next late commit, at most, where these come
+    one after the other; a lone one never waits for that. 0: never."""
+    gather_ms_max: int = option(100, low=0)
+    """How long a rolling commit waits for more late commits, at most, where several clients make them. 0: never."""
     outcomes_again: int = 20_000
     """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
@@ -268,6 +274,8 @@ class GroupState:
         sealed_buffers: Ends of the buffers of streams that are being moved, by the names of the streams.
         preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
         leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
+        lingering: The rolling commit whose segments for transactions are still open for more; None if there is none.
+        late_commits: How late commits have come so far.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are left alone.
         questions: Requests that are answered once the buffers have been folded up to where they ended.
         preserver: What is remembered of terminated transactions; None if that is switched off.
@@ -310,6 +318,8 @@ class GroupState:
     suspended: dict[str, Suspended] = field(default_factory=dict)
     preparations: dict[bytes, Preparation] = field(default_factory=dict)
     leftovers: dict[str, Merging] = field(default_factory=dict)
+    lingering: Lingering | None = None
+    late_commits: LateCommits = field(init=False)
     preserver: TransactionMetadataPreserver | None = None
     buffer_epochs: dict[Partition, int] = field(default_factory=dict)
     log_end: int | None = None
@@ -332,6 +342,7 @@ class GroupState:
         self.forecast = Forecast(self.settings.forecast_patience)
         self.snapshots = Snapshots(self.name.scope, self.settings.snapshots)
         self.watch = LateWatch(self.settings.late_watch_ms)
+        self.late_commits = LateCommits(self.settings.linger_ms_max, self.settings.gather_ms_max)
 
     @property
     def commit_log(self) -> str:
@@ -390,6 +401,13 @@ class GroupState:
                 return name
         name = str(parse_segment_topic(topic)[0]) if is_segment_topic(topic) else ""
         return name if name in self.streams else None
+
+    def pause_ms(self, now_ms: int, most_ms: int) -> int:
+        """Return how long may be waited for frames before there is other work to do."""
+        if self.lingering is not None:
+            return min(LOOK_MS, most_ms)
+        gathering = [item.wait.due_ms - now_ms for item in self.held_rolls.values() if not item.wait.seen]
+        return max(min([most_ms, *gathering]), 0)
 
     def forget_places(self, places: Iterable[Partition]) -> None:
         """Forget partitions of segments that are gone."""

@@ -117,6 +117,15 @@ def beside_lines(group: str, merges: int) -> Iterator[str]:
     yield f'{PREFIX}_merges_beside{{group="{group}"}} {merges}'
 
 
+def growth_lines(group: str, streams: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+    """Return the metrics of what streams have: their topics of segments, and the epochs that are kept."""
+    found = list(streams)
+    for what, place in (("topics", 1), ("epochs", 2)):
+        yield f"# TYPE {PREFIX}_stream_{what} gauge"
+        for item in found:
+            yield f'{PREFIX}_stream_{what}{{group="{group}",stream="{item[0]}"}} {item[place]}'
+
+
 def coordinator_lines(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[str]:
     """Return the metrics of the coordinator: its name, whether it is fit to lead, and how many groups it leads."""
     escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -2,8 +2,9 @@
 
 Transactions leave in the order of their decisions. One that cannot leave yet holds up later ones of its line, which
 are the commits of its connection, and nobody else's. Those whose segments are active, or have an active duplicate,
-merge directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs.
-Large ones are merged beside the line first (:mod:`rollbridge_coordinator.state.preparing`), and are then rolled alone.
+merge directly; the first that does not starts a rolling commit, which gathers all waiting transactions of its epochs,
+or goes into the duplicates of the one before, if these are open. Large ones are merged beside the line first
+(:mod:`rollbridge_coordinator.state.preparing`), and are then rolled alone.
 
 Source: PDP-24, "CommitTransaction" and the collection of sibling transactions.
 """
@@ -73,6 +74,13 @@ class RollingRound:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRound:
+    """Merge into duplicates that were made for other transactions, and are not sealed yet."""
+
+    transactions: tuple[BufferedTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """The commit asks for something that can never be merged; it must end as aborted."""
 
@@ -94,7 +102,7 @@ class Beside:
     transaction: BufferedTransaction
 
 
-Round = DirectRound | RollingRound | Beside | Refusal | Incomplete | None
+Round = DirectRound | RollingRound | LateRound | Beside | Refusal | Incomplete | None
 
 
 def plan_round(group: GroupState) -> Round:
@@ -134,7 +142,7 @@ def plan_round(group: GroupState) -> Round:
                 held.add(line_of(transaction))
                 continue
             if rolls:
-                return DirectRound(tuple(ready)) if ready else _gather(group, transaction, rolls)
+                return DirectRound(tuple(ready)) if ready else _late(group) or _gather(group, transaction, rolls)
             if conditions_of(transaction) or is_alone(group, transaction):
                 return DirectRound(tuple(ready) or (transaction,))
         if ready and (
@@ -251,8 +259,55 @@ def rolls_of(group: GroupState, transaction: BufferedTransaction) -> dict[str, i
 def _replaced(group: GroupState, transaction: BufferedTransaction) -> dict[str, set[int]]:
     """Return the numbers of segments that a transaction wrote to and that are not active any more, by stream."""
     written = transaction.written_segments()
-    found = {name: numbers - group.streams[name].history.active.numbers for name, numbers in written.items()}
-    return {name: numbers for name, numbers in found.items() if numbers}
+    left = {name: numbers - group.streams[name].history.active.numbers for name, numbers in written.items()}
+    return {name: numbers for name, numbers in left.items() if numbers}
+
+
+def _late(group: GroupState) -> LateRound | None:
+    """Return the round of all waiting transactions that lingering duplicates take, in decision order; None without any.
+
+    Left out are those that would also merge into what continues the duplicates, those with conditions, and those of
+    which an earlier one of the connection was left out.
+    """
+    lingering = group.lingering
+    if lingering is None:
+        return None
+    chosen: list[BufferedTransaction] = []
+    passed: set[OrderKey] = set()
+    room = group.settings.round_bytes_max
+    for transaction in group.fold.decided.values():
+        if transaction.state is not State.COMMITTING:
+            continue
+        fits = (
+            transaction.is_complete()
+            and merge_fault(group, transaction) is None
+            and lingering.takes(_replaced(group, transaction))
+            and not lingering.is_before(transaction.written_segments())
+            and not _is_alone(group, transaction)
+            and group.waits_for(transaction) is None
+            and line_of(transaction) not in passed
+            and transaction.bytes <= room
+            and len(chosen) < group.settings.round_transactions_max
+        )
+        if fits:
+            chosen.append(transaction)
+            room -= transaction.bytes
+        else:
+            passed.add(line_of(transaction))
+    return LateRound(tuple(chosen)) if chosen else None
+
+
+def ends_linger(group: GroupState, transactions: Sequence[BufferedTransaction]) -> bool:
+    """Return True if lingering duplicates must be sealed before these transactions are merged into active segments.
+
+    They are written to what continues the duplicates, or have conditions, which ask for ends of segments.
+    """
+    lingering = group.lingering
+    return lingering is not None and any(
+        conditions_of(item) or lingering.is_before(item.written_segments())
+        for item in transactions
+        if item.state is State.COMMITTING
+    )
 
 
 def _gather(group: GroupState, first: BufferedTransaction, rolls: dict[str, int]) -> RollingRound:
@@ -379,7 +434,7 @@ def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None
         rolls = transaction.written_streams() if prepared else rolls_of(group, transaction).keys()
         held = group.held_rolls.get(tuple(sorted(rolls))) if rolls else None
         if held is not None:
-            why = name_some(held.wait.seen) or "native transactions of others"
+            why = name_some(held.wait.seen) or "further late commits"
             return f"the rolling commit of {', '.join(sorted(rolls))} waited for {why}"
     return None
 

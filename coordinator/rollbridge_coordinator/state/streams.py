@@ -45,6 +45,12 @@ class LedStream:
         """True if its active segments are the partitions of a topic that it has adopted."""
         return bool(self.config.topic) and self.history.active.epoch == self.config.first_epoch
 
+    @property
+    def topics(self) -> int:
+        """How many topics its segments have, without one that it has adopted."""
+        is_adopted = self.config.places.is_adopted
+        return len(self.removing) + sum(not is_adopted(item) for item in self.history.stored())
+
     def partitions(self) -> Iterator[Partition]:
         """Return the partitions of its buffer."""
         for number in range(self.config.buffer_partitions):
