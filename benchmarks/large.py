@@ -171,23 +171,25 @@ def _beside(site: Site, size: int) -> Measured:
 
 
 def _takeover(site: Site, size: int) -> Measured:
-    with _place(site, size, "one", "two") as place:
-        with ZooKeeperSession(site.cluster.zookeeper, root=place.root) as session:
-            group = GroupName(place.stream.partition("/")[0])
-            leader = settled(Metadata(session), group)
-            answer = place.transaction.commit_async()
-            while not session.children(paths.merging(group)):
-                time.sleep(0.01)
-            time.sleep(_COPIED_S)  # so that it is in its middle
-            place.coordinators[leader].kill()
-            killed = time.monotonic()
-            with place.client.transaction(place.stream) as small:
-                small.write(place.stream, key=b"key", value=b"value")
-            waited_s = time.monotonic() - killed
-            if answer.done():
-                raise AssertionError("the merge was over before its leader was killed")
-            answer.result(_PATIENCE_S)
-            return {"takeover_s": waited_s}
+    with (
+        _place(site, size, "one", "two") as place,
+        ZooKeeperSession(site.cluster.zookeeper, root=place.root) as session,
+    ):
+        group = GroupName(place.stream.partition("/")[0])
+        leader = settled(Metadata(session), group)
+        answer = place.transaction.commit_async()
+        while not session.children(paths.merging(group)):
+            time.sleep(0.01)
+        time.sleep(_COPIED_S)  # so that it is in its middle
+        place.coordinators[leader].kill()
+        killed = time.monotonic()
+        with place.client.transaction(place.stream) as small:
+            small.write(place.stream, key=b"key", value=b"value")
+        waited_s = time.monotonic() - killed
+        if answer.done():
+            raise AssertionError("the merge was over before its leader was killed")
+        answer.result(_PATIENCE_S)
+        return {"takeover_s": waited_s}
 
 
 def _between(rows: Sequence[tuple[float, float]], low: float, high: float) -> list[float]:

@@ -177,6 +177,7 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
             case DirectRound(transactions):
                 if ends_linger(group, transactions):
                     yield from end_linger(group)
+                    continue  # a seal may have to wait, and the transactions with it: planned anew
                 yield from merge_direct(group, transactions, now_ms)
             case LateRound(transactions):
                 yield from merge_late(group, transactions, now_ms)

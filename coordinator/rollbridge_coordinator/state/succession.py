@@ -154,7 +154,9 @@ class Times:
         self.high_ms = witnessed_ms - before_ms
 
     def witness_append(self, appended_ms: int, now_ms: int) -> None:
-        """Note that a broker's clock has shown ``appended_ms``, now or at any time before."""
+        """Note that a broker's clock has shown ``appended_ms``, now or at any time before; 0 if none was met yet."""
+        if not appended_ms:
+            return  # nothing was folded in this term; 1970 would be a witness against whoever is right
         found = appended_ms - now_ms
         self.append_ms = found if self.append_ms is None else max(self.append_ms, found)
 
