@@ -483,7 +483,8 @@ class Leader:
                 now_ms = clock_ms + self.skew_ms
                 if "trusts-its-clock" not in self.world.faults:
                     self.group.times.witness_append(self.group.fold.appended_ms, now_ms)
-                asked = bool(self.world.children(paths.requests(self.group.name)))
+                is_calm = self.group.lingering is None and not self.group.fold.decided
+                asked = is_calm or bool(self.world.children(paths.requests(self.group.name)))
                 self.procedure = work(self.group, now_ms, requests=asked)
             self.result = None
             self.look_ahead()

@@ -40,7 +40,7 @@ from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import loop, rolling
+from rollbridge_coordinator.procedures import lingering, loop, rolling
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state import planning
 from rollbridge_coordinator.state.effects import EffectRefusedError, Steps
@@ -581,7 +581,7 @@ def touch_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def linger_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written behind lingering segments, they take more."""
-    monkeypatch.setattr(rolling, "_is_written_behind", lambda _: steps_to(False))
+    monkeypatch.setattr(lingering, "_is_written_behind", lambda _: steps_to(False))
     monkeypatch.setattr(loop, "ends_linger", lambda *_: False)
 
 

@@ -17,6 +17,7 @@ from rollbridge_coordinator.procedures.adoption import watch_topics
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
+from rollbridge_coordinator.procedures.lingering import end_linger, merge_late, watch_linger
 from rollbridge_coordinator.procedures.merge import merge_direct
 from rollbridge_coordinator.procedures.moves import move_further
 from rollbridge_coordinator.procedures.outcomes import forget_expired
@@ -24,7 +25,7 @@ from rollbridge_coordinator.procedures.preparing import follow_preparations, pre
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
 from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
 from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
-from rollbridge_coordinator.procedures.rolling import end_linger, go_on_with_roll, merge_late, roll, watch_linger
+from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
 from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs

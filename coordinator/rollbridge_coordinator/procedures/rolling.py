@@ -41,14 +41,7 @@ from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.merge import (
-    Before,
-    append_prepared,
-    append_round,
-    items_of,
-    merge_direct,
-    settle,
-)
+from rollbridge_coordinator.procedures.merge import Before, append_prepared, append_round, items_of, settle
 from rollbridge_coordinator.procedures.preparing import give_up
 from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
 from rollbridge_coordinator.procedures.suspended import (
@@ -68,7 +61,6 @@ from rollbridge_coordinator.state.effects import (
     CommitRound,
     CreateTopics,
     EffectRefusedError,
-    EndOffsets,
     Look,
     Now,
     Seal,
@@ -77,12 +69,11 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.linger import SEGMENTS_MAX, Lingering
 from rollbridge_coordinator.state.planning import (
     ROLL_BYTES_MAX,
     conditions_of,
-    duplicates_of,
     line_of,
+    lingering_of,
     still_fitting,
     targets,
 )
@@ -174,18 +165,19 @@ def finish_roll(
         settle(group, transactions, rolled=True)
         if began_ms is not None and lines and (yield from _linger(group, committing, began_ms, len(lines))):
             return
-    yield from _close(group, committing, node, [item for item in plans if _is_published(item[0], item[1])])
+    yield from close_roll(group, committing, node)
 
 
-def _close(group: GroupState, committing: CommittingTransactions, node: str, plans: Sequence[_Plan]) -> Steps[None]:
+def close_roll(group: GroupState, committing: CommittingTransactions, node: str) -> Steps[None]:
     """Seal the duplicates of a rolling commit that is visible, note their ends, and remove its record.
 
     Args:
         group: State of the group.
         committing: Its record.
         node: Path of the record.
-        plans: Those that are published: all of them, unless it was given up.
     """
+    # All of them, unless it was given up.
+    plans = [item for item in _plans(group, committing) if _is_published(item[0], item[1])]
     duplicates = _duplicate_places(plans)
     sealed, held = yield from _seal_duplicates(group, plans, committing.created_ms)
     if held:
@@ -222,68 +214,9 @@ def _linger(group: GroupState, committing: CommittingTransactions, began_ms: int
         return False
     now_ms = group.times.stamp((yield from Now()))
     linger_ms = group.late_commits.note(committing.streams, began_ms, now_ms, lines)
-    behind = [
-        (roll.stream, item)
-        for roll in committing.rolls
-        for item in group.streams[roll.stream].history.began_with(roll.new_active_epoch)
-    ]
-    if not linger_ms or len(behind) > SEGMENTS_MAX:
-        return False
-    group.lingering = Lingering(
-        committing,
-        {
-            roll.stream: {item.id.number for item in duplicates_of(group.streams[roll.stream].history, roll)}
-            for roll in committing.rolls
-        },
-        {name: {item.id.number for owner, item in behind if owner == name} for name, _ in behind},
-        tuple(group.streams[name].place_of(item.id) for name, item in behind),
-        now_ms,
-        now_ms + linger_ms,
-    )
-    return True
-
-
-def merge_late(group: GroupState, transactions: Sequence[BufferedTransaction], now_ms: int) -> Steps[None]:
-    """Merge late commits into lingering duplicates; seal these instead if anything was written to what continues them.
-
-    The look comes after the commits were asked for. So whatever is written there and not seen was under way at the same
-    time, or came later, and may stand behind them.
-    """
-    lingering = group.lingering
-    if lingering is None or (yield from _is_written_behind(lingering)):
-        yield from end_linger(group)
-        return
-    began_ms = group.times.stamp((yield from Now()))
-    if not (yield from merge_direct(group, transactions, now_ms, lingering.committing.rolls)):
-        return
-    ended_ms = group.times.stamp((yield from Now()))
-    group.late_commits.note(lingering.committing.streams, began_ms, ended_ms, len(set(map(line_of, transactions))))
-    group.counts["late_commits_merged"] += len(transactions)
-    lingering.prolong(ended_ms, group.settings.linger_ms_max)
-
-
-def watch_linger(group: GroupState) -> Steps[None]:
-    """Seal lingering duplicates if their time is over, or if readers have something to read behind them."""
-    lingering = group.lingering
-    if lingering is None:
-        return
-    now_ms = group.times.stamp((yield from Now()))
-    if lingering.is_over(now_ms) or (yield from _is_written_behind(lingering)):
-        yield from end_linger(group)
-
-
-def end_linger(group: GroupState) -> Steps[None]:
-    """Seal lingering duplicates, if there are any, which ends their rolling commit."""
-    lingering, group.lingering = group.lingering, None
-    if lingering is None:
-        return
-    if not lingering.is_used:
-        group.late_commits.was_in_vain(lingering.committing.streams)
-    yield from _close(group, lingering.committing, paths.committing(group.name), _plans(group, lingering.committing))
-
-
-def _is_written_behind(lingering: Lingering) -> Steps[bool]:
-    return any((yield from EndOffsets(lingering.places)).values())
+    if linger_ms:
+        group.lingering = lingering_of(group, committing, now_ms, now_ms + linger_ms)
+    return group.lingering is not None
 
 
 def go_on_with_roll(group: GroupState, node: str, committing: CommittingTransactions, now_ms: int) -> Steps[None]:

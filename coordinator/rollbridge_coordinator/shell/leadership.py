@@ -27,9 +27,9 @@ from rollbridge.model.records import ControllerEpoch
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.procedures.lingering import end_linger
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
-from rollbridge_coordinator.procedures.rolling import end_linger
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse, leader_lines
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter

@@ -15,7 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.model.changes import ID_BYTES, NARROWED_BYTES, NODE_BYTES, NUMBER_BYTES, Roll
+from rollbridge.model.changes import (
+    ID_BYTES,
+    NARROWED_BYTES,
+    NODE_BYTES,
+    NUMBER_BYTES,
+    CommittingTransactions,
+    Roll,
+)
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import StreamCondition, name_some
 from rollbridge.model.epochs import EpochHistory
@@ -26,6 +33,7 @@ from rollbridge.model.records import bytes_of_epoch
 from rollbridge.model.segment_graph import Segment
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.linger import SEGMENTS_MAX, Lingering
 from rollbridge_coordinator.state.preparing import is_large, prepared_rolls
 
 ROLL_BYTES_MAX: Final = 1_000_000
@@ -493,3 +501,21 @@ def replaced_by(history: EpochHistory, roll: Roll) -> tuple[Segment, ...]:
         return ()
     planned, _ = history.plan_rolling(roll.transaction_epoch, 0, roll.numbers, roll.prepared)
     return tuple(item for item in history.active.segments if item.id not in planned.segment_ids)
+
+
+def lingering_of(
+    group: GroupState, committing: CommittingTransactions, since_ms: int, until_ms: int
+) -> Lingering | None:
+    """Return what lingers of a rolling commit whose epochs are published; None if too much continues it."""
+    duplicates: dict[str, frozenset[int]] = {}
+    behind: dict[str, frozenset[int]] = {}
+    places: list[Partition] = []
+    for roll in committing.rolls:
+        stream = group.streams[roll.stream]
+        duplicates[roll.stream] = frozenset(item.id.number for item in duplicates_of(stream.history, roll))
+        fresh = stream.history.began_with(roll.new_active_epoch)
+        behind[roll.stream] = frozenset(item.id.number for item in fresh)
+        places += stream.places_of(fresh).values()
+    if len(places) > SEGMENTS_MAX:
+        return None
+    return Lingering(committing, duplicates, behind, tuple(places), since_ms, until_ms)
