@@ -21,6 +21,7 @@ from benchmarks import (
     imports,
     jetstream,
     large,
+    late_commits,
     machine,
     memory,
     outcomes,
@@ -62,6 +63,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     ),
     "plain": lambda site, rounds, quick: plain.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "pause": lambda site, rounds, quick: plain.pause(site, rounds=rounds or (1 if quick else 5)),
+    "late-commits": lambda site, rounds, quick: late_commits.experiment(site, rounds=rounds or (2 if quick else 7)),
     "outcomes": lambda site, rounds, quick: outcomes.experiment(
         site, rounds=rounds or (2 if quick else 9), quick=quick
     ),

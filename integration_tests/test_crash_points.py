@@ -68,7 +68,7 @@ LATE_POINTS = [
     "roll/CommitRound:after",
     "roll/CommitRound:after:2",
     "merge_late/EndOffsets:after",
-    "merge_late/AppendControl:after",
+    "merge_late/AppendTogether:after",
     "merge_late/CommitRound:before",
     "merge_late/CommitRound:after",
     "end_linger/Seal:before",
@@ -340,7 +340,7 @@ def test_the_next_leader_finishes_late_commits_that_follow_each_other(
     root = f"/{scope}"
     story = LateStory(cluster, root, scope)
     chain = points.split(" + ")
-    slowly = {"ROLLBRIDGE_COORDINATOR_LINGER_MS_MAX": "5000", "ROLLBRIDGE_COORDINATOR_FORECAST_PATIENCE": "1000"}
+    slowly = {"ROLLBRIDGE_COORDINATOR_LINGER_MS_MAX": "5000"}
     with Relay(cluster, root, tmp_path, chain, slowly) as relay:
         story.play()
         assert relay.deaths == len(chain)
