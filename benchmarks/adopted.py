@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from benchmarks.conditional import one_at_a_time
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, LARGE_BATCHES, NativeProducer, commit_once
-from benchmarks.site import Site, readable_per_s, records
+from benchmarks.site import Places, Site, readable_per_s, records
 from benchmarks.small import ours_in_flight, ours_one_at_a_time
 from benchmarks.spark_jvm import options_of, spark_session
 
@@ -116,7 +116,7 @@ def spark(site: Site, *, rounds: int, quick: bool) -> Experiment:
     )
     rows.count()
 
-    def make(stream: str, places: list[tuple[str, int]]) -> Measure:
+    def make(stream: str, places: Places) -> Measure:
         options = options_of(site, stream)
 
         def write() -> None:
@@ -164,7 +164,7 @@ def adoption(site: Site, *, rounds: int, quick: bool) -> Experiment:
     )
 
 
-Make = Callable[[str, list[tuple[str, int]]], Measure]
+Make = Callable[[str, Places], Measure]
 
 
 def _both(site: Site, name: str, make: Make, suffix: str = "") -> dict[str, Measure]:
@@ -173,9 +173,12 @@ def _both(site: Site, name: str, make: Make, suffix: str = "") -> dict[str, Meas
     if key not in _made:
         _made[key] = site.make_stream(f"adopted-{name}-own", PARTITIONS)
     own, topic = _made[key], _adopt(site, name)
+    partitions = [(topic, number) for number in range(PARTITIONS)]
     return {
-        " ".join(filter(None, (_OWN, suffix))): make(own, [(item, 0) for item in site.segment_topics(own)]),
-        " ".join(filter(None, (_ADOPTED, suffix))): make(topic, [(topic, number) for number in range(PARTITIONS)]),
+        " ".join(filter(None, (_OWN, suffix))): make(own, lambda: site.stored(own)),
+        " ".join(filter(None, (_ADOPTED, suffix))): make(
+            topic, lambda: [(topic, number) for number in range(PARTITIONS)]
+        ),
     }
 
 
@@ -202,7 +205,7 @@ def _row(name: str, title: str, metric: str, unit: str, better: Better, suffix: 
     )
 
 
-def _bulk(site: Site, stream: str, places: list[tuple[str, int]], count: int) -> Measure:
+def _bulk(site: Site, stream: str, places: Places, count: int) -> Measure:
     def measure() -> Measured:
         marks: dict[str, float] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, LARGE_BATCHES, NativeProducer
-from benchmarks.site import Site, records, stable_end, wait_readable
+from benchmarks.site import Site, records, stable_end, wait_readable, where_merged
 
 _numbers = itertools.count()
 
@@ -19,7 +19,6 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
     count = 100_000 if quick else 1_000_000
     what = f"{count:,} records of 100 bytes in one transaction"
     stream = site.make_stream("bulk")
-    [segment] = site.segment_topics(stream)
     topic = site.make_topic("bulk")
     singly = ("native, defaults", "native, large batches")
     together = (*singly, "native, produce_batch()")
@@ -27,8 +26,8 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
         name="bulk",
         rounds=rounds,
         sides={
-            "write()": _ours(site, stream, segment, count, singly=True),
-            "write_all()": _ours(site, stream, segment, count, singly=False),
+            "write()": _ours(site, stream, count, singly=True),
+            "write_all()": _ours(site, stream, count, singly=False),
             "native, defaults": _native(site, topic, count, DEFAULTS, singly=True),
             "native, large batches": _native(site, topic, count, LARGE_BATCHES, singly=True),
             "native, produce_batch()": _native(site, topic, count, LARGE_BATCHES, singly=False),
@@ -85,9 +84,10 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
     )
 
 
-def _ours(site: Site, stream: str, segment: str, count: int, *, singly: bool) -> Measure:
+def _ours(site: Site, stream: str, count: int, *, singly: bool) -> Measure:
     def measure() -> Measured:
         reader = site.reader()
+        [segment] = site.segment_topics(stream)
         base = stable_end(reader, segment)
         last = b"last %d" % next(_numbers)
         pairs = records(count, last)
@@ -102,7 +102,7 @@ def _ours(site: Site, stream: str, segment: str, count: int, *, singly: bool) ->
         transaction.flush()
         written = time.perf_counter()
         transaction.commit()
-        wait_readable(reader, segment, base, count, last)
+        wait_readable(reader, *where_merged(site, stream, base), count, last)
         visible = time.perf_counter()
         reader.close()
         return _rates(count, start, written, visible)

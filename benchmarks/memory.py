@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
-from benchmarks.site import Site, records, stable_end, wait_readable
+from benchmarks.site import Site, records, stable_end, wait_readable, where_merged
 
 GIB: Final = 1024**3
 MIB: Final = 1024**2
@@ -54,7 +54,7 @@ def _measure(site: Site, size: int) -> Measured:
     transaction.flush()
     start = time.perf_counter()
     transaction.commit(timeout=600)
-    wait_readable(reader, segment, base, count, b"last of many")
+    wait_readable(reader, *where_merged(site, stream, base), count, b"last of many")
     merge_s = time.perf_counter() - start
     reader.close()
     return {"peak_mib": peak_bytes(site.coordinator.pid) / MIB, "merge_s": merge_s}

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 import rollbridge
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.epochs import EpochCause
 from rollbridge.model.names import StreamName
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.nodes import ProcessNode
@@ -74,6 +75,11 @@ class Site:
         active = self.bridge.admin.history(stream).active
         return [name.segment_topic(segment.id) for segment in active.segments]
 
+    def stored(self, stream: str) -> list[tuple[str, int]]:
+        """The partitions of all segments that a stream of our own has or had."""
+        name = StreamName.parse(stream)
+        return [(name.segment_topic(item), 0) for item in self.bridge.admin.history(stream).segments()]
+
     def make_topic(self, name: str, partitions: int = 1) -> str:
         """Create a plain topic with the broker's defaults and return its name."""
         topic = f"native.{name}"
@@ -104,8 +110,12 @@ def stable_end(reader: Consumer, topic: str, partition: int = 0) -> int:
     return int(end)
 
 
+Places = Callable[[], Sequence[tuple[str, int]]]
+"""Gives the partitions in which records stand, or will stand, as of now."""
+
+
 def readable_per_s(
-    site: Site, places: Sequence[tuple[str, int]], count: int, write: Callable[[], None], timeout_s: float = 300.0
+    site: Site, places: Places, count: int, write: Callable[[], None], timeout_s: float = 300.0
 ) -> float:
     """How many of ``count`` records are written to some partitions in a second, until all of them can be read.
 
@@ -113,10 +123,11 @@ def readable_per_s(
         TimeoutError: they cannot be read.
     """
     reader = site.reader()
-    base = sum(stable_end(reader, *place) for place in places)
+    base = sum(stable_end(reader, *place) for place in places())
     started = time.perf_counter()
     write()
-    while sum(stable_end(reader, *place) for place in places) < base + count:
+    present = places()  # a large transaction of ours has segments of its own
+    while sum(stable_end(reader, *place) for place in present) < base + count:
         if time.perf_counter() > started + timeout_s:
             raise TimeoutError(f"{count} records cannot be read")
         time.sleep(0.001)
@@ -143,6 +154,17 @@ def wait_readable(reader: Consumer, topic: str, base: int, count: int, last: byt
         raise TimeoutError(f"nothing can be read from {topic} at {base + count - 1}")
     if not (message.value() or b"").startswith(last):
         raise AssertionError(f"{topic} at {message.offset()}: {message.value()!r:.60} instead of {last!r}")
+
+
+def where_merged(site: Site, stream: str, base: int) -> tuple[str, int]:
+    """Where the records of the transaction that a stream of one segment took last stand, and from which offset on.
+
+    A large one has a segment of its own; others stand in the active one, from ``base``.
+    """
+    name, records = StreamName.parse(stream), site.bridge.admin.history(stream).records
+    if records[-1].cause is EpochCause.ROLLING_ACTIVE:
+        return name.segment_topic(records[-2].segments[0].id), 0
+    return name.segment_topic(records[-1].segments[0].id), base
 
 
 @contextmanager

@@ -56,15 +56,13 @@ def batch(site: Site, segments: int, *, rounds: int, quick: bool) -> Experiment:
         def write() -> None:
             rows.write.format("kafka").options(**options).mode("append").save()
 
-        return lambda: {"rows_per_s": readable_per_s(site, places, count, write, _PATIENCE_S)}
+        return lambda: {"rows_per_s": readable_per_s(site, lambda: places, count, write, _PATIENCE_S)}
 
     def measure() -> Measured:
-        places = [(segment, 0) for segment in site.segment_topics(stream)]
-
         def write() -> None:
             rows.write.format("rollbridge").options(**ours).mode("append").save()
 
-        return {"rows_per_s": readable_per_s(site, places, count, write, _PATIENCE_S)}
+        return {"rows_per_s": readable_per_s(site, lambda: site.stored(stream), count, write, _PATIENCE_S)}
 
     def row(suffix: str, peer: str, bar: float) -> Row:
         return Row(
