@@ -62,18 +62,23 @@ def rolls_of(draw: st.DrawFn, history: EpochHistory, epoch: int, now: int) -> tu
 
 
 @st.composite
-def histories(draw: st.DrawFn, steps_max: int = 6) -> EpochHistory:
+def histories(draw: st.DrawFn, steps_max: int = 6, *, roots_age: bool = True) -> EpochHistory:
     """The history of a stream after any sequence of scales and rolling commits, all sealed ends known.
 
     Sealed ends are small, so that empty segments and whole empty epochs are common.
     """
     history = EpochHistory.create(draw(partitions()), 0)
     for now in range(1, 1 + draw(st.integers(0, steps_max))):
-        roots = [record.epoch for record in history.records if record.reference_epoch != history.active.reference_epoch]
+        roots = [
+            record.epoch
+            for record in history.records
+            if record.reference_epoch != history.active.reference_epoch and record.numbers != history.active.numbers
+        ]
         roll = draw(st.booleans())
         records: tuple[EpochRecord, ...]
         if roots and roll:
-            records = draw(rolls_of(history, draw(st.sampled_from(roots)), now))
+            duplicate, again = draw(rolls_of(history, draw(st.sampled_from(roots)), now))
+            records = duplicate, history.renewed(again, 0) if roots_age and draw(st.booleans()) else again
         else:
             active = list(history.active.segments)
             sealed = draw(st.lists(st.sampled_from(active), min_size=1, unique_by=lambda item: item.id))

@@ -71,7 +71,7 @@ def test_a_number_names_one_key_range_for_good(history: EpochHistory) -> None:
             assert ranges.setdefault(item.id.number, item.range) == item.range
 
 
-@given(histories())
+@given(histories(roots_age=False))
 def test_reference_epochs_follow_the_rules_of_the_proposal(history: EpochHistory) -> None:
     for record in history.records:
         match record.cause:
@@ -91,7 +91,7 @@ def test_a_rolling_commit_leaves_the_active_ranges_as_they_were(history: EpochHi
     for record in history.records:
         if record.cause is EpochCause.ROLLING_ACTIVE:
             before = history.record(record.epoch - 2)
-            assert record.reference_epoch == before.reference_epoch
+            assert record.reference_epoch in (before.reference_epoch, record.epoch)
             assert [(item.id.number, item.range) for item in record.segments] == [
                 (item.id.number, item.range) for item in before.segments
             ]
@@ -352,7 +352,8 @@ def renamed(epoch: int, place: int, segment: SegmentId) -> list[EpochRecord]:
         (changed(0, cause=EpochCause.SCALE), "epoch 0 has the cause scale"),
         (changed(1, reference_epoch=0), "epoch 1 was made by scale but refers to epoch 0"),
         (changed(3, reference_epoch=2), "epoch 3 refers to 2, which is not an earlier root epoch"),
-        (changed(3, reference_epoch=3), "epoch 3 refers to 3, which is not an earlier root epoch"),
+        (changed(2, reference_epoch=2), "epoch 2 refers to 2, which is not an earlier root epoch"),
+        (changed(3, reference_epoch=3, segments=SOUND.record(0).segments), "epoch 3 is not a duplicate of epoch 1"),
         (changed(3, reference_epoch=9), "epoch 3 refers to 9, which is not an earlier root epoch"),
         (changed(3, reference_epoch=0), "epoch 3 is not a duplicate of epoch 0, to which it refers"),
         (renamed(1, 0, SegmentId.of(9, 0)), "segment 9.#epoch.0 begins in epoch 1"),
@@ -378,3 +379,17 @@ def test_a_number_that_changes_its_range_is_named() -> None:
         "segment 0.#epoch.1 of epoch 1 holds [0, 0.25), its number held [0, 0.5)",
         "segment 1.#epoch.1 of epoch 1 holds [0.25, 1), its number held [0.5, 1)",
     ]
+
+
+def test_an_old_root_is_followed_by_the_next_epoch_that_is_active_again() -> None:
+    history = SOUND.before(2)
+    duplicate, again = history.plan_rolling(0, 1_001)
+    assert history.renewed(again, 1_001) == again, "the root was made at 1"
+    fresh = history.renewed(again, 1_000)
+    assert fresh == replace(again, reference_epoch=3)
+    rolled = history.with_records(duplicate, fresh)
+    assert check_chain(rolled.records) == []
+    assert rolled.reference == fresh
+    assert rolled.reference.numbers == history.reference.numbers, "who began against the old root is merged directly"
+    with pytest.raises(InvalidRequestError, match="directly"):
+        rolled.plan_rolling(1, 2_000)

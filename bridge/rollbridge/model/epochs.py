@@ -5,6 +5,9 @@ to itself; a rolling commit makes two duplicates: one of the transactions' epoch
 the active epoch, which becomes active again. Both are duplicates only where the two differ and something is to be
 merged; elsewhere segments go on under their own ids, as they do in a scale.
 
+A duplicate of the active epoch refers to the root of that. If that root is old, it becomes a root itself
+(:meth:`EpochHistory.renewed`): otherwise the epochs of a stream that is rolled, and never scaled, could not be dropped.
+
 A history drops its oldest epochs when nothing of them is left: their segments are removed, and no open transaction
 refers to them. A *foundation* keeps what later answers still depend on:
 
@@ -466,6 +469,21 @@ class EpochHistory:
             self._duplicate(self.active, epoch + 1, [*kept, *again.values()], EpochCause.ROLLING_ACTIVE, created_ms),
         )
 
+    def renewed(self, again: EpochRecord, keep_ms: int) -> EpochRecord:
+        """Return the second epoch of a planned rolling commit: as a root of its own if the present one is old.
+
+        It holds the same numbers under the same ranges as the root, so whoever has begun against the old one is merged
+        into the same segments; the old one is needed only for as long as such a transaction may be open, or begin.
+
+        Args:
+            again: As :meth:`plan_rolling` gives it.
+            keep_ms: How old a root may become, in ms.
+        """
+        root = max(self.active.reference_epoch, self.first)
+        if again.created_ms - self.record(root).created_ms < keep_ms:
+            return again
+        return replace(again, reference_epoch=again.epoch)
+
     @staticmethod
     def _duplicate(
         original: EpochRecord, epoch: int, segments: Iterable[Segment], cause: EpochCause, created_ms: int
@@ -584,6 +602,11 @@ def _reference_faults(
                 yield f"epoch {record.epoch} has the cause {record.cause}"
             if record.reference_epoch != record.epoch:
                 yield f"epoch {record.epoch} was made by {record.cause} but refers to epoch {record.reference_epoch}"
+        case EpochCause.ROLLING_ACTIVE if record.reference_epoch == record.epoch:
+            # The two epochs of a roll are published together; before them stands the one that is active again.
+            former = next((item for item in records if item.epoch == record.epoch - 2), None)
+            if former is not None and _shapes(record) != _shapes(former):
+                yield f"epoch {record.epoch} is not a duplicate of epoch {former.epoch}, which it makes active again"
         case EpochCause.ROLLING_TRANSACTIONS | EpochCause.ROLLING_ACTIVE:
             if 0 <= record.reference_epoch < first:
                 return
@@ -602,9 +625,9 @@ def _is_duplicate(record: EpochRecord, original: EpochRecord, before: EpochRecor
     The epoch that takes transactions may differ in two ways: segments go on that were active before, and what was
     prepared for a transaction has a number of its own.
     """
-    shapes = {(item.id.number, item.range) for item in original.segments}
+    shapes = _shapes(original)
     if record.cause is EpochCause.ROLLING_ACTIVE:
-        return shapes == {(item.id.number, item.range) for item in record.segments}
+        return shapes == _shapes(record)
     kept = frozenset[SegmentId]() if before is None else before.segment_ids
     began = [item for item in record.segments if item.id not in kept]
     ranges = {item.range for item in original.segments}
@@ -612,6 +635,10 @@ def _is_duplicate(record: EpochRecord, original: EpochRecord, before: EpochRecor
         (item.id.number, item.range) in shapes if item.id.epoch == record.epoch else item.range in ranges
         for item in began
     )
+
+
+def _shapes(record: EpochRecord) -> set[tuple[int, KeyRange]]:
+    return {(item.id.number, item.range) for item in record.segments}
 
 
 def _is_same(one: EpochRecord, other: EpochRecord) -> bool:

@@ -486,7 +486,11 @@ def _publish(operations: Sequence[CreateNode], histories: Sequence[tuple[LedStre
 
 def _epochs(group: GroupState, roll: Roll, created_ms: int) -> tuple[EpochRecord, EpochRecord]:
     """Return both epochs of a roll: as published if they are, as planned if not."""
-    history = group.streams[roll.stream].history
+    stream = group.streams[roll.stream]
+    history = stream.history
     if history.active.epoch >= roll.new_active_epoch:
         return history.record(roll.duplicate_epoch), history.record(roll.new_active_epoch)
-    return history.plan_rolling(roll.transaction_epoch, created_ms, roll.numbers, roll.prepared)
+    duplicate, again = history.plan_rolling(roll.transaction_epoch, created_ms, roll.numbers, roll.prepared)
+    if not any(map(stream.config.places.is_adopted, again.segment_ids)):  # the limits of a topic go by its root epoch
+        again = history.renewed(again, group.settings.epochs_keep_ms)
+    return duplicate, again
