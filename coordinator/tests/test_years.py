@@ -21,6 +21,7 @@ from rollbridge_coordinator.procedures.rolling import _epochs
 from rollbridge_coordinator.procedures.streams import drop_epochs
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.streams import LedStream
 
 ORDERS = "sales/orders"
 NAME = StreamName.parse(ORDERS)
@@ -45,7 +46,7 @@ class Years:
         self._published(self.history.first)
 
     @property
-    def stream(self) -> Any:
+    def stream(self) -> LedStream:
         return self.bench.group.streams[ORDERS]
 
     @property
