@@ -89,6 +89,8 @@ class Years:
         """Let the leader do what is due, and carry out what it asks for."""
         for procedure in (retain_streams, drop_epochs):
             self._carry_out(procedure(self.bench.group, self.now_ms))
+        group = self.bench.group
+        group.journal.adopt(group.journal.changes(group.streams, {}), group.streams, {})
 
     def size(self) -> dict[str, int]:
         """How much there is of it now."""
@@ -102,6 +104,7 @@ class Years:
             "marks": len(self.stream.marks),
             "parts": 0 if history.foundation is None else len(history.foundation.lows),
             "graph": len(history.graph.nodes),
+            "journal": len(self.bench.group.journal.nodes),
         }
 
     def _extend(self, *records: Any) -> None:
@@ -187,4 +190,4 @@ def test_two_years_of_large_commits_leave_what_a_month_does(scaled_every: int | 
 def test_it_is_found_if_the_root_of_a_stream_that_is_never_scaled_stays_for_ever() -> None:
     settings = replace(LeaderSettings(), epochs_keep_ms=10 * YEAR_DAYS * DAY_MS)
     found = grown(life(120, scaled_every=None, settings=settings))
-    assert {"epochs", "nodes", "bytes", "graph"} <= found.keys()
+    assert {"epochs", "nodes", "bytes", "graph", "journal"} <= found.keys()
