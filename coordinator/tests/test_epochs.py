@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.tests.makers import Bench
 from rollbridge.model import paths
+from rollbridge.model.changes import Roll
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import (
@@ -25,6 +26,7 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import retention
+from rollbridge_coordinator.procedures.rolling import _epochs
 from rollbridge_coordinator.procedures.streams import drop_epochs
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
@@ -222,3 +224,18 @@ def test_many_epochs_are_dropped_in_steps_each_of_which_is_whole() -> None:
         assert foundation.bases == foundation.ends == (5 * foundation.first,)
         firsts.append(foundation.first)
     assert firsts == [500, 1000, 1198]
+
+
+@pytest.mark.parametrize(("topic", "age_ms", "root"), [("", DAY_MS, 2), ("", DAY_MS - 1, 0), ("orders", DAY_MS, 0)])
+def test_a_rolling_commit_makes_a_root_after_a_day_unless_a_segment_is_on_an_adopted_topic(
+    topic: str, age_ms: int, root: int
+) -> None:
+    bench = Bench({ORDERS: 2})
+    state(bench).config = replace(state(bench).config, topic=topic)
+    prepared = SegmentId.of(state(bench).history.next_prepared(0), 0)
+    roll = Roll(ORDERS, 0, 0, 1, 2, prepared={0: prepared})
+    duplicate, again = _epochs(bench.group, roll, age_ms)
+    assert (duplicate.reference_epoch, again.reference_epoch) == (0, root)
+    assert _epochs(bench.group, roll, age_ms) == (duplicate, again), "the next leader plans the same"
+    state(bench).history = state(bench).history.with_records(duplicate, again)
+    assert _epochs(bench.group, roll, 2 * age_ms) == (duplicate, again), "what is published stays"
