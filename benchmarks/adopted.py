@@ -176,9 +176,7 @@ def _both(site: Site, name: str, make: Make, suffix: str = "") -> dict[str, Meas
     partitions = [(topic, number) for number in range(PARTITIONS)]
     return {
         " ".join(filter(None, (_OWN, suffix))): make(own, lambda: site.stored(own)),
-        " ".join(filter(None, (_ADOPTED, suffix))): make(
-            topic, lambda: [(topic, number) for number in range(PARTITIONS)]
-        ),
+        " ".join(filter(None, (_ADOPTED, suffix))): make(topic, lambda: partitions),
     }
 
 

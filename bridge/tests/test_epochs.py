@@ -386,7 +386,7 @@ def test_an_old_root_is_followed_by_the_next_epoch_that_is_active_again() -> Non
     duplicate, again = history.plan_rolling(0, 1_001)
     assert history.renewed(again, 1_001) == again, "the root was made at 1"
     fresh = history.renewed(again, 1_000)
-    assert fresh == replace(again, reference_epoch=3)
+    assert fresh == replace(again, reference_epoch=Epoch(3))
     rolled = history.with_records(duplicate, fresh)
     assert check_chain(rolled.records) == []
     assert rolled.reference == fresh
