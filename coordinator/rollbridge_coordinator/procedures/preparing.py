@@ -70,6 +70,8 @@ def prepare(group: GroupState, transaction: BufferedTransaction, now_ms: int) ->
 def follow_preparations(group: GroupState, now_ms: int) -> Steps[None]:
     """Take note of what has been appended beside the line, and of what could not be."""
     progress = yield from LookAtPrepared()
+    for identifier in group.beside_rests.keys() - group.preparations.keys() - group.fold.open.keys():
+        del group.beside_rests[identifier]
     for identifier, item in list(group.preparations.items()):
         transaction = group.fold.open.get(identifier)
         if transaction is None or transaction.state is not State.COMMITTING:
@@ -84,7 +86,8 @@ def follow_preparations(group: GroupState, now_ms: int) -> Steps[None]:
             why = "it was given up" if found is None else found.lost
             logger.info("%s: the merge of %s begins anew: %s", group.name, transaction.transaction_id, why)
             group.counts["merges_beside_lost"] += 1
-            item.offsets, item.rest = None, Rest.after(None, now_ms)
+            item.offsets, item.rest = None, Rest.after(group.beside_rests.get(identifier), now_ms)
+            group.beside_rests[identifier] = item.rest
         elif found.refused is not None:
             yield from give_up(group, identifier)
             yield from absorb(group, [transaction], item.items, [len(item.items)], found.refused, now_ms, may_wait=True)

@@ -72,6 +72,7 @@ from rollbridge_coordinator.shell.workshop import Workshop, spec_of
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import LEADERLESS, LEADERLESS_S, SEAL_TIMEOUT, DeposedError, StaleStateError
+from rollbridge_coordinator.state.group import BESIDE_IDENTITIES
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +252,7 @@ class Interpreter:
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
             )
-            for number in range(IDENTITIES + settings.leader.merges_beside_max)
+            for number in range(IDENTITIES + BESIDE_IDENTITIES)
         ]
         self._turn = cycle(self._appenders[:IDENTITIES])
         self._workshop = Workshop(settings, self._appenders[IDENTITIES:], refusal)

@@ -38,6 +38,10 @@ from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
 # Offset prediction
 
 
+BESIDE_IDENTITIES: Final = 4
+"""Transactional ids for merges beside the line. Every leader takes all of them, however many it uses, or one that was
+replaced might still commit with one that its successor does not know."""
+
 BYTES_MAX: Final = 512 * 1024
 """Rounds larger than this gain nothing, and lose more if the forecast is wrong."""
 PATIENCE_MAX: Final = 1024
@@ -156,7 +160,7 @@ class LeaderSettings:
     merge_beside_bytes: int = option(16 * MIB, low=0)
     """Bytes of frames from which on a transaction is merged beside the line: into segments of its own that nobody reads
     yet, while others commit. Smaller ones take less time than the two epochs that such a merge makes. 0: none is."""
-    merges_beside_max: int = 4
+    merges_beside_max: int = option(BESIDE_IDENTITIES, low=1, high=BESIDE_IDENTITIES)
     """How many transactions are merged beside the line at a time; further ones wait."""
     scale_wait_ms: int = 20_000
     """How long a scale waits for native transactions of other Kafka clients before it is refused; keep it below the
@@ -273,6 +277,7 @@ class GroupState:
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
         sealed_buffers: Ends of the buffers of streams that are being moved, by the names of the streams.
         preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
+        beside_rests: Of large transactions whose merge beside the line has failed, until when they are left alone.
         leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
         lingering: The rolling commit whose segments for transactions are still open for more; None if there is none.
         late_commits: How late commits have come so far.
@@ -317,6 +322,7 @@ class GroupState:
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
     preparations: dict[bytes, Preparation] = field(default_factory=dict)
+    beside_rests: dict[bytes, Rest] = field(default_factory=dict)
     leftovers: dict[str, Merging] = field(default_factory=dict)
     lingering: Lingering | None = None
     late_commits: LateCommits = field(init=False)
