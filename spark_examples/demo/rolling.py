@@ -65,7 +65,7 @@ class Demo:
         self._load(txn, 3 * quarter, len(self._flights))
         takeover_s = self._see_the_takeover(killed_s)
         self._nothing_is_visible()
-        committed_s = self._commit(txn, begun_s)
+        committed_s, answered_s = self._commit(txn, begun_s)
         rival = self._end_the_rival()
         seen, commits = self._everything_is_visible()
         history = self._cast.bridge.admin.history(self._stream)
@@ -74,7 +74,8 @@ class Demo:
         picture.write_text(lineage_svg(history, f"{STREAM}: {len(self._flights):,} flights in one transaction"))
         self._story.say(f"the epochs as a picture: {picture}")
         meanwhile = [commit for commit in commits if begun_s < commit.asked_s < committed_s]
-        self._compare(seen, meanwhile, committed_s - begun_s, takeover_s, rival)
+        during = [commit for commit in commits if committed_s < commit.answered_s < answered_s]
+        self._compare(seen, meanwhile, during, committed_s - begun_s, takeover_s, rival)
 
     # -- one scene each -----------------------------------------------------------------------------
 
@@ -139,8 +140,8 @@ class Demo:
             f"{spark.small_records:,} small records"
         )
 
-    def _commit(self, txn: Transaction, begun_s: float) -> float:
-        """Commit; returns when that was asked for."""
+    def _commit(self, txn: Transaction, begun_s: float) -> tuple[float, float]:
+        """Commit; returns when that was asked for, and when it was answered."""
         committed_s = time.monotonic()
         result = txn.commit()
         answered_s = time.monotonic()
@@ -156,7 +157,7 @@ class Demo:
         # If they do not come, the counts at the end will show it.
         happens(lambda: self._cast.counts().flights >= total)
         self._story.say(f"the plain reader has read the flights {duration(time.monotonic() - answered_s)} later")
-        return committed_s
+        return committed_s, answered_s
 
     def _end_the_rival(self) -> RivalReport:
         """Commit the native transaction as well."""
@@ -206,10 +207,20 @@ class Demo:
         )
 
     def _compare(
-        self, seen: Seen, commits: Sequence[Commit], open_s: float, takeover_s: float, rival: RivalReport
+        self,
+        seen: Seen,
+        commits: Sequence[Commit],
+        during: Sequence[Commit],
+        open_s: float,
+        takeover_s: float,
+        rival: RivalReport,
     ) -> None:
-        """The table; ``commits`` are the small transactions while the large one was open."""
-        known = [commit for commit in commits if seen.found_s.get(commit.number, 0.0) < commit.answered_s]
+        """The table; ``commits`` are the small transactions while the large one was open, ``during`` its commit."""
+        known, beside = (
+            [commit for commit in some if seen.found_s.get(commit.number, 0.0) < commit.answered_s]
+            for some in (commits, during)
+        )
+        held_up = duration(waits(beside, seen.arrived_s)[-1]) if beside else "nothing to read"
         for_known, for_all = waits(known, seen.arrived_s), waits(commits, seen.arrived_s)
         silence_s = longest_silence(seen.arrivals_s, commits[0].asked_s, commits[-1].answered_s)
         stood_still = duration(rival.longest_wait_s)
@@ -220,6 +231,7 @@ class Demo:
                 ["small writes committed beside it", f"{len(commits):,}", f"{rival.small_written:,}"],
                 ["a plain reader's longest wait for one of them", duration(for_known[-1]), stood_still],
                 ["  for half of them at most", duration(for_known[len(for_known) // 2]), ""],
+                ["  while the flights are being committed", held_up, stood_still],
                 ["  where a new topic had to be found first", duration(for_all[-1]), ""],
                 ["its longest silence, the takeover included", duration(silence_s), stood_still],
                 ["stream split and merged, order per key kept", "yes", "not possible"],
