@@ -224,7 +224,7 @@ def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollb
         f"{stream}/{item.id.number}/#epoch.{item.id.epoch}" for item in b.admin.history(stream).active.segments
     ]
     assert all(name in cli("txn", "describe", str(txn.id)).out for name in names)
-    b.admin.scale(stream, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 1.0)])
     txn.commit()  # a rolling one
     printed = [cli("consume", name, "--segment").out.splitlines() for name in names]
     assert sorted(line for lines in printed for line in lines) == sorted(value.decode() for value in values.values())
