@@ -106,6 +106,12 @@ def test_a_stream_moves_while_clients_use_it_and_back(
         assert not [topic for topic in topics.list_topics() if topic.startswith(f"{name.scope}.orders.")]
 
 
+def _finish(transaction: rollbridge.Transaction, stream: str) -> None:
+    """Write and commit; the write is refused already if the buffer is known to be closed by then."""
+    transaction.write(stream, key=b"k", value=b"late")
+    transaction.commit(timeout=120)
+
+
 def test_a_transaction_that_begins_in_the_old_group_is_not_lost_silently(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:
@@ -124,9 +130,8 @@ def test_a_transaction_that_begins_in_the_old_group_is_not_lost_silently(
             late.abort()
             b.admin.move_stream(stream, "audit")
         else:
-            with pytest.raises(RollbridgeError) as refused:  # by the write, if the buffer is known to be closed by then
-                late.write(stream, key=b"k", value=b"late")
-                late.commit(timeout=120)
+            with pytest.raises(RollbridgeError) as refused:
+                _finish(late, stream)
             assert "moved into another group" in str(refused.value)
         eventually(lambda: commit(b, stream, b"2") is not None, "the new group commits")
         assert values(b, stream) == [b"1", b"2"]
