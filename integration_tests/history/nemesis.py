@@ -171,15 +171,11 @@ class Nemesis:
         return contextmanager(self.faults[name])()
 
     def start_coordinators(self) -> None:
-        """Two, of which one leads and the other stands by; the clock of the second is wrong by about a day.
-
-        In two of three histories transactions count as large that are not, so that they are merged beside the line.
-        """
+        """Two, of which one leads and the other stands by; the clock of the second is wrong by about a day."""
         wrong_s = self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400
         env = {
             "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S),
             "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
-            "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": self._choice.choice(["0", "1000", "4000"]),
         }
         for number in range(COORDINATORS):
             self._handles.append(self._cluster.start_coordinator(env=env, ahead_s=wrong_s if number else 0.0))
