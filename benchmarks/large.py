@@ -54,44 +54,26 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
         told = f"while {name} are committed to the same {SEGMENTS} segments"
         rows += [
             Row(
-                name=f"large-{size}-reader",
-                title=f"a plain reader's longest wait for a record of the active segments {told}",
-                metric=f"{size}_reader_ms",
-                unit="ms",
+                name=f"large-{size}-{what}",
+                title=title,
+                metric=f"{size}_{metric}",
+                unit=unit,
                 better=Better.LESS,
-                bar=100.0,
-            ),
-            Row(
-                name=f"large-{size}-writer",
-                title=f"a plain writer's longest wait for an acknowledgement {told}",
-                metric=f"{size}_writer_ms",
-                unit="ms",
-                better=Better.LESS,
-                bar=150.0,
-            ),
-            Row(
-                name=f"large-{size}-small",
-                title=f"p99 of transactions of {_SMALL} records {told}, to that without",
-                metric=f"{size}_small_ratio",
-                unit="x",
-                better=Better.LESS,
-                bar=2.0,
-            ),
-            Row(
-                name=f"large-{size}-memory",
-                title=f"the leader's peak memory {told}",
-                metric=f"{size}_peak_mib",
-                unit="MiB",
-                better=Better.LESS,
-                bar=512.0,
-            ),
-            Row(
-                name=f"large-{size}-commit",
-                title=f"the commit of {name} itself, from the request to the answer",
-                metric=f"{size}_commit_s",
-                unit="s",
-                better=Better.LESS,
-            ),
+                bar=bar,
+            )
+            for what, title, metric, unit, bar in (
+                (
+                    "reader",
+                    f"a plain reader's longest wait for a record of the active segments {told}",
+                    "reader_ms",
+                    "ms",
+                    100.0,
+                ),
+                ("writer", f"a plain writer's longest wait for an acknowledgement {told}", "writer_ms", "ms", 150.0),
+                ("small", f"p99 of transactions of {_SMALL} records {told}, to that without", "small_ratio", "x", 2.0),
+                ("memory", f"the leader's peak memory {told}", "peak_mib", "MiB", 512.0),
+                ("commit", f"the commit of {name} itself, from the request to the answer", "commit_s", "s", None),
+            )
         ]
     rows.append(
         Row(

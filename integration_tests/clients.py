@@ -119,6 +119,17 @@ class Site:
         return read_committed(self.cluster.bootstrap_servers, topics)
 
 
+def patient_client(cluster: AnyCluster, root: str, name: str | None = None) -> rollbridge.Bridge:
+    """A connection whose admin requests wait for as long as a failover takes."""
+    return rollbridge.connect(
+        cluster.bootstrap_servers,
+        zookeeper=cluster.zookeeper,
+        zookeeper_root=root,
+        client_name=name,
+        options=rollbridge.ClientOptions(admin_timeout_s=60),
+    )
+
+
 def adopt(client: rollbridge.Bridge, topic: str, **options: Any) -> Adoption:
     """Adopt a topic, in the scope of topics of this site."""
     return client.admin.adopt_topic(topic, stream=stream_of(client, topic), **options)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import read_committed
+from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicAdmin
@@ -92,13 +92,7 @@ class Story:
     def play(self) -> None:
         """Run the story; every call waits as long as a failover takes."""
         self.native("before")
-        with rollbridge.connect(
-            self.cluster.bootstrap_servers,
-            zookeeper=self.cluster.zookeeper,
-            zookeeper_root=self.root,
-            client_name="teller",
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        ) as b:
+        with patient_client(self.cluster, self.root, "teller") as b:
             first = b.admin.adopt_topic(self.topic, stream=str(self.name), partitioner="murmur2", exist_ok=True).config
             self.commit(b, "ours-")
             old = b.begin(str(self.name))

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
 from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
 from rollbridge.kafka.topics import TopicAdmin
@@ -110,13 +111,7 @@ class Story:
     def play(self) -> None:
         """Run the story; every call waits as long as a failover takes."""
         name = str(self.stream)
-        with rollbridge.connect(
-            self.cluster.bootstrap_servers,
-            zookeeper=self.cluster.zookeeper,
-            zookeeper_root=self.root,
-            client_name="teller",
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        ) as b:
+        with patient_client(self.cluster, self.root, "teller") as b:
             b.admin.create_stream(name, segments=2)
             old = b.begin(name, label="old")
             old_values = [f"old-{number}" for number in range(40)]
@@ -263,13 +258,7 @@ class LateStory(Story):
     def play(self) -> None:
         """Run the story; every call waits as long as a failover takes."""
         name = str(self.stream)
-        with rollbridge.connect(
-            self.cluster.bootstrap_servers,
-            zookeeper=self.cluster.zookeeper,
-            zookeeper_root=self.root,
-            client_name="teller",
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        ) as b:
+        with patient_client(self.cluster, self.root, "teller") as b:
             b.admin.create_stream(name, segments=4)
             begun = []
             for number in range(LATE):

@@ -19,6 +19,7 @@ from kio.static.primitive import f64
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
@@ -75,13 +76,7 @@ class Story:
 
     def connect(self, name: str) -> rollbridge.Bridge:
         """Return a connection that waits for failovers."""
-        return rollbridge.connect(
-            self.cluster.bootstrap_servers,
-            zookeeper=self.cluster.zookeeper,
-            zookeeper_root=self.root,
-            client_name=name,
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        )
+        return patient_client(self.cluster, self.root, name)
 
     def play(self, *, late: bool = False) -> None:
         """Commit a large transaction while small ones go on; with ``late`` its epoch is not active any more."""

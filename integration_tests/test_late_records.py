@@ -19,7 +19,7 @@ from integration_tests.adapter_tools import read_values
 from integration_tests.backends.choice import demand
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site
+from integration_tests.clients import Site, patient_client
 from integration_tests.coordinators import Relay, until
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.checks import find
@@ -179,12 +179,7 @@ def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
     name = str(StreamName(scope, "orders"))
     with (
         Relay(cluster, f"/{scope}", tmp_path, POINTS) as relay,
-        rollbridge.connect(
-            cluster.bootstrap_servers,
-            zookeeper=cluster.zookeeper,
-            zookeeper_root=f"/{scope}",
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        ) as b,
+        patient_client(cluster, f"/{scope}") as b,
     ):
         b.admin.create_stream(name)
         [segment] = b.admin.history(name).active.segments

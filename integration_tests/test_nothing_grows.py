@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -37,12 +37,7 @@ def test_large_commits_leave_as_many_topics_and_nodes_however_many_there_were(
     topics = TopicAdmin(cluster.bootstrap_servers)
     with (
         Relay(cluster, root, tmp_path, environment=SETTINGS),
-        rollbridge.connect(
-            cluster.bootstrap_servers,
-            zookeeper=cluster.zookeeper,
-            zookeeper_root=root,
-            options=rollbridge.ClientOptions(admin_timeout_s=60),
-        ) as b,
+        patient_client(cluster, root) as b,
         ZooKeeperSession(cluster.zookeeper, root=root) as session,
     ):
         b.admin.create_stream(stream, segments=2, retention_time=timedelta(seconds=1))

@@ -555,6 +555,10 @@ class EpochHistory:
         kept = self.record(epoch).segment_ids
         return tuple(item for item in self.record(epoch - 1).segments if item.id not in kept)
 
+    def ending_with(self, planned: EpochRecord) -> tuple[Segment, ...]:
+        """Return the active segments that a planned next epoch replaces."""
+        return tuple(item for item in self.active.segments if item.id not in planned.segment_ids)
+
     def began_with(self, epoch: int) -> tuple[Segment, ...]:
         """Return the segments of ``epoch`` that were not active in the epoch before; all for the first epoch."""
         before = frozenset[SegmentId]() if epoch == self.first else self.record(epoch - 1).segment_ids

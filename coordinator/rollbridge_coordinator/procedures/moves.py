@@ -23,12 +23,11 @@ Source: DistributedLog, transaction groups. Differs: there a writer names its gr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError
 from rollbridge.model import paths
-from rollbridge.model.names import GroupName, Partition, StreamName
+from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode, StreamConfig, StreamState
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
@@ -137,7 +136,7 @@ def _step(group: GroupState, stream: LedStream, now_ms: int) -> Steps[None]:
         if len(ends) < len(partitions):
             return  # a native transaction of somebody else is open there
         group.sealed_buffers[own] = ends  # to seal it again would move its end
-    if not _is_folded(group, group.sealed_buffers[own]):
+    if not group.is_folded(group.sealed_buffers[own]):
         return
     for item in _open(group, own):
         if item.state is State.OPEN:
@@ -239,7 +238,3 @@ def take_stream(group: GroupState, name: str, request: AdminRequest) -> Steps[No
 
 def _open(group: GroupState, stream: str) -> list[BufferedTransaction]:
     return [item for item in group.fold.open.values() if stream in item.begin.streams]
-
-
-def _is_folded(group: GroupState, ends: Mapping[Partition, int]) -> bool:
-    return group.is_folded(ends)

@@ -185,7 +185,7 @@ def close_roll(group: GroupState, committing: CommittingTransactions, node: str)
         return
     group.forecast.forget(duplicates)
     for roll, stream, duplicate, _ in plans:
-        places = stream.places_of(stream.history.began_with(duplicate.epoch))
+        places = _duplicates(stream, duplicate)
         if not sealed.keys() >= set(places.values()):
             continue
         closed = {item: sealed[place] for item, place in places.items()}
@@ -296,7 +296,7 @@ def _seal_duplicates(
     A stream whose seal is refused is in neither: it gets an error state, in which the seal is tried again; see
     :mod:`rollbridge_coordinator.procedures.refusals`.
     """
-    places = [list(stream.places_of(stream.history.began_with(item.epoch)).values()) for _, stream, item, _ in plans]
+    places = [list(_duplicates(stream, duplicate).values()) for _, stream, duplicate, _ in plans]
     everything = [place for own in places for place in own]
     try:
         sealed = yield from Seal(everything)
@@ -429,22 +429,21 @@ def _plans(group: GroupState, committing: CommittingTransactions) -> list[_Plan]
 
 def _active_places(plans: Sequence[_Plan]) -> list[Partition]:
     """Return what is sealed before the commit."""
-    left = _unpublished(plans)
-    return [place for _, stream, duplicate, _ in left for place in _replaced_by(stream, duplicate).values()]
-
-
-def _replaced_by(stream: LedStream, duplicate: EpochRecord) -> dict[SegmentId, Partition]:
-    """Return the active segments that end with an epoch to be published, and where they lie."""
-    return stream.places_of(item for item in stream.history.active.segments if item.id not in duplicate.segment_ids)
+    return [
+        place
+        for _, stream, duplicate, _ in _unpublished(plans)
+        for place in stream.places_of(stream.history.ending_with(duplicate)).values()
+    ]
 
 
 def _duplicate_places(plans: Sequence[_Plan]) -> list[Partition]:
     """Return what is sealed after the commit."""
-    return [
-        place
-        for _, stream, duplicate, _ in plans
-        for place in stream.places_of(stream.history.began_with(duplicate.epoch)).values()
-    ]
+    return [place for _, stream, duplicate, _ in plans for place in _duplicates(stream, duplicate).values()]
+
+
+def _duplicates(stream: LedStream, duplicate: EpochRecord) -> dict[SegmentId, Partition]:
+    """Return the segments that a published epoch has made for transactions, and where they lie."""
+    return stream.places_of(stream.history.began_with(duplicate.epoch))
 
 
 def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
@@ -464,7 +463,8 @@ def _publish_once(group: GroupState, plans: Sequence[_Plan]) -> Steps[bool]:
     histories: list[tuple[LedStream, EpochHistory]] = []
     for _, stream, duplicate, fresh in left:
         name = stream.config.name
-        closed = {item: ends[place] for item, place in _replaced_by(stream, duplicate).items()}
+        replaced = stream.places_of(stream.history.ending_with(duplicate))
+        closed = {item: ends[place] for item, place in replaced.items()}
         complete = replace(duplicate, sealed_ends=closed)
         own = [CreateNode(paths.epoch(name, item.epoch), item.to_json()) for item in (complete, fresh)]
         if operations and sum(map(bytes_of, (*operations, *own))) > ROLL_BYTES_MAX:

@@ -500,7 +500,7 @@ def replaced_by(history: EpochHistory, roll: Roll) -> tuple[Segment, ...]:
     if history.active.epoch >= roll.duplicate_epoch:
         return ()
     planned, _ = history.plan_rolling(roll.transaction_epoch, 0, roll.numbers, roll.prepared)
-    return tuple(item for item in history.active.segments if item.id not in planned.segment_ids)
+    return history.ending_with(planned)
 
 
 def lingering_of(
