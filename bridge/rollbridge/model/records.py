@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model.cooperative import JointWork, SharedSession
+from rollbridge.model.ended import LogMark
 from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import SegmentId, TransactionId
@@ -431,6 +432,17 @@ class Group(NodeRecord):
     former_numbers: tuple[int, ...] = ()
     counter_floor: int = 0
     counter_ceiling: int = 0
+    retention: Retention | None = None
+    """How long records of its commit log are kept; None is as long as its coordinators say."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMarks(NodeRecord):
+    """The marks of a group's commit log, oldest first; see :mod:`rollbridge.model.ended`."""
+
+    SCHEMA: ClassVar = "log_marks"
+
+    marks: tuple[LogMark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

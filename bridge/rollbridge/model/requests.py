@@ -28,6 +28,7 @@ class RequestKind(StrEnum):
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
     UPDATE_STREAM = "update-stream"
+    UPDATE_GROUP = "update-group"
     TRUNCATE_STREAM = "truncate-stream"
     ABORT_TRANSACTION = "abort-transaction"
     LOOK_UP = "look-up-transactions"
