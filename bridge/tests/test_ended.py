@@ -44,8 +44,6 @@ def test_it_holds_what_was_added_and_nothing_else_also_when_read_again(added: li
 def test_below_the_horizon_everything_has_ended_but_what_is_open(
     added: list[int], horizon: int, living: set[int]
 ) -> None:
-    added: list[int], horizon: int, living: set[int]
-) -> None:
     known = EndedIds()
     for count in added:
         if count not in living:

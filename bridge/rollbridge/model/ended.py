@@ -291,6 +291,7 @@ class LogMark:
 
 
 MARKS_PER_LIMIT: Final = 50
+"""Marks that are about as many as each limit of a retention has."""
 MARKS_MAX: Final = 500
 
 

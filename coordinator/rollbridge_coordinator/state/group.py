@@ -32,7 +32,7 @@ from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPre
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
-from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
+from rollbridge_coordinator.state.upkeep import CommitLog, Housekeeping, LateWatch, Rest
 
 # Offset prediction
 
@@ -165,6 +165,13 @@ class LeaderSettings:
     open (``transaction.max.timeout.ms``, 15 minutes), and than any request lives in a broker."""
     outcomes_again: int = 20_000
     """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
+    outcomes_unlisted_max: int = 10_000
+    """Outcomes after which it is written down anew which transactions have ended. A takeover reads at most about so
+    much more of the commit log."""
+    commit_log_retention_ms: int = option(7 * 24 * 60 * 60 * 1000, low=-1)
+    """How long the commit log is kept at least, in groups that do not say it themselves; -1 is for ever."""
+    commit_log_retention_bytes: int = option(-1, low=-1)
+    """How many bytes of it are kept at least, likewise; -1 is all."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
@@ -284,6 +291,7 @@ class GroupState:
         counter: What is known of the counter of its transactions.
         journal: What of its nodes in ZooKeeper stands in Kafka once more.
         times: By how much clocks differ.
+        log: What is kept of its commit log.
         counts: What happened, for metrics.
     """
 
@@ -324,6 +332,7 @@ class GroupState:
     counter: GroupCounter = field(default_factory=GroupCounter)
     journal: JournalState = field(default_factory=JournalState)
     times: Times = field(default_factory=Times)
+    log: CommitLog = field(default_factory=CommitLog)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
