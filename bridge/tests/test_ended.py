@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.model import ended
-from rollbridge.model.ended import EndedIds, EndedNumber, LogMark, counted_when, decode_ended, marks_to_keep
+from rollbridge.model.ended import EndedIds, EndedNumber, LogMark, decode_ended, marks_to_keep, short_until_ms
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of
 from rollbridge.model.names import GroupName
@@ -72,20 +72,17 @@ def test_a_year_of_transactions_is_one_range() -> None:
     assert len(known) == 1
 
 
-def test_gaps_are_closed_only_where_there_are_many_and_not_beyond_an_open_transaction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ended, "RANGES_KEPT", 10)
+def test_gaps_are_closed_only_where_there_are_many_and_not_beyond_an_open_transaction() -> None:
     known = EndedIds()
     for count in range(0, 20, 2):
         known.add(id_of(count))
-    assert not known.close_gaps(7, 15, ())
+    assert not known.close_gaps(7, 15, (), 10)
     known.add(id_of(30))
-    assert known.close_gaps(7, 15, [id_of(9), id_of(31)])
+    assert known.close_gaps(7, 15, [id_of(9), id_of(31)], 10)
     assert id_of(7) in known
     assert id_of(9) not in known
     assert id_of(11) not in known
-    assert known.close_gaps(7, 15, ()) is False, "few ranges are left"
+    assert known.close_gaps(7, 15, (), 10) is False, "few ranges are left"
     assert len(known) == 6
 
 
@@ -166,8 +163,26 @@ def test_there_are_never_too_many_marks() -> None:
     assert kept[-1] == marks_of(4_999)[0]
 
 
-def test_what_was_given_out_before_an_offset_is_told_by_the_mark_behind_it() -> None:
+def test_when_the_log_was_shorter_is_told_by_the_mark_behind() -> None:
     marks = marks_of(1, 2, 3)
-    assert counted_when(marks, 10) == 1_000
-    assert counted_when(marks, 11) == 2_000
-    assert counted_when(marks, 31) is None
+    assert short_until_ms(marks, 10) == HOUR_MS
+    assert short_until_ms(marks, 11) == 2 * HOUR_MS
+    assert short_until_ms(marks, 31) is None
+
+
+def test_what_was_begun_before_something_was_lost_has_ended_unless_it_is_known_to_be_open() -> None:
+    known = EndedIds()
+    known.lose(1_000, [id_of(5)])
+    again = EndedIds.of(known.record(GROUP, "log", 4, 0, [id_of(5), id_of(9)]))
+    for one in (known, again):
+        assert one.is_lost(id_of(4), 1_000)
+        assert not one.is_lost(id_of(4), 1_001)
+        assert not one.is_lost(id_of(5), 1_000)
+        assert id_of(4) not in one
+    assert not again.is_lost(id_of(9), 1_000)
+    assert not EndedIds().is_lost(id_of(4), 1)
+    for one in (known, again):
+        assert one.close_gaps(7, 4, (), 10), "what nobody uses any more has ended"
+        assert id_of(3) in one
+        assert id_of(4) not in one
+        assert not one.close_gaps(7, 6, (), 10)

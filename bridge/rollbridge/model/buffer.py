@@ -571,6 +571,8 @@ class BufferFold:
     ) -> None:
         """Open a transaction with the first of its BEGIN frames that is read."""
         state = self._state_of(header.transaction)
+        if state is _UNKNOWN and self.ended is not None and self.ended.is_lost(header.transaction, appended_ms):
+            state = _ENDED
         event = Event.BEGIN if header.part == OWNER_PART else Event.RESUME
         if state is State.ENDED:
             self._drop(decide(state, event))

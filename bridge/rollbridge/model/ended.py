@@ -8,12 +8,13 @@ has ended is a few ranges, with a gap for each block that is in use, or was give
 
 Gaps that nobody uses any more would add up over the years. Above a number of ranges, the oldest gaps are closed: all
 counters below a *horizon* count as ended, but for those of transactions that are open. It only rises over counters that
-were given out :data:`KEPT_MS` ago; clients give a block up after half of that time.
+were given out days ago; clients give a block up after a day.
 
 The set is written down as one record, from time to time, with the offset of the commit log up to which it holds every
 outcome. A leader that takes over reads the commit log from there. If the record is not usable, the ranges are made anew
-from what is left of the commit log, and what may have ended before counts as ended: the counters that had been given
-out when the log was as long as where it begins now (:class:`LogMark`), but for transactions that are known to be open.
+from what is left of the commit log; and whatever was begun, by the broker's clock, while the log was shorter than where
+it begins now (:class:`LogMark`) counts as ended, but for transactions that are known to be open. So do, from then on,
+all counters that no client can use any more.
 
 Source: the counters are PDP-24's ("UUID txn id = 16 bit epoch + 96 bit counter"); a set of ranges is what TCP keeps of
 segments that came out of order (RFC 2018).
@@ -33,10 +34,6 @@ from rollbridge.model.mapper import Mapper
 from rollbridge.model.names import GroupName
 from rollbridge.model.snapshots import seal, unseal
 
-KEPT_MS: Final = 2 * 24 * 3_600_000
-"""The horizon rises only over counters that were given out so long ago."""
-RANGES_KEPT: Final = 10_000
-"""Ranges beyond which the oldest gaps are closed; a record of so many takes about 60 KB."""
 RANGES_MAX: Final = 100_000
 """Ranges beyond which no more are kept, if too many gaps are young: somebody uses counters at random. An id that stands
 alone is then known for as long as the fold remembers it."""
@@ -62,6 +59,7 @@ class EndedTransactions:
     topic_id: str
     controller_epoch: int
     commit_log_end: int
+    lost_ms: int
     numbers: tuple[EndedNumber, ...]
 
     def encode(self) -> bytes:
@@ -77,13 +75,22 @@ def ended_key(group: GroupName) -> bytes:
     return f"ended-{group.node}".encode()
 
 
+def parse_ended(value: bytes | None) -> EndedTransactions:
+    """Return what is in a record, of whatever group.
+
+    Raises:
+        CorruptDataError: there is none, or of a version that is not known here, or it is damaged.
+    """
+    return unseal(_RECORD, value)
+
+
 def decode_ended(value: bytes | None, group: GroupName, topic_id: str, log_end: int) -> EndedTransactions:
     """Return the record of a group whose commit log has this id and end.
 
     Raises:
         CorruptDataError: there is none, or of a version that is not known here, it is damaged, or of another log.
     """
-    found = unseal(_RECORD, value)
+    found = parse_ended(value)
     if found.group != group or found.topic_id != topic_id:
         raise CorruptDataError(f"it is of group {found.group}, whose commit log has id {found.topic_id}")
     if not 0 <= found.commit_log_end <= log_end:
@@ -100,9 +107,10 @@ class EndedIds(Container[bytes]):
         log_end: Outcomes at lower offsets of the commit log are in the last record that was written.
         fresh: How many have been added since.
         left_out: How many were left out because there are too many ranges.
+        lost_ms: What was begun until then, ms since 1970, has ended unless it is known to be open; 0 if that is not so.
     """
 
-    __slots__ = ("_ends", "_horizons", "_spared", "_starts", "fresh", "left_out", "log_end")
+    __slots__ = ("_ends", "_horizons", "_is_whole", "_spared", "_starts", "fresh", "left_out", "log_end", "lost_ms")
 
     def __init__(self, log_end: int = 0) -> None:
         """Start empty."""
@@ -113,6 +121,8 @@ class EndedIds(Container[bytes]):
         self.log_end = log_end
         self.fresh = 0
         self.left_out = 0
+        self.lost_ms = 0
+        self._is_whole = True
 
     @classmethod
     def of(cls, record: EndedTransactions) -> Self:
@@ -122,6 +132,8 @@ class EndedIds(Container[bytes]):
             CorruptDataError: it contradicts itself.
         """
         made = cls(record.commit_log_end)
+        made.lost_ms = record.lost_ms
+        made._is_whole = not record.lost_ms or any(item.horizon for item in record.numbers)
         for item in sorted(record.numbers, key=lambda item: item.number):
             starts = list(accumulate(item.starts))
             ends = [start + length for start, length in zip(starts, item.lengths, strict=False)]
@@ -152,16 +164,19 @@ class EndedIds(Container[bytes]):
         for counter in living:
             kept._take_out(counter)
         numbers: dict[int, tuple[list[int], list[int]]] = {number: ([], []) for number in self._horizons}
+        if self.lost_ms:
+            numbers.update({counter >> ISSUED_BITS: ([], []) for counter in living})
         for start, end in zip(kept._starts, kept._ends, strict=True):
             starts, lengths = numbers.setdefault(start >> ISSUED_BITS, ([], []))
             starts.append(start & _COUNT_MASK)
             lengths.append(end - start)
-        spared = [counter for counter in living if self._is_below(counter)]
+        spared = [counter for counter in living if self.lost_ms or self._is_below(counter)]
         return EndedTransactions(
             group=group,
             topic_id=topic_id,
             controller_epoch=controller_epoch,
             commit_log_end=log_end,
+            lost_ms=self.lost_ms,
             numbers=tuple(
                 EndedNumber(
                     number,
@@ -216,23 +231,49 @@ class EndedIds(Container[bytes]):
         else:
             self.left_out += 1
 
-    def close_gaps(self, number: int, count: int, open_ids: Iterable[bytes]) -> bool:
-        """Raise the horizon to a count if there are too many ranges, not beyond an open transaction; tell if it rose.
+    def merge(self, other: EndedIds) -> None:
+        """Add all ranges of another set."""
+        ranges = sorted([*zip(self._starts, self._ends, strict=True), *zip(other._starts, other._ends, strict=True)])
+        self._starts, self._ends = [], []
+        for start, end in ranges:
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+        self.fresh += other.fresh
+
+    def close_gaps(self, number: int, count: int, open_ids: Iterable[bytes], ranges_kept: int) -> bool:
+        """Raise the horizon to a count if there are too many ranges, or something was lost; tell if it rose.
+
+        It does not rise beyond an open transaction.
 
         Args:
             number: The group's.
             count: All below it were given out long ago.
             open_ids: Of the transactions that are open.
+            ranges_kept: How many ranges are not too many.
         """
-        if len(self) <= RANGES_KEPT:
+        if len(self) <= ranges_kept and self._is_whole:
             return False
+        self._is_whole = True
         low, high = counter_of(number, 0), counter_of(number, count)
         found = [item for item in map(_counter, open_ids) if item is not None and low <= item < high]
         high = min([high, *found])
         if high <= counter_of(number, self._horizons.get(number, 0)):
             return False
-        self.void(number, high & _COUNT_MASK if high >> ISSUED_BITS == number else 0, ())
+        self.void(number, high & _COUNT_MASK, ())
         return True
+
+    def lose(self, until_ms: int, open_ids: Iterable[bytes]) -> None:
+        """Count as ended what was begun until a time, ms since 1970, but for the transactions that are open."""
+        self.lost_ms = until_ms
+        self._is_whole = False
+        self._spared.update(item for item in map(_counter, open_ids) if item is not None)
+
+    def is_lost(self, transaction: bytes, begun_ms: int) -> bool:
+        """Return whether one that began at a time counts as ended because nothing is known of it."""
+        return begun_ms <= self.lost_ms and _counter(transaction) not in self._spared
 
     def void(self, number: int, count: int, open_ids: Iterable[bytes]) -> None:
         """Count everything below a count as ended, but for the transactions that are open."""
@@ -281,7 +322,7 @@ class LogMark:
         ms: When, by the latest of the clocks, ms since 1970.
         written: How many bytes had been written to the log until then, as far as they were counted.
         offset: Where the log ended.
-        count: Whatever has its outcome before this offset has a lower count, or another number of the group.
+        count: What was given out until then has a lower count, or another number of the group.
     """
 
     ms: int
@@ -323,6 +364,6 @@ def marks_to_keep(marks: Sequence[LogMark], place: int, now_ms: int, kept_ms: in
     return kept
 
 
-def counted_when(marks: Iterable[LogMark], offset: int) -> int | None:
-    """Return a count below which everything was given out that has its outcome before an offset; None if unknown."""
-    return min((mark.count for mark in marks if mark.offset >= offset), default=None)
+def short_until_ms(marks: Iterable[LogMark], offset: int) -> int | None:
+    """Return a time, ms since 1970, at which the log had come to an offset, or further; None if no mark tells."""
+    return min((mark.ms for mark in marks if mark.offset >= offset), default=None)

@@ -85,6 +85,8 @@ RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
 FOREVER = -1
 """Retention without a limit."""
+LOG_RETENTION_MS_DEFAULT: Final = 7 * 24 * 60 * 60 * 1000
+"""How long a commit log is kept where neither its group nor a coordinator says otherwise."""
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from rollbridge.model.changes import CommittingTransactions, EpochTransition
 from rollbridge_coordinator.procedures.adoption import watch_topics
+from rollbridge_coordinator.procedures.commit_log import keep_ended, retain_log
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
@@ -133,6 +134,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
     yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)
     yield from undertake(group, "snapshots", take_snapshots, now_ms)
+    yield from undertake(group, "ended transactions", keep_ended, now_ms)
+    yield from undertake(group, "retention of the commit log", retain_log, now_ms)
     yield from undertake(group, "active segments", mend_active, now_ms)
     return left
 

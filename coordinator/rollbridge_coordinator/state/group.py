@@ -24,6 +24,7 @@ from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
@@ -168,7 +169,12 @@ class LeaderSettings:
     outcomes_unlisted_max: int = 10_000
     """Outcomes after which it is written down anew which transactions have ended. A takeover reads at most about so
     much more of the commit log."""
-    commit_log_retention_ms: int = option(7 * 24 * 60 * 60 * 1000, low=-1)
+    ended_ranges_kept: int = 10_000
+    """Ranges of ended transactions beyond which the gaps between them are closed, if no client can use them any more; a
+    record of so many takes about 60 KB."""
+    counters_keep_ms: int = 2 * 24 * 60 * 60 * 1000
+    """How long ago an id was given out that no client uses any more. Clients give up a block of ids after a day."""
+    commit_log_retention_ms: int = option(LOG_RETENTION_MS_DEFAULT, low=-1)
     """How long the commit log is kept at least, in groups that do not say it themselves; -1 is for ever."""
     commit_log_retention_bytes: int = option(-1, low=-1)
     """How many bytes of it are kept at least, likewise; -1 is all."""
