@@ -180,7 +180,7 @@ def test_what_was_begun_before_something_was_lost_has_ended_unless_it_is_known_t
         assert not one.is_lost(id_of(5), 1_000)
         assert id_of(4) not in one
     assert not again.is_lost(id_of(9), 1_000)
-    assert not EndedIds().is_lost(id_of(4), 1)
+    assert not EndedIds().is_lost(id_of(4), 0)
     for one in (known, again):
         assert one.close_gaps(7, 4, (), 10), "what nobody uses any more has ended"
         assert id_of(3) in one

@@ -442,7 +442,7 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was changed.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = GroupName.parse(group)
+        name = _group_name(group)
         before = self._group(name)
         if default:
             given = (retention_time, retention_bytes, retention_groups)
@@ -480,7 +480,7 @@ class Admin:
         Raises:
             NotFoundError: there is no such group.
         """
-        return self._group(GroupName.parse(group))
+        return self._group(_group_name(group))
 
     @_within_its_time
     def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
@@ -728,6 +728,10 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
     yield base
     for error in base.__subclasses__():
         yield from _error_classes(error)
+
+
+def _group_name(text: str) -> GroupName:
+    return GroupName.parse(text) if "/" in text else GroupName(text)
 
 
 def _ms(time_kept: timedelta | None) -> int:

@@ -273,7 +273,7 @@ class EndedIds(Container[bytes]):
 
     def is_lost(self, transaction: bytes, begun_ms: int) -> bool:
         """Return whether one that began at a time counts as ended because nothing is known of it."""
-        return begun_ms <= self.lost_ms and _counter(transaction) not in self._spared
+        return 0 < self.lost_ms >= begun_ms and _counter(transaction) not in self._spared
 
     def void(self, number: int, count: int, open_ids: Iterable[bytes]) -> None:
         """Count everything below a count as ended, but for the transactions that are open."""

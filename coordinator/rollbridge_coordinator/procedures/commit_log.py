@@ -16,7 +16,7 @@ Source: Pravega's stream retention; Kafka's ``DeleteRecords``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -73,25 +73,28 @@ where that was not written down: the versions before did not. It takes some seco
 # What has ended
 
 
-def restore_ended(group: GroupState, values: Iterable[bytes], first: int, end: int) -> Steps[EndedIds]:
+def restore_ended(group: GroupState, values: Sequence[tuple[str, bytes]], first: int, end: int) -> Steps[EndedIds]:
     """Return which transactions have ended, from the record of an earlier leader, or from what there is of the log.
 
     Outcomes from the set's ``log_end`` on are not in it.
 
     Args:
         group: Its counter, and the recorded transactions, are known.
-        values: Of the record, in each format of snapshots in which there is one.
+        values: Of the record, in each topic of snapshots in which there is one.
         first: Where the commit log begins.
         end: Where it ends.
     """
     known: list[EndedIds] = []
-    for value in values:
+    group.log.listed_in = {topic for topic, _ in values}
+    for _, value in values:
         try:
             known.append(EndedIds.of(decode_ended(value, group.name, group.log.topic_id, end)))
         except CorruptDataError as fault:
             group.snapshots.warn(f"the ended transactions of {group.name} are read from the commit log: {fault}")
     newest = max(known, key=lambda item: item.log_end, default=None)
     if newest is not None and newest.log_end >= first:
+        if group.log.listed_in != {group.snapshots.index_topic}:  # snapshots have another format now
+            newest.fresh = group.settings.outcomes_unlisted_max
         return newest
     if newest is not None:
         group.snapshots.warn(
@@ -141,7 +144,10 @@ def write_ended(group: GroupState) -> Steps[None]:
         ended.close_gaps(group.counter.number, old, group.fold.open, group.settings.ended_ranges_kept)
     record = ended.record(group.name, group.log.topic_id, group.controller_epoch, log_end, group.fold.open)
     yield from AppendMessages(Messages(state.index_topic, [(ended_key(group.name), record.encode())]))
+    for topic in sorted(group.log.listed_in - {state.index_topic}):
+        yield from AppendMessages(Messages(topic, [(ended_key(group.name), None)]))
     yield from CommitRound()
+    group.log.listed_in = {state.index_topic}
     ended.written(log_end)
     group.counts["ended_written"] += 1
 
