@@ -80,6 +80,7 @@ PROCEDURES = (
     "update_group",
     "truncate_stream",
     "retain_streams",
+    "remove_emptied",
     "drop_epochs",
     "expire_bookkeeping",
     "look_behind",

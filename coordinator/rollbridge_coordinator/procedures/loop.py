@@ -23,7 +23,7 @@ from rollbridge_coordinator.procedures.outcomes import forget_expired
 from rollbridge_coordinator.procedures.preparing import follow_preparations, prepare, remove_leftovers
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
 from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
-from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
+from rollbridge_coordinator.procedures.retention import remove_emptied, retain_streams, truncate_buffers
 from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
@@ -127,6 +127,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         left = (yield from delete_further(group, now_ms)) or left
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
+    yield from undertake(group, "emptied segments", remove_emptied, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)
     yield from undertake(group, "counters", keep_counter, now_ms)

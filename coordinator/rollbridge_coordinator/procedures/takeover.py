@@ -115,8 +115,8 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
         places[partition] = place
     first = group.housekeeping.starts[log_place] = starts[log_place]
     key = ended_key(group.name)
-    values = [(topic, rows[key]) for topic, rows in found.items() if key in rows]
-    group.fold.ended = yield from restore_ended(group, values, first, log_end)
+    lists = [(topic, rows[key]) for topic, rows in found.items() if key in rows]
+    group.fold.ended = yield from restore_ended(group, lists, first, log_end)
     return max(log_start(places, log_end, 0), first)
 
 
