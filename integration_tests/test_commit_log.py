@@ -17,6 +17,7 @@ from integration_tests.command_line import Cli
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.snapshots import read_all
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, decode_control
@@ -115,6 +116,8 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
         client.transactions(scope, start=begin)
     with client.transactions(scope, follow=False) as reader:
         assert [item.id for item in reader if item.id in old] == []
+    whole = list(read_all(site.cluster.bootstrap_servers, {}, log))
+    assert whole[0].offset > 60, "a repair reads what is left of the log"
     assert client.outcome(old[-1]).state == "committed", "outcomes are remembered elsewhere"
     say_again(site, ledger, old[0])
     commit(client, ledger, 1)

@@ -1,7 +1,7 @@
 """The historian: a native consumer that reads the commit log while a history runs, and is waited for.
 
-The log has a short retention then, so most of it is gone when the history is checked. What the historian has read is the
-whole of it: its consumer group is named in the retention of the group, and a gap in the offsets that it was promised is a
+The log has a short retention then, so most of it is gone when the history is checked. What the historian has read is
+the whole of it: its consumer group is named in the retention of the group, and a gap in what it was promised is a
 finding.
 """
 
