@@ -77,7 +77,7 @@ not reach each other may need half a minute for a single commit, after ``replica
 KAFKA_SETTINGS: Final = {"broker.session.timeout.ms": "9000"}
 """Kafka's default, so that who is paused is not taken for dead. A broker that is alone and taken for dead names no
 broker when it goes on, and librdkafka forgets it then: now and then for good (docs/operations.md)."""
-LOG_KEPT: Final = timedelta(seconds=90)
+LOG_KEPT: Final = timedelta(seconds=45)
 """Every second history has a commit log that is kept for no longer, but for what its historian has not read."""
 CALM: Final = 40
 """So many more things must be noted between two faults."""
