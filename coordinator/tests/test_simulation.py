@@ -482,7 +482,6 @@ class Coverage:
         "messages of buffers truncated": 1_000,
         "epochs dropped": 100,
         "records of the commit log truncated": 1_000,
-        "transactions_ended_long_ago": 5,
         "offsets of groups": 400,
         "administered create-stream": 150,
         "administered delete-stream": 150,

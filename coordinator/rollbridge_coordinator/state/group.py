@@ -171,7 +171,7 @@ class LeaderSettings:
     much more of the commit log."""
     ended_ranges_kept: int = 10_000
     """Ranges of ended transactions beyond which the gaps between them are closed, if no client can use them any more; a
-    record of so many takes about 60 KB."""
+    record of so many takes about 40 KB."""
     counters_keep_ms: int = 2 * 24 * 60 * 60 * 1000
     """How long ago an id was given out that no client uses any more. Clients give up a block of ids after a day."""
     commit_log_retention_ms: int = option(LOG_RETENTION_MS_DEFAULT, low=-1)
