@@ -88,12 +88,12 @@ def test_for_ever_is_for_ever(bench: LogBench) -> None:
 
 
 def test_without_a_word_of_the_group_the_coordinator_says_how_long() -> None:
-    def kept(**settings: int) -> Retention:
-        return policy_of(GroupState(GROUP, 1, Bench.fresh().leader.group.fold, LeaderSettings(**settings)))  # type: ignore[union-attr]
+    def kept(settings: LeaderSettings) -> Retention:
+        return policy_of(GroupState(GROUP, 1, LogBench.fresh().group().fold, settings))
 
-    assert kept() == Retention(7 * 24 * 3_600_000)
-    assert kept(commit_log_retention_ms=-1) == Retention()
-    assert kept(commit_log_retention_ms=0, commit_log_retention_bytes=5) == Retention(-1, 5)
+    assert kept(LeaderSettings()) == Retention(7 * 24 * 3_600_000)
+    assert kept(LeaderSettings(commit_log_retention_ms=-1)) == Retention()
+    assert kept(LeaderSettings(commit_log_retention_ms=0, commit_log_retention_bytes=5)) == Retention(-1, 5)
 
 
 def test_nothing_goes_while_clocks_differ(bench: LogBench) -> None:
