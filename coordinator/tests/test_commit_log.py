@@ -158,7 +158,12 @@ def test_who_asks_for_nonsense_is_refused_and_nothing_is_changed(bench: LogBench
     assert bench.update(Retention(5_000)).ok
     assert Group.from_json(bench.world.nodes[paths.group(GROUP)]).retention == Retention(5_000)
     assert bench.group().journal.nodes[paths.group(GROUP)] == bench.world.nodes[paths.group(GROUP)]
+    before = bench.world.nodes[paths.group(GROUP)]
     bench.take_over()
     assert bench.group().log.retention == Retention(5_000)
     assert bench.update(None).ok
+    bench.world.nodes[paths.group(GROUP)] = before  # from a backup
+    bench.take_over()
+    assert bench.group().log.retention is None
+    assert Group.from_json(bench.world.nodes[paths.group(GROUP)]).retention is None
     assert bench.group().log.retention is None

@@ -436,6 +436,8 @@ class Group(NodeRecord):
     counter_ceiling: int = 0
     retention: Retention | None = None
     """How long records of its commit log are kept; None is as long as its coordinators say."""
+    revision: int = 0
+    """How often its settings have been changed."""
 
 
 @dataclass(frozen=True, slots=True)

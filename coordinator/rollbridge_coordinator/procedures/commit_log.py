@@ -174,6 +174,13 @@ def policy_of(group: GroupState) -> Retention:
 
 def load_log(group: GroupState, record: Group) -> Steps[None]:
     """Read how long the commit log is kept, and its marks; damaged ones are made anew, and more is kept for a while."""
+    journaled = group.journal.nodes.get(paths.group(group.name))
+    kept = record if journaled is None else Group.from_json(journaled)
+    if kept.revision > record.revision:  # ZooKeeper was restored from a backup, and has an older setting
+        record = replace(record, retention=kept.retention, revision=kept.revision)
+        if not (yield from Write([SetNode(paths.group(group.name), record.to_json())])):
+            raise StaleStateError(f"group {group.name} is gone")
+        logger.warning("%s: how long its commit log is kept was put back from the journal", group.name)
     group.log.topic_id, group.log.retention = record.commit_log_topic_id, record.retention
     raw = yield from read_node(paths.log_marks(group.name))
     if raw is not None:
@@ -277,7 +284,8 @@ def update_group(group: GroupState, name: str, request: AdminRequest, now_ms: in
     raw = yield from read_node(paths.group(group.name))
     if raw is None:
         raise StaleStateError(f"group {group.name} is gone")
-    value = replace(Group.from_json(raw), retention=policy).to_json()
+    known = Group.from_json(raw)
+    value = replace(known, retention=policy, revision=known.revision + 1).to_json()
     written = yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
