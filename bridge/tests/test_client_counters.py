@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollbridge.client.identity import CounterSupply
+from rollbridge.client.identity import BLOCK_S, CounterSupply
 from rollbridge.errors import ZooKeeperUnavailableError
 
 
@@ -94,3 +94,18 @@ def test_threads_never_get_the_same_number() -> None:
         thread.join(30)
     numbers = list(itertools.chain.from_iterable(found))
     assert len(numbers) == len(set(numbers)) == 8_000
+
+
+def test_a_block_is_given_up_after_a_day_used_up_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1_000.0]
+    monkeypatch.setattr("rollbridge.client.identity.time.monotonic", lambda: now_s[0])
+    reserve = Reserve()
+    supply = CounterSupply(reserve, lambda: None, block=4)
+    first = supply.next()
+    supply.refill()
+    now_s[0] += BLOCK_S
+    assert supply.next() == first + 1, "until then it is used"
+    now_s[0] += 1
+    third = supply.next()
+    assert third > first + 7, "the spare block was as old"
+    assert supply.next() == third + 1

@@ -20,6 +20,7 @@ from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.fences import Fences
 from rollbridge.model.frames import (
@@ -33,11 +34,11 @@ from rollbridge.model.frames import (
     encode_extend,
 )
 from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import TransactionId
+from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of, parse_number
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.pieces import Ages, BufferedTransaction
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import Group, StreamConfig
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.loop import work
@@ -83,14 +84,24 @@ PROCEDURES = (
     "expire_overdue",
     "remove_records",
     "truncate_buffers",
+    "keep_ended",
+    "retain_log",
+    "update_group",
     "truncate_stream",
     "retain_streams",
+    "remove_emptied",
     "drop_epochs",
     "expire_bookkeeping",
     "look_behind",
 )
 LINGER_LOOKS = ("merge_late/EndOffsets", "watch_linger/EndOffsets")
 REMEMBERED = 6
+BLOCK = 16
+"""Counters that a client reserves at once."""
+BLOCK_MS = 1_000
+"""For how long it uses them."""
+COUNTERS_KEEP_MS = 3_000
+"""After what time leaders may count all of them as ended."""
 
 
 def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
@@ -113,6 +124,9 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         requests_per_turn=4,
         forecast_patience=0,
         outcomes_again=1,
+        outcomes_unlisted_max=5,
+        ended_ranges_kept=5,
+        counters_keep_ms=COUNTERS_KEEP_MS,
         truncate_buffers_ms=50,
         retention_check_ms=100,
         topic_check_ms=200,
@@ -176,6 +190,8 @@ class Client:
         self.log_position = 0
         self.outcomes: dict[TransactionId, ControlRecord] = {}
         self.serial = 0
+        self.block: tuple[int, list[int]] = (0, [])
+        """When counters were reserved, and those that are left."""
         self.read = 0
         self.stopping = False
         self.epoch = 0
@@ -216,6 +232,12 @@ class Client:
 
     def _counter(self) -> int:
         """One that nobody else has; they go to all partitions of a buffer in turn."""
+        since_ms, left = self.block
+        if not left or self.clock_ms - since_ms > BLOCK_MS:
+            left = list(reserve(self.world, GroupName(self.streams[0].scope), BLOCK) or ())
+            self.block = self.clock_ms, left
+        if left:
+            return left.pop(0)
         self.serial += 1
         return self.serial << 8 | int(self.name[1:]) << 3 | self.serial & 7
 
@@ -500,6 +522,10 @@ class Leader:
                 self.world.done[self.world.acting] += 1
                 if "blind-linger" in self.world.faults and self.world.acting in LINGER_LOOKS:
                     self.result = dict.fromkeys(self.result, 0)
+                if "forgotten-outcomes" in self.world.faults and isinstance(self.effect, fx.ReadCompacted):
+                    self.result = {key: row for key, row in self.result.items() if not key.startswith(b"ended-")}
+                if "forgotten-outcomes" in self.world.faults and isinstance(self.effect, fx.ReadEnded):
+                    self.result = EndedIds()
                 if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
                     self.result = dict.fromkeys(self.result, 0)
                 if isinstance(self.effect, fx.Now):
@@ -577,6 +603,20 @@ class Leader:
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
+
+
+def reserve(world: World, group: GroupName, count: int) -> range | None:
+    """Reserve counters as :meth:`~rollbridge.zookeeper.metadata.Metadata.reserve_counters`; None if it has to wait."""
+    known = Group.from_json(world.nodes[paths.group(group)])
+    if not known.number:
+        first = int(world.nodes.get(paths.TRANSACTION_COUNTER) or b"1")
+        world.nodes[paths.TRANSACTION_COUNTER] = b"%d" % (first + count)
+        return range(first, first + count)
+    found = parse_number(world.nodes.get(paths.counter(group)), ISSUED_MAX, known.counter_floor)
+    if found is None or found + count > known.counter_ceiling:
+        return None
+    world.nodes[paths.counter(group)] = b"%d" % (found + count)
+    return range(counter_of(known.number, found), counter_of(known.number, found + count))
 
 
 def scale_request(world: World, stream: StreamName, rng: random.Random, clock_ms: int) -> AdminRequest | None:

@@ -89,6 +89,15 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         missing = is_whole and {item for item, begun in whole.late.items() if partition in begun.first_offsets} & (
             summary.aborted - known
         )
+        ended, first = group.fold.ended, world.topics[group.commit_log].start
+        assert ended is not None
+        # Snapshots lack what was truncated when one replaced a damaged one, and what is said again when its frames are
+        # truncated; that it has ended is known all the same.
+        missing = {
+            item
+            for item in missing or ()
+            if item not in ended or (summary.terminated[item] >= first and item not in world.said_again)
+        }
         if missing:
             found.append(f"{len(missing)} aborted transactions of {partition[0]} are forgotten")
         if known - summary.aborted:

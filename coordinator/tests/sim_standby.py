@@ -86,7 +86,7 @@ class Standby:
                 places[partition] = BufferPlace(
                     config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end
                 )
-        start = log_start(places, log_end, AGAIN)
+        start = max(log_start(places, log_end, AGAIN), self.world.topics[self.name.commit_log_topic].start)
         if self.tail is None or not self.tail.trim(places, start):
             terminated: dict[bytes, int] = {}
             kind = CredulousTail if "credulous-standby" in self.world.faults else WarmTail
@@ -108,6 +108,9 @@ class Standby:
         if self.tail is None:
             return
         log = self.world.topics[self.name.commit_log_topic]
+        if self.tail.log_end < log.start:
+            self.tail = None
+            return
         rows = log.visible(self.tail.log_end)
         if "dirty-standby" in self.world.faults:
             entries = enumerate(log.entries[self.tail.log_end :], self.tail.log_end)

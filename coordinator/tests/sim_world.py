@@ -20,6 +20,7 @@ from rollbridge.model.cas import Scope
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import ForeignTransaction, Leaderless
 from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LateRecord
@@ -254,6 +255,10 @@ class World:
         takes over would stumble, and it is for readers to notice."""
         self.ended = 0
         self.late_markers: set[str] = set()
+        self.loses_lists = False
+        """Whether lists of what has ended are damaged, too; nothing is said again then, for leaders may believe it."""
+        self.said_again: set[bytes] = set()
+        """Transactions of which a BEGIN frame came once more, long after their ends."""
         self.generations: dict[str, int] = {}
         self.group_offsets: list[GroupOffsets] = []
         self.commits: dict[str, dict[str, int]] = {}
@@ -534,7 +539,7 @@ class World:
                 there = [item for item in places if shard(*item) in self.topics]
                 return {item: 100 * len(self.topics[shard(*item)].entries) for item in there}
             case fx.GroupCommits(groups):
-                if "deaf-retention" in self.faults:
+                if "deaf-retention" in self.faults or ("deaf-log" in self.faults and "historian" in groups):
                     read = {unshard(name): len(log.entries) for name, log in self.topics.items()}
                     return dict.fromkeys(groups, read)
                 return {
@@ -547,7 +552,17 @@ class World:
                 self.expire_prepared()
                 self.identity = leader
             case fx.ReadCommitLog(topic, start):
+                if start < self.topics[topic].start:
+                    raise Gone
                 return self.summary(topic, start)
+            case fx.ReadEnded(topic, start, end):
+                if start < self.topics[topic].start:
+                    raise Gone
+                ended = EndedIds()
+                for offset, record in self.topics[topic].visible(start):
+                    if offset < end and record.kind is not ControlKind.BEGIN:
+                        ended.add(record.transaction.bytes)
+                return ended
             case fx.ReadOrders(topic, records):
                 return self.orders(topic, records)
             case fx.ReadCompacted(topic):
@@ -639,7 +654,7 @@ class World:
         if name not in self.topics:
             return
         log = self.topics[name]
-        if "greedy-truncation" in self.faults:
+        if "greedy-truncation" in self.faults or ("greedy-log" in self.faults and name.endswith(".commit-log")):
             before = log.stable_end()
         assert before <= log.stable_end(), f"{name} is truncated where it is not decided"
         self.may_delete(name, before)
@@ -975,7 +990,7 @@ class World:
         rows = self.topics[topic].visible()
         if rows:
             offset, row = rows[int(place * len(rows))]
-            if row[1] is not None:
+            if row[1] is not None and (self.loses_lists or not row[0].startswith(b"ended-")):
                 self.topics[topic].entries[offset].item = (row[0], row[1][:-1] + bytes([row[1][-1] ^ 1]))
 
     def summary(self, topic: str, start: int = 0) -> fx.LogSummary:

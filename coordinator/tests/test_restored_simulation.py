@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 
 from coordinator.tests import sim_actors
-from coordinator.tests.sim_actors import Client
-from coordinator.tests.sim_world import World, shard
+from coordinator.tests.sim_actors import Client, reserve
+from coordinator.tests.sim_world import shard
 from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
 from rollbridge.model import journal as journals
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind
 from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
-from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
-from rollbridge.model.ids import counter_of, parse_number, shared_count
+from rollbridge.model.ids import counter_of, shared_count
 from rollbridge.model.journal import GroupEvidence, RepairStep, plan, split
 from rollbridge.model.late import LateNotes
 from rollbridge.model.records import ControllerEpoch, Group
@@ -44,20 +43,6 @@ ATTEMPTS = 3_000
 """Steps in which a leader that begins finds out what it has, or has taken over."""
 
 
-def reserve(world: World, count: int) -> range | None:
-    """Reserve counters as :meth:`~rollbridge.zookeeper.metadata.Metadata.reserve_counters`; None if it has to wait."""
-    known = Group.from_json(world.nodes[paths.group(GROUP)])
-    if not known.number:
-        first = int(world.nodes.get(paths.TRANSACTION_COUNTER) or b"1")
-        world.nodes[paths.TRANSACTION_COUNTER] = b"%d" % (first + count)
-        return range(first, first + count)
-    found = parse_number(world.nodes.get(paths.counter(GROUP)), COUNT_MAX, known.counter_floor)
-    if found is None or found + count > known.counter_ceiling:
-        return None
-    world.nodes[paths.counter(GROUP)] = b"%d" % (found + count)
-    return range(counter_of(known.number, found), counter_of(known.number, found + count))
-
-
 def _reserved(nodes: Mapping[str, bytes]) -> int:
     """The first counter of the group that ZooKeeper believes to be free."""
     number = Group.from_json(nodes[paths.group(GROUP)]).number
@@ -75,7 +60,7 @@ class CountingClient(Client):
 
     def _start_transaction(self) -> None:
         if not self._left:
-            found = reserve(self.world, COUNTERS)
+            found = reserve(self.world, GROUP, COUNTERS)
             if found is None:
                 return  # it is damaged, and tried again
             self._left = tuple(found)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rollbridge.errors import InvalidRequestError
+from rollbridge.model.ended import MARKS_PER_LIMIT
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges, ranges_of
 from rollbridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, RetentionMarks
 from rollbridge_coordinator.state.upkeep import (
-    MARKS_PER_LIMIT,
     ByteCounter,
     Housekeeping,
     is_mark_due,

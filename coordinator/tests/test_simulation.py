@@ -20,6 +20,14 @@ from coordinator.tests.sim_bursts import BurstingClient
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_clocks import RETENTION_MS, check_age
 from coordinator.tests.sim_expiry import check_drop, spoiled, whole_history_of
+from coordinator.tests.sim_log import (
+    LOG_DEFECTS,
+    check_log,
+    log_retention_request,
+    read_log,
+    say_again,
+    spoil_list,
+)
 from coordinator.tests.sim_pipelines import PipeliningClient
 from coordinator.tests.sim_refusals import POISONED, REFUSAL_DEFECTS, Refusals, is_poisoned
 from coordinator.tests.sim_sessions import RestartingClient
@@ -92,7 +100,7 @@ class Run:
         self.rng = random.Random(seed)
         self.world = World(defects)
         self.world.write_bytes_max = WRITE_BYTES_MAX
-        self.world.spoil = lambda value: snapshots.spoil(value, defects)
+        self.world.spoil = lambda value: spoil_list(snapshots.spoil(value, defects), defects)
         self.clock_ms = 10_000_000_000
         self.forgetful = "forgetful" in defects
         self.crash_points: Counter[str] = Counter()
@@ -145,6 +153,10 @@ class Run:
         self.world.may_remove = self._check_removal
         self.world.request(GROUP, retention_request(STREAMS[0], RETENTION_MS, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
+        self.world.request(GROUP, log_retention_request().to_json())
+        self.log_rng = random.Random(seed)
+        self.world.loses_lists = seed % 3 == 0
+        """For what happens to the commit log, drawn beside everything else."""
 
     @property
     def clock_ms(self) -> int:
@@ -167,6 +179,10 @@ class Run:
             if self.world.broken:
                 break
             self._land(0.003)
+            if self.log_rng.random() < 0.05:
+                read_log(self.world, GROUP, self.log_rng)
+            if self.log_rng.random() < 0.02 and not self.world.loses_lists:
+                say_again(self.world, self.clients, self.log_rng)
             for administrator in self.administrators:
                 if administrator.rng.random() < 0.2:
                     administrator.step(self.clock_ms)
@@ -347,6 +363,8 @@ class Run:
         raise AssertionError("the system does not come to rest")
 
     def _check_deletion(self, topic: str, before: int) -> None:
+        if topic == GROUP.commit_log_topic:
+            check_log(self.world, GROUP, before)
         if not any(topic.startswith(f"{item.scope}.{item.stream}.") for item in STREAMS):
             return  # of a stream that is deleted as it is
         if ".transaction-buffer" in topic:
@@ -491,6 +509,9 @@ MUST_CRASH_AT = {
         "expire_bookkeeping": ("Write",),
         "look_behind": ("StableEnds", "ReadLate", "Write", "AppendLate", "CommitRound"),
         "retain_streams": ("StableEnds", "DiskBytes", "GroupCommits", "Write", "DeleteRecords", "DeleteTopics"),
+        "keep_ended": ("EndOffsets", "AppendMessages", "CommitRound"),
+        "retain_log": ("EndOffsets", "Write", "GroupCommits", "AppendMessages", "CommitRound", "DeleteRecords"),
+        "update_group": ("Write", "AppendMessages", "CommitRound"),
         "take_snapshots": ("CreateTopics", "EndOffsets", "AppendMessages", "CommitRound"),
     }.items()
     for effect in effects
@@ -627,6 +648,7 @@ class Coverage:
         "reason offsets refused": 3,
         "messages of buffers truncated": 1_000,
         "epochs dropped": 100,
+        "records of the commit log truncated": 1_000,
         "offsets of groups": 350,
         "administered create-stream": 150,
         "administered delete-stream": 150,
@@ -668,6 +690,7 @@ class Coverage:
         self.runs += 1
         self.points.update(run.crash_points)
         counts.update(world.takeovers)
+        counts["records of the commit log truncated"] += world.topics[GROUP.commit_log_topic].start
         counts["ongoing transactions from a snapshot"] += world.spared
         counts["streams of which a topic was refused"] += len(run.refusals.denied)
         counts["rounds refused"] += run.refusals.rounds
@@ -811,6 +834,7 @@ FOUND_FIRST = {
         *STANDBY_DEFECTS,
         *ADMIN_DEFECTS,
         *REFUSAL_DEFECTS,
+        *LOG_DEFECTS,
     ],
 )
 def test_the_checks_catch_a_defect(defect: str) -> None:

@@ -22,6 +22,8 @@ STEPS = 80
 class Week(Run):
     """Every four hours some work; leaders crash, and clients die without taking their answers."""
 
+    shift_ms = SHIFT_MS
+
     def live(self) -> dict[str, int]:
         """How much there is in Kafka and ZooKeeper, without the commit log, see docs/operations.md."""
         topics = {name: log for name, log in self.world.topics.items() if name != GROUP.commit_log_topic}
@@ -65,7 +67,7 @@ class Week(Run):
         for client in self.clients:
             client.stopping = True
         self._until(self._quiet)
-        self.clock_ms += SHIFT_MS
+        self.clock_ms += self.shift_ms
         for _ in range(20):  # in that time the auditor reads everything
             for stream in STREAMS:
                 audit(self.world, stream, self.rng)

@@ -176,6 +176,9 @@ class Nemesis:
         env = {
             "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S),
             "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
+            # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
+            "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
+            "ROLLBRIDGE_COORDINATOR_OUTCOMES_UNLISTED_MAX": "200",
         }
         for number in range(COORDINATORS):
             self._handles.append(self._cluster.start_coordinator(env=env, ahead_s=wrong_s if number else 0.0))

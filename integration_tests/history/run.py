@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,8 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import AWAITED, COPIED
+from integration_tests.history.historian import NAME as HISTORIAN
+from integration_tests.history.historian import Historian
 from integration_tests.history.natives import PARTITIONS, topic_of
 from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.owner import Owner
@@ -39,6 +42,7 @@ from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.control import ControlRecord
 from rollbridge.model.names import GroupName, Partition
 
 STREAMS: Final = ("history/orders", "history/payments")
@@ -73,6 +77,8 @@ not reach each other may need half a minute for a single commit, after ``replica
 KAFKA_SETTINGS: Final = {"broker.session.timeout.ms": "9000"}
 """Kafka's default, so that who is paused is not taken for dead. A broker that is alone and taken for dead names no
 broker when it goes on, and librdkafka forgets it then: now and then for good (docs/operations.md)."""
+LOG_KEPT: Final = timedelta(seconds=45)
+"""Every second history has a commit log that is kept for no longer, but for what its historian has not read."""
 CALM: Final = 40
 """So many more things must be noted between two faults."""
 
@@ -84,6 +90,7 @@ class Run:
         self._cluster = cluster
         self._workers = workers
         self._choice = random.Random(seed)
+        self._historian = Historian(cluster.bootstrap_servers, GROUP.commit_log_topic) if seed % 2 else None
         self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED)
         self._nemesis = Nemesis(
             cluster,
@@ -116,6 +123,9 @@ class Run:
             self._owner.begin()
             client.admin.create_stream(STATE, retention_groups=[AWAITED])
             client.admin.create_stream(CUT, segments=2, group=CUTS.group)
+            if self._historian is not None:
+                client.admin.update_group(str(GROUP), retention_time=LOG_KEPT, retention_groups=[HISTORIAN])
+                self._historian.start()
         for _ in range(WRITERS):
             self._workers.start("writer", ALL)
         for stream in ALL:
@@ -208,7 +218,7 @@ class Run:
         self._workers.stop("transformer", 120)
         copied[:] = self._copies()
         kept = [self._kept(), Kept(self._entries(CUT), list(self._workers.operations("keeper", CUT)), loses_end=True)]
-        log = commit_log(servers, GROUP)
+        log = commit_log(servers, GROUP) if self._historian is None else self._whole_log(self._historian)
         self._workers.stop("lister", 180)
         passing = [
             Passing(PASSING, list(self._workers.operations("guest", PASSING)), self._state_of(PASSING)),
@@ -245,6 +255,18 @@ class Run:
         self.report.epochs = sum(len(state.history.records) for state in states.values())
         self.report.found = find_faults(history)
         return self.report
+
+    def _whole_log(self, historian: Historian) -> list[tuple[int, ControlRecord]]:
+        """The commit log, most of which has been truncated; the historian has read it all."""
+        place = GROUP.commit_log_topic
+        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+            [end] = admin.end_offsets([place]).values()
+            eventually(lambda: historian.next >= end or bool(historian.gaps), "the historian comes to the end", HEAL_S)
+            [first] = admin.start_offsets([place]).values()
+        log = historian.end()
+        assert not historian.gaps, historian.gaps
+        self.report.answers["offsets of the commit log truncated"] = first
+        return log
 
     def stop_coordinators(self) -> None:
         """The servers may go on for others."""

@@ -20,6 +20,7 @@ from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     InvalidNameError,
     InvalidRequestError,
+    NotFoundError,
     RollbridgeError,
     ScopeNotFoundError,
     StreamExistsError,
@@ -35,7 +36,15 @@ from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ra
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable
 from rollbridge.model.partitioners import Fit, Partitioner
 from rollbridge.model.position import ReadPosition, StartLike, parse_start
-from rollbridge.model.records import FOREVER, Retention, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.records import (
+    FOREVER,
+    LOG_RETENTION_MS_DEFAULT,
+    Group,
+    Retention,
+    StreamConfig,
+    StreamState,
+    TransactionRecord,
+)
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -405,6 +414,76 @@ class Admin:
         return self._config(name)
 
     @_within_its_time
+    def update_group(
+        self,
+        group: str,
+        *,
+        retention_time: timedelta | Keep | None = KEEP,
+        retention_bytes: int | Keep | None = KEEP,
+        retention_groups: Iterable[str] | Keep = KEEP,
+        default: bool = False,
+        timeout_s: float | None = None,
+    ) -> Group:
+        """Change how long the commit log of a transaction group is kept; settings not given stay as they are.
+
+        Without any, it is kept as long as the coordinators say, which is a week by default. With both limits, what is
+        beyond one of them is deleted, up to what a new leader needs. Age counts from when a record was written.
+
+        Args:
+            group: ``scope/group``, or the scope of its default group.
+            retention_time: Minimum time for which it is kept; None: for ever.
+            retention_bytes: Minimum size that is kept, in bytes as they stand in Kafka; None: all.
+            retention_groups: Consumer groups with commits on the log: nothing is deleted that one of them has not read.
+                A group that has committed nothing there keeps everything.
+            default: Keep it as long as the coordinators say, whatever was set before; with nothing else.
+            timeout_s: Seconds to wait for the answer.
+
+        Raises:
+            InvalidRequestError, NotFoundError: nothing was changed.
+            CoordinatorUnavailableError: no coordinator answered; nothing was changed.
+            UnknownWriteError: taken, but not answered in time; it may still be carried out.
+        """
+        name = _group_name(group)
+        before = self._group(name)
+        if default:
+            given = (retention_time, retention_bytes, retention_groups)
+            if not all(isinstance(item, Keep) for item in given):
+                raise InvalidRequestError("give either limits or the default, not both; nothing was changed")
+            retention = None
+        else:
+            known = before.retention or Retention(LOG_RETENTION_MS_DEFAULT)
+            retention = Retention(
+                known.ms if isinstance(retention_time, Keep) else _ms(retention_time),
+                known.bytes if isinstance(retention_bytes, Keep) else _bytes(retention_bytes),
+                known.groups if isinstance(retention_groups, Keep) else tuple(retention_groups),
+            )
+            retention.check()
+        request = AdminRequest(
+            kind=RequestKind.UPDATE_GROUP,
+            group=name.group,
+            retention=retention,
+            client_name=self._client_name,
+            created_ms=_now_ms(),
+        )
+        self._ask(name, request, timeout_s)
+        return self._group(name)
+
+    @_within_its_time
+    def groups(self, *, timeout_s: float | None = None) -> list[Group]:
+        """Return the records of all transaction groups, by name."""
+        found = [self._metadata.group(name) for name in sorted(self._metadata.groups(), key=str)]
+        return [item for item in found if item is not None]
+
+    @_within_its_time
+    def group(self, group: str, *, timeout_s: float | None = None) -> Group:
+        """Return the record of a transaction group, ``scope/group``, or of the default group of a scope.
+
+        Raises:
+            NotFoundError: there is no such group.
+        """
+        return self._group(_group_name(group))
+
+    @_within_its_time
     def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
         """Truncate a stream before a position or time; return where it begins now.
 
@@ -647,6 +726,12 @@ class Admin:
             raise refusal(answer, request.transaction)
         return answer
 
+    def _group(self, name: GroupName) -> Group:
+        found = self._metadata.group(name)
+        if found is None:
+            raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
+        return found
+
     def _config(self, name: StreamName) -> StreamConfig:
         config = self._in_use(name)
         if config is None:
@@ -682,6 +767,10 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
     yield base
     for error in base.__subclasses__():
         yield from _error_classes(error)
+
+
+def _group_name(text: str) -> GroupName:
+    return GroupName.parse(text) if "/" in text else GroupName(text)
 
 
 def _ms(time_kept: timedelta | None) -> int:

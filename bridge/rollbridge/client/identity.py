@@ -207,6 +207,8 @@ class ClientSessions:
 
 BLOCK: Final = 50_000
 """Counters reserved at once; the leader checks the counter once per block."""
+BLOCK_S: Final = 24 * 3600.0
+"""Longest time for which a block is used: leaders may count old counters as those of transactions that have ended."""
 
 
 class CounterSupply:
@@ -225,8 +227,9 @@ class CounterSupply:
         self._block = block
         self._current: Iterator[int] = iter(())
         self._low = 0
-        self._spare: tuple[int, range] | None = None
+        self._spare: tuple[int, range, float] | None = None
         self._drops = 0
+        self._until_s = 0.0
         self._lock = threading.Lock()
 
     def next(self) -> int:
@@ -234,25 +237,30 @@ class CounterSupply:
         while True:
             current = self._current
             # Advancing a range iterator is one step of the interpreter, so two threads never get the same number.
-            number = next(current, None)
+            number = next(current, None) if time.monotonic() <= self._until_s else None
             if number is not None:
                 if number == self._low:
                     self._poke()
                 return number
             with self._lock:
                 if self._current is current:
-                    drops, block = self._spare or (-1, range(0))
+                    drops, block, until_s = self._spare or (-1, range(0), 0.0)
                     self._spare = None
-                    self._begin(block if drops == self._drops else self._reserve(self._block))
+                    now_s = time.monotonic()
+                    if drops != self._drops or now_s > until_s:
+                        block, until_s = self._reserve(self._block), now_s + BLOCK_S
+                    self._until_s = until_s
+                    self._begin(block)
 
     def refill(self) -> None:
         """Reserve the next block unless there is a spare one."""
         with self._lock:
-            if self._spare is not None and self._spare[0] == self._drops:
+            now_s = time.monotonic()
+            if self._spare is not None and self._spare[0] == self._drops and now_s <= self._spare[2]:
                 return
             drops = self._drops
             try:
-                self._spare = drops, self._reserve(self._block)
+                self._spare = drops, self._reserve(self._block), now_s + BLOCK_S
             except RollbridgeError as fault:
                 logger.info("no block of transaction counters could be reserved ahead: %s", fault)
 

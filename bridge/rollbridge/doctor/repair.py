@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.snapshots import read_all, read_latest
 from rollbridge.kafka.topics import TopicAdmin
@@ -118,7 +118,9 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
         )
     latest = read_latest(settings.bootstrap_servers, settings.kafka, name.terminated_topic)
     _, journal = split({key: item.value for key, item in latest.items()})
-    counter, ongoing = -1, set[TransactionId]()
+    counter = -1
+    # Buffers first: a transaction that has an outcome by now had it when the log is read.
+    highest, sessions, ongoing = _read_buffers(settings, journal, topics)
     if name.commit_log_topic in topics:
         for message in read_all(settings.bootstrap_servers, settings.kafka, name.commit_log_topic):
             key = message.key or b""
@@ -131,7 +133,6 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
                 ongoing.add(transaction)
             else:
                 ongoing.discard(transaction)
-    highest, sessions = _read_buffers(settings, journal, topics)
     evidence = GroupEvidence(
         name=name,
         journal=journal,
@@ -158,9 +159,12 @@ def _unwritten(settings: ConnectionSettings, topics: Sequence[str]) -> list[str]
 
 def _read_buffers(
     settings: ConnectionSettings, journal: Journal, topics: Mapping[str, str]
-) -> tuple[int, dict[str, int]]:
-    """Return the highest counter written to the buffers, and the newest session of each client."""
-    counter, sessions = -1, dict[str, int]()
+) -> tuple[int, dict[str, int], set[TransactionId]]:
+    """Return the highest counter in the buffers, the newest session of each client, and which transactions began there.
+
+    The commit log may have been truncated since those that are open got their BEGIN records.
+    """
+    counter, sessions, begun = -1, dict[str, int](), set[TransactionId]()
     for raw in streams_of(journal).values():
         if is_deleted(raw) or (config := StreamConfig.from_json(raw)).buffer_topic not in topics:
             continue
@@ -176,7 +180,8 @@ def _read_buffers(
                         counter = max(counter, shared_count(inner.transaction))
                         if inner.kind is FrameKind.BEGIN:
                             begin = decode_begin(content)
+                            begun.add(TransactionId.from_bytes(inner.transaction))
                             sessions[begin.client_name] = max(sessions.get(begin.client_name, 0), begin.client_epoch)
-                except CorruptDataError as fault:
+                except (CorruptDataError, InvalidRequestError) as fault:
                     logger.info("a frame in %s says nothing: %s", config.buffer_topic, fault)
-    return counter, sessions
+    return counter, sessions, begun

@@ -93,7 +93,7 @@ def read_values(
 def read_all(
     bootstrap_servers: str, security: Mapping[str, str], topic: str, partition: int = 0, start: int = 0
 ) -> Iterator[LogRecord]:
-    """Iterate over the committed records of a partition, from an offset that it holds to its present end.
+    """Iterate over the committed records of a partition, from an offset or where it begins now to its present end.
 
     Raises:
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
@@ -101,6 +101,7 @@ def read_all(
     """
     with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
         end = _end(ends, topic, partition)
+        start = max(start, ends.first([(topic, partition)])[topic, partition])
     if start >= end:
         return
     with closing(_follower(bootstrap_servers, security)) as follower:

@@ -34,6 +34,7 @@ from rollbridge.model.control import (
     resumed_reason,
     scattered_reason,
 )
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX, Fences
 from rollbridge.model.frames import (
@@ -152,6 +153,7 @@ class BufferFold:
         chronicle: what happened to the transactions, for the log of whoever folds.
         fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
         extended: the ids of transactions whose leases were extended, until whoever folds takes note.
+        ended: while it is not None, every transaction that has ended; a leader has that.
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
         late_streams: the streams of which it is noted in ``late`` that they were named; None: any.
         late_bytes: memory that ``late`` takes, by its price.
@@ -187,6 +189,7 @@ class BufferFold:
         self.appended_ms = 0
         self.fresh: list[bytes] | None = None
         self.extended: set[bytes] = set()
+        self.ended: EndedIds | None = None
         self.late: dict[bytes, LateBegin] | None = None
         self.late_streams: Collection[str] | None = None
         self.late_bytes = 0
@@ -302,7 +305,7 @@ class BufferFold:
         self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
-        self._bury(transaction)
+        self._bury(transaction, ended=True)
 
     def restore(self, stream: str, partition: Partition, known: OngoingTransaction) -> None:
         """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
@@ -342,7 +345,7 @@ class BufferFold:
         self._let_go(item)
         item.state = State.ABORTED
         self.chronicle.forget(transaction)
-        self._bury(transaction)
+        self._bury(transaction, ended=True)
 
     def conclude(self, transaction: bytes) -> None:
         """Take an outcome that was read from the commit log, and that :attr:`late` and ``terminated`` are to know.
@@ -403,14 +406,18 @@ class BufferFold:
 
     def _state_of(self, transaction: bytes) -> State:
         """Return the state of a transaction that is not in :attr:`open`."""
-        return _ENDED if transaction in self._terminated or transaction in self._tombstones else _UNKNOWN
+        if transaction in self._terminated or transaction in self._tombstones:
+            return _ENDED
+        return _ENDED if self.ended is not None and transaction in self.ended else _UNKNOWN
 
     def _drop(self, row: Row) -> None:
         """Count what the table drops, under the reason that it gives."""
         if isinstance(row, Drop):
             self.dropped[row] += 1
 
-    def _bury(self, transaction: bytes) -> None:
+    def _bury(self, transaction: bytes, *, ended: bool = False) -> None:
+        if ended and self.ended is not None:
+            self.ended.add(transaction)
         self._tombstones[transaction] = None
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
@@ -564,6 +571,8 @@ class BufferFold:
     ) -> None:
         """Open a transaction with the first of its BEGIN frames that is read."""
         state = self._state_of(header.transaction)
+        if state is _UNKNOWN and self.ended is not None and self.ended.is_lost(header.transaction, appended_ms):
+            state = _ENDED
         event = Event.BEGIN if header.part == OWNER_PART else Event.RESUME
         if state is State.ENDED:
             self._drop(decide(state, event))

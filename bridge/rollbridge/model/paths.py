@@ -20,6 +20,7 @@
     /groups/SCOPE.GROUP/requests/R        ephemeral, request: an admin request, sequential; goes with who asks
     /groups/SCOPE.GROUP/answers/R         answer to it
     /groups/SCOPE.GROUP/counter           next free count of the group's transactions, decimal; clients reserve blocks
+    /groups/SCOPE.GROUP/marks             log_marks: where its commit log may be truncated
     /groups/SCOPE.GROUP/committing        committing: a rolling commit that is being carried out
     /groups/SCOPE.GROUP/merging/MERGE     merging: topics into which a large transaction is merged before they are read
     /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
@@ -126,6 +127,11 @@ def controller(name: GroupName) -> str:
 def counter(name: GroupName) -> str:
     """Return the node of a group's transaction counter; see :mod:`rollbridge.model.ids`."""
     return f"{group(name)}/counter"
+
+
+def log_marks(name: GroupName) -> str:
+    """Return the node of the marks in a group's commit log."""
+    return f"{group(name)}/marks"
 
 
 def leader(name: GroupName) -> str:

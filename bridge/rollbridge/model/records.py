@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model.cooperative import JointWork, SharedSession
+from rollbridge.model.ended import LogMark
 from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import SegmentId, TransactionId
@@ -86,6 +87,8 @@ FOREVER = -1
 """Retention without a limit."""
 FORMER_BUFFERS: Final = 20
 """Latest moves whose buffers are looked for: a leader that stood still may have made one of them anew."""
+LOG_RETENTION_MS_DEFAULT: Final = 7 * 24 * 60 * 60 * 1000
+"""How long a commit log is kept where neither its group nor a coordinator says otherwise."""
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
@@ -451,6 +454,19 @@ class Group(NodeRecord):
     former_numbers: tuple[int, ...] = ()
     counter_floor: int = 0
     counter_ceiling: int = 0
+    retention: Retention | None = None
+    """How long records of its commit log are kept; None is as long as its coordinators say."""
+    revision: int = 0
+    """How often its settings have been changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMarks(NodeRecord):
+    """The marks of a group's commit log, oldest first; see :mod:`rollbridge.model.ended`."""
+
+    SCHEMA: ClassVar = "log_marks"
+
+    marks: tuple[LogMark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ class RequestKind(StrEnum):
     SCALE_STREAM = "scale-stream"
     DELETE_STREAM = "delete-stream"
     UPDATE_STREAM = "update-stream"
+    UPDATE_GROUP = "update-group"
     TRUNCATE_STREAM = "truncate-stream"
     MOVE_STREAM = "move-stream"
     """Into another group of the scope."""

@@ -460,7 +460,7 @@ class Metadata:
                 | RequestKind.TAKE_STREAM
             ):
                 return False  # all take the node away with the first thing that they write
-            case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM:
+            case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM | RequestKind.UPDATE_GROUP:
                 return self.leader(group) is not None  # no harm is done by asking again
             case RequestKind.LOOK_UP | RequestKind.DESCRIBE | RequestKind.FENCE:
                 return False  # none changes what anybody has asked for before

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from rollbridge.model.changes import CommittingTransactions, EpochTransition
 from rollbridge_coordinator.procedures.adoption import watch_topics
+from rollbridge_coordinator.procedures.commit_log import keep_ended, retain_log
 from rollbridge_coordinator.procedures.counters import check_given, keep_counter
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
@@ -24,7 +25,7 @@ from rollbridge_coordinator.procedures.outcomes import forget_expired
 from rollbridge_coordinator.procedures.preparing import follow_preparations, prepare, remove_leftovers
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
 from rollbridge_coordinator.procedures.requests import answer_questions, answer_waiting, handle_requests, retry_held
-from rollbridge_coordinator.procedures.retention import retain_streams, truncate_buffers
+from rollbridge_coordinator.procedures.retention import remove_emptied, retain_streams, truncate_buffers
 from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
@@ -145,6 +146,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from move_further(group, stamp_ms)
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
+    yield from undertake(group, "emptied segments", remove_emptied, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)
     yield from undertake(group, "counters", keep_counter, now_ms)
@@ -152,6 +154,8 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "expiry of outcomes", forget_expired, now_ms)
     yield from undertake(group, "expiry of sessions", forget_sessions, now_ms)
     yield from undertake(group, "snapshots", take_snapshots, now_ms)
+    yield from undertake(group, "ended transactions", keep_ended, now_ms)
+    yield from undertake(group, "retention of the commit log", retain_log, now_ms)
     yield from undertake(group, "active segments", mend_active, now_ms)
     return left
 

@@ -30,6 +30,7 @@ from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.model.transaction import KnownTransaction, State
+from rollbridge_coordinator.procedures.commit_log import update_group
 from rollbridge_coordinator.procedures.moves import move_stream, take_stream
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
@@ -271,6 +272,8 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from _delete(group, name, request, now_ms)
             case RequestKind.UPDATE_STREAM:
                 yield from update_stream(group, _stream(group, request), name, request, now_ms)
+            case RequestKind.UPDATE_GROUP:
+                yield from update_group(group, name, request, now_ms)
             case RequestKind.TRUNCATE_STREAM:
                 yield from _truncate(group, name, _stream(group, request), request, now_ms)
             case RequestKind.MOVE_STREAM:

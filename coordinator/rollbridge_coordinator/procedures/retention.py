@@ -52,7 +52,9 @@ from rollbridge_coordinator.state.effects import (
     Now,
     ReadNodes,
     StableEnds,
+    StartOffsets,
     Steps,
+    TopicIds,
     Write,
     read_children,
     read_node,
@@ -188,6 +190,43 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
         sizes = yield from DiskBytes(wanted)
     for stream in limited:
         yield from _retain(group, stream, ends, sizes, now_ms, noted_ms)
+
+
+def remove_emptied(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove sealed segments of which Kafka itself has left nothing, at intervals; the stream needs no retention.
+
+    Somebody has given their topics a retention of Kafka's, as an adopted topic may have that the stream has left, or
+    has deleted their records. Only what continues nothing that is left is looked at. A segment that never held a record
+    stays: a reader may stand in it, and would take its removal for a loss.
+    """
+    if not group.housekeeping.is_due("emptied segments", now_ms, group.settings.bookkeeping_ms):
+        return
+    for stream in list(group.streams.values()):
+        history = stream.history
+        name = str(stream.config.name)
+        if stream.config.state is not Lifecycle.ACTIVE or stream.is_on_topic or group.is_half_done(name):
+            continue
+        front = [
+            segment
+            for segment, node in history.graph.nodes.items()
+            if node.sealed_end is not None
+            and segment not in history.removed
+            and history.removed.issuperset(node.predecessors)
+        ]
+        there = yield from TopicIds(sorted({stream.place_of(item)[0] for item in front}))
+        if stream.config.topic and there.get(stream.config.topic) != stream.config.topic_id:
+            there = {name: identity for name, identity in there.items() if name != stream.config.topic}
+        places = {item: place for item in front if (place := stream.place_of(item))[0] in there}
+        if not places:
+            continue
+        starts = yield from StartOffsets(sorted(places.values()))
+        floors = {item: starts[place] for item, place in places.items() if starts[place] > 0}
+        for spared in (yield from _read_by_groups(group, stream)).values():
+            floors = lower(floors, spared or {})
+        floors = {item: floor for item, floor in floors.items() if floor >= (history.sealed_end(item) or floor + 1)}
+        if floors:
+            yield from _delete_below(group, stream, consistent(history, floors))
+            group.counts["segments_emptied"] += len(floors)
 
 
 def _retain(

@@ -52,7 +52,7 @@ def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
 def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: int) -> Steps[None]:
     """Write snapshots of partitions, in one native transaction."""
     state = group.snapshots
-    yield from _ensure_topics(group)
+    yield from ensure_topics(group)
     log_end = (yield from EndOffsets([(group.commit_log, 0)]))[group.commit_log, 0]
     low, floor = group.fold.low_water(), group.fold.log_floor()
     plans: list[SnapshotPlan] = []
@@ -163,7 +163,8 @@ def _append_tombstones(group: GroupState, doomed: Iterable[tuple[str, bytes]]) -
             (metrics.segment_ops if topic == state.segments_topic else indexes)[Op.DEL] += 1
 
 
-def _ensure_topics(group: GroupState) -> Steps[None]:
+def ensure_topics(group: GroupState) -> Steps[None]:
+    """Create the topics of snapshots in the format that is written, unless they exist."""
     state = group.snapshots
     wanted = {state.segments_topic, state.indexes_topic} if state.segmented else {state.single_topic}
     missing = sorted(wanted - state.topics)

@@ -22,6 +22,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
+from rollbridge.model.ended import ended_key
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
@@ -30,6 +31,7 @@ from rollbridge.model.records import Group, SetNode, StreamConfig
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key
+from rollbridge_coordinator.procedures.commit_log import learn_ended, load_log, restore_ended
 from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_shared, open_counter
 from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
 from rollbridge_coordinator.procedures.outcomes import open_preserver
@@ -49,6 +51,7 @@ from rollbridge_coordinator.state.effects import (
     ReadChildren,
     ReadCommitLog,
     ReadCompacted,
+    ReadEnded,
     ReadNodes,
     ReadOrders,
     StartOffsets,
@@ -78,13 +81,14 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
     """
     state = group.snapshots
     configs = {partition: item.config for item in group.streams.values() for partition in item.partitions()}
+    log_place = group.commit_log, 0
     state.topics = set((yield from TopicIds([state.segments_topic, state.indexes_topic, state.single_topic])))
     found: dict[str, Mapping[bytes, bytes]] = {}
     for topic in (state.indexes_topic, state.single_topic):
         found[topic] = (yield from ReadCompacted(topic)) if topic in state.topics else {}
-    ends = yield from EndOffsets([*sorted(configs), (group.commit_log, 0)])
-    starts = yield from StartOffsets(sorted(configs))
-    log_end = ends[group.commit_log, 0]
+    ends = yield from EndOffsets([*sorted(configs), log_place])
+    starts = yield from StartOffsets([*sorted(configs), log_place])
+    log_end = ends[log_place]
     places: dict[Partition, BufferPlace] = {}
     for partition, config in configs.items():
         topic_id = config.buffer_topic_id
@@ -110,7 +114,11 @@ def restore_snapshots(group: GroupState) -> Steps[int]:
             known.spared = Needed(ongoing.replay_position, place.log_floor(log_end))
         group.fold.positions[partition] = place.floor
         places[partition] = place
-    return log_start(places, log_end, 0)
+    first = group.housekeeping.starts[log_place] = starts[log_place]
+    key = ended_key(group.name)
+    lists = [(topic, rows[key]) for topic, rows in found.items() if key in rows]
+    group.fold.ended = yield from restore_ended(group, lists, first, log_end)
+    return max(log_start(places, log_end, 0), first)
 
 
 def restore_ongoing(group: GroupState, terminated: Container[bytes], followed: Container[Partition]) -> None:
@@ -140,9 +148,22 @@ def finish_restore(group: GroupState) -> Steps[None]:
         begun = late.get(transaction)
         if begun is not None:
             _note_late(group, transaction, begun, offset, is_aborted=transaction in summary.aborted)
+    _drop_ended(group)
     yield from drop_aborted(group, list(group.fold.open.values()))
+    learn_ended(group, summary.terminated)
     group.fold.caught_up()
     group.fold.log_position = summary.end
+
+
+def _drop_ended(group: GroupState) -> None:
+    """Drop what seems open and has ended so long ago that the commit log was not read back to its outcome."""
+    ended = group.fold.ended
+    assert ended is not None
+    for transaction in [
+        item.id for item in group.fold.open.values() if item.id in ended or ended.is_lost(item.id, item.begun_ms)
+    ]:
+        group.fold.discard(transaction)
+        group.counts["transactions_ended_long_ago"] += 1
 
 
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
@@ -330,12 +351,18 @@ def _read_logs(
     """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
+    ended, first = group.fold.ended, group.housekeeping.starts[group.commit_log, 0]
+    assert ended is not None
     summary = yield from _go_on(group, start, tail)
     followed = tail.partitions if tail is not None and summary is not None else ()
     if summary is None:
-        summary = yield from ReadCommitLog(group.commit_log, max(start - group.settings.outcomes_again, 0))
+        again = min(start - group.settings.outcomes_again, ended.log_end)
+        summary = yield from ReadCommitLog(group.commit_log, max(again, first))
         terminated.update(summary.terminated)
         group.fold.late, group.fold.late_streams = {}, group.streams.keys()
+    elif tail is not None and tail.log_start > ended.log_end:
+        ended.merge((yield from ReadEnded(group.commit_log, ended.log_end, tail.log_start)))
+    group.fold.ended = ended
     group.fold.log_position = start
     group.begun = set(summary.begun)
     restore_ongoing(group, summary.terminated, followed)
@@ -349,7 +376,8 @@ def _go_on(group: GroupState, start: int, tail: WarmTail | None) -> Steps[LogSum
     topic_ids = {
         partition: item.config.buffer_topic_id for item in group.streams.values() for partition in item.partitions()
     }
-    if tail.fits(topic_ids, group.fold.positions, start):
+    first = group.housekeeping.starts[group.commit_log, 0]
+    if tail.log_end >= first and tail.fits(topic_ids, group.fold.positions, start):
         tail.follow((yield from ReadCommitLog(group.commit_log, tail.log_end)))
         if len(tail.fold.open) <= group.fold.limits.open_transactions_max and not tail.contradicts(group.fold.fences):
             known = group.snapshots.partitions.values()
@@ -389,8 +417,10 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
         fresh = replace(known, commit_log_topic_id=ids[name.commit_log_topic])
         if not (yield from Write([SetNode(paths.group(name), fresh.to_json())])):
             raise StaleStateError(f"group {name} is gone")
+        known = fresh
     else:
         yield from _check_ids({name.commit_log_topic: known.commit_log_topic_id})
+    yield from load_log(group, known)
 
 
 def _check_buffers(group: GroupState) -> Steps[None]:

@@ -39,6 +39,7 @@ from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import FrameRef
 from rollbridge_coordinator.state.effects import Items, LogSummary, Messages
@@ -182,6 +183,27 @@ def read_commit_log(
         KafkaUnavailableError: no broker answered in time.
     """
     return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
+
+
+def read_ended(
+    brokers: str, security: Mapping[str, str], topic: str, start: int, end: int, timeout_s: float = 120.0
+) -> EndedIds:
+    """Return which transactions have ended in a commit log between two offsets.
+
+    Raises:
+        CorruptDataError: a message is no control record.
+        KafkaUnavailableError: no broker answered in time.
+    """
+    ended = EndedIds()
+    for offset, _, key, value, _ in _read_committed(brokers, security, topic, start, timeout_s):
+        if offset >= end:
+            break
+        transaction, kind = key or b"", peek_kind(value)
+        if kind is None or len(transaction) != TRANSACTION_ID_BYTES:
+            kind = decode_control(key, value).kind  # raises, and says what is wrong
+        if kind is not ControlKind.BEGIN:
+            ended.add(transaction)
+    return ended
 
 
 def read_orders(

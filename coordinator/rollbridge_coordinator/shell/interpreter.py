@@ -44,6 +44,7 @@ from rollbridge.kafka.views import TopicDescription
 from rollbridge.model import paths
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import Obstacle
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import GroupName, Partition, is_buffer_topic, is_group_topic, is_segment_topic
 from rollbridge.model.records import CheckNode, NodeOperation
@@ -65,6 +66,7 @@ from rollbridge_coordinator.shell.frames import (
     control_batches,
     message_batches,
     read_commit_log,
+    read_ended,
     read_orders,
 )
 from rollbridge_coordinator.shell.outlook import LateRecords, Measures, Outlook, late_batches
@@ -683,6 +685,12 @@ class Interpreter:
     @_carries_out(fx.ReadCommitLog)
     def _read_commit_log(self, effect: fx.ReadCommitLog) -> fx.LogSummary:
         return read_commit_log(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.start)
+
+    @_carries_out(fx.ReadEnded)
+    def _read_ended(self, effect: fx.ReadEnded) -> EndedIds:
+        return read_ended(
+            self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.start, effect.end
+        )
 
     @_carries_out(fx.ReadOrders)
     def _read_orders(self, effect: fx.ReadOrders) -> Mapping[LineKey, int]:

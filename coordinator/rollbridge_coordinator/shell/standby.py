@@ -199,7 +199,7 @@ class Standby(threading.Thread):
         log_end = admin.end_offsets([log])[log]  # before those of the buffers
         reader = SnapshotReader(self._connection.bootstrap_servers, self._connection.kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
-        starts = admin.start_offsets([item.partition for item in found])
+        starts = admin.start_offsets([*(item.partition for item in found), log])
         places = {
             item.partition: BufferPlace(
                 item.stream.buffer_topic_id,
@@ -211,7 +211,8 @@ class Standby(threading.Thread):
             )
             for item in found
         }
-        return _Look(places, log_start(places, log_end, self._settings.leader.outcomes_again))
+        start = log_start(places, log_end, self._settings.leader.outcomes_again)
+        return _Look(places, max(start, starts[log]))  # what was truncated is in the record of ended transactions
 
     def _judge(self, left: int) -> None:
         """Decide if the standby is warm with ``left`` messages still to read."""

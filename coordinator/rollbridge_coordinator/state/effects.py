@@ -25,6 +25,7 @@ from rollbridge.model.cas import Condition
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import ForeignTransaction, Obstacle
 from rollbridge.model.control import ControlRecord
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
 from rollbridge.model.lineage import KeyLineage
@@ -547,6 +548,18 @@ class ReadCommitLog(Effect[LogSummary]):
 
     topic: str
     start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded(Effect[EndedIds]):
+    """Read which transactions have ended in a commit log from ``start`` up to ``end``, committed records only.
+
+    There may be billions of them; unlike a summary, the set takes hardly any memory.
+    """
+
+    topic: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

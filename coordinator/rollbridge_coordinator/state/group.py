@@ -24,6 +24,7 @@ from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
@@ -33,7 +34,7 @@ from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPre
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
-from rollbridge_coordinator.state.upkeep import Housekeeping, LateWatch, Rest
+from rollbridge_coordinator.state.upkeep import CommitLog, Housekeeping, LateWatch, Rest
 
 # Offset prediction
 
@@ -176,6 +177,18 @@ class LeaderSettings:
     """How long a rolling commit waits for more late commits, at most, where several clients make them. 0: never."""
     outcomes_again: int = 20_000
     """How far before the position in a snapshot the commit log is read, for BEGIN frames that a writer has doubled."""
+    outcomes_unlisted_max: int = 10_000
+    """Outcomes after which it is written down anew which transactions have ended. A takeover reads at most about so
+    much more of the commit log."""
+    ended_ranges_kept: int = 10_000
+    """Ranges of ended transactions beyond which the gaps between them are closed, if no client can use them any more; a
+    record of so many takes about 40 KB."""
+    counters_keep_ms: int = 2 * 24 * 60 * 60 * 1000
+    """How long ago an id was given out that no client uses any more. Clients give up a block of ids after a day."""
+    commit_log_retention_ms: int = option(LOG_RETENTION_MS_DEFAULT, low=-1)
+    """How long the commit log is kept at least, in groups that do not say it themselves; -1 is for ever."""
+    commit_log_retention_bytes: int = option(-1, low=-1)
+    """How many bytes of it are kept at least, likewise; -1 is all."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
@@ -299,6 +312,7 @@ class GroupState:
         counter: What is known of the counter of its transactions.
         journal: What of its nodes in ZooKeeper stands in Kafka once more.
         times: By how much clocks differ.
+        log: What is kept of its commit log.
         counts: What happened, for metrics.
     """
 
@@ -343,6 +357,7 @@ class GroupState:
     counter: GroupCounter = field(default_factory=GroupCounter)
     journal: JournalState = field(default_factory=JournalState)
     times: Times = field(default_factory=Times)
+    log: CommitLog = field(default_factory=CommitLog)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

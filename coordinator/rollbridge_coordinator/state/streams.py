@@ -234,6 +234,7 @@ def commit_log_topic_spec(group: GroupName, replication_factor: int) -> TopicCre
             **_KEEP,
             "max.message.bytes": str(CONTROL_RECORD_BYTES_MAX),
             "message.timestamp.type": "LogAppendTime",
+            "segment.bytes": str(BUFFER_FILE_BYTES),
         },
     )
 

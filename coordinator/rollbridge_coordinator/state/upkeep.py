@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from rollbridge.model.ended import MARKS_PER_LIMIT, LogMark, gap_ms
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
@@ -88,7 +89,6 @@ class Housekeeping:
 # Retention
 
 
-MARKS_PER_LIMIT: Final = 50
 PLACES_MAX: Final = 5_000
 """Offsets in the marks of one limit; a ZooKeeper node holds 1 MiB."""
 
@@ -158,7 +158,7 @@ def marks_that_fit(marks: Sequence[Mark], bytes_max: int) -> list[Mark]:
     return kept
 
 
-def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: Retention) -> int | None:
+def place_to_truncate(marks: Sequence[Mark | LogMark], now_ms: int, written: int, policy: Retention) -> int | None:
     """Return the index of the latest mark before which everything may go; None if there is none."""
     for place in range(len(marks) - 1, -1, -1):
         mark = marks[place]
@@ -167,6 +167,52 @@ def place_to_truncate(marks: Sequence[Mark], now_ms: int, written: int, policy: 
         ):
             return place
     return None
+
+
+# Retention of a commit log
+
+
+@dataclass(slots=True)
+class CommitLog:
+    """What a leader knows of the retention of its group's commit log.
+
+    Attributes:
+        topic_id: Kafka's id of the log.
+        listed_in: Topics in which a record of ended transactions was found at the takeover.
+        retention: How long its records are kept; None is as long as the coordinator says.
+        marks: How far it had come at some times, oldest first; as they stand in ZooKeeper.
+        written: How many bytes have been written to it; None if that has not been looked at.
+        size: How many it had on disk at the last look.
+        now_ms: The earliest time that it may have been at the last look; 0 before.
+    """
+
+    topic_id: str = ""
+    listed_in: set[str] = field(default_factory=set)
+    retention: Retention | None = None
+    marks: list[LogMark] = field(default_factory=list)
+    written: int | None = None
+    size: int = 0
+    now_ms: int = 0
+
+    def count(self, size: int) -> int:
+        """Take note of its size on disk; gives how many bytes have been written so far, as :class:`ByteCounter`."""
+        if self.written is None:
+            self.written = self.marks[-1].written if self.marks else size
+        else:
+            self.written += max(size - self.size, 0)
+        self.size = size
+        return self.written
+
+    def is_mark_due(self, mark: LogMark, policy: Retention, kept_ms: int) -> bool:
+        """Return True if a mark should be noted; ``kept_ms`` is how long marks are needed for the counters in them."""
+        if not self.marks:
+            return True
+        last = self.marks[-1]
+        limits = [kept_ms] if policy.ms == FOREVER else [kept_ms, policy.ms]
+        return last.offset != mark.offset and (
+            mark.ms - last.ms >= gap_ms(limits)
+            or (policy.bytes != FOREVER and (mark.written - last.written) * MARKS_PER_LIMIT >= policy.bytes)
+        )
 
 
 # Late records

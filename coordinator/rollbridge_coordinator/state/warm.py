@@ -66,6 +66,11 @@ class WarmTail:
                 self._begun.add(item.id)  # only those are written down that have a BEGIN record
 
     @property
+    def log_start(self) -> int:
+        """Outcomes from this offset of the commit log on are held."""
+        return self._log_start
+
+    @property
     def partitions(self) -> Collection[Partition]:
         """What is followed."""
         return self._places.keys()

@@ -1,0 +1,256 @@
+"""The commit log is truncated on a real cluster: who reads it, who is waited for, and what is known afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, read_committed
+from integration_tests.command_line import Cli
+from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.cli.common import ExitCode
+from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.snapshots import read_all
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model import paths
+from rollbridge.model.control import ControlKind, decode_control
+from rollbridge.model.ended import ended_key
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+SETTINGS = {
+    "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
+    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
+    "ROLLBRIDGE_COORDINATOR_BOOKKEEPING_MS": "200",
+    "ROLLBRIDGE_COORDINATOR_OUTCOMES_AGAIN": "10",
+    "ROLLBRIDGE_COORDINATOR_OUTCOMES_UNLISTED_MAX": "20",
+    "ROLLBRIDGE_COORDINATOR_EPOCHS_KEEP_MS": "1000",
+    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "10",
+    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
+}
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A rollbridge whose coordinator does its housekeeping all the time."""
+    root = f"/commit-log-{time.monotonic_ns()}"
+    with Site(cluster, root, tmp_path_factory.mktemp("coordinators"), **SETTINGS) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def topics(cluster: AnyCluster) -> TopicAdmin:
+    return TopicAdmin(cluster.bootstrap_servers)
+
+
+def log_of(stream: str) -> str:
+    return GroupName(StreamName.parse(stream).scope).commit_log_topic
+
+
+def group_of(stream: str) -> str:
+    return StreamName.parse(stream).scope
+
+
+def commit(client: rollbridge.Bridge, stream: str, count: int) -> list[TransactionId]:
+    """Commit so many transactions of one record."""
+    ids = []
+    for number in range(count):
+        with client.transaction(stream) as txn:
+            txn.write(stream, key=b"k", value=b"%d" % number)
+        ids.append(txn.id)
+    return ids
+
+
+def say_again(site: Site, stream: str, identifier: TransactionId) -> None:
+    """A BEGIN frame of a transaction arrives once more, long after."""
+    begin = BeginFrame("tester", 0, None, 1_000, {stream: 0})
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "acks": "all"})
+    producer.produce(
+        StreamName.parse(stream).buffer_topic(),
+        key=FrameHeader(FrameKind.BEGIN, identifier.bytes).pack(),
+        value=begin.encode(),
+        partition=0,
+    )
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def outcomes(site: Site, stream: str) -> Counter[TransactionId]:
+    """How many outcomes each transaction has in what is left of the log."""
+    records = (
+        decode_control(item.key(), item.value())
+        for item in read_committed(site.cluster.bootstrap_servers, [log_of(stream)])
+    )
+    return Counter(record.transaction for record in records if record.kind is not ControlKind.BEGIN)
+
+
+def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    log, scope = log_of(ledger), group_of(ledger)
+    with client.transactions(scope, follow=False) as reader:
+        begin = reader.position
+    still_open = client.begin(ledger)
+    still_open.write(ledger, key=b"k", value=b"open all the time")
+    still_open.flush()
+    old = commit(client, ledger, 50)
+    client.admin.update_group(scope, retention_time=SECOND)
+
+    with site.connect("another") as other:
+
+        def start() -> int:
+            commit(other, ledger, 1)  # marks are noted where the log has grown
+            return topics.start_offsets([log])[log]
+
+        eventually(lambda: start() > 60, "the commit log is truncated")
+    with pytest.raises(TruncatedError, match="begins at"):
+        client.transactions(scope, start=begin)
+    with client.transactions(scope, follow=False) as reader:
+        assert [item.id for item in reader if item.id in old] == []
+    whole = list(read_all(site.cluster.bootstrap_servers, {}, log))
+    assert whole[0].offset > 60, "a repair reads what is left of the log"
+    assert client.outcome(old[-1]).state == "committed", "outcomes are remembered elsewhere"
+    say_again(site, ledger, old[0])
+    commit(client, ledger, 1)
+    site.stop_coordinator()
+    say_again(site, ledger, old[1])
+    site.start_coordinator()
+    say_again(site, ledger, old[2])
+    time_out = commit(client, ledger, 1)
+    still_open.commit()
+    found = outcomes(site, ledger)
+    assert {found[item] for item in old[:3]} == {0}, "nothing of them has ended a second time"
+    assert found[time_out[0]] == found[still_open.id] == 1
+    committed = [item.value() for item in site.committed(ledger)]
+    assert committed.count(b"open all the time") == 1
+
+
+def test_a_group_that_reads_the_log_is_waited_for(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin, unique_name: Callable[[str], str]
+) -> None:
+    log, scope, audit = log_of(ledger), group_of(ledger), unique_name("audit")
+    cli = Cli(site.cluster, site.root)
+    changed = cli.json("group", "update", scope, "--retention-time", "1s", "--retention-group", audit)
+    assert changed["retention"] == {"time_ms": 1_000, "bytes": None, "groups": [audit]}
+    commit(client, ledger, 20)
+    end = topics.end_offsets([log])[log]
+    before = client.admin.group(scope)
+    assert before.retention is not None
+
+    def marks() -> int:
+        commit(client, ledger, 1)
+        with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+            node = session.get(paths.log_marks(GroupName(scope)))
+        return 0 if node is None else node.value.count(b'"ms"')
+
+    eventually(lambda: marks() > 3, "the log has grown older")
+    assert topics.start_offsets([log])[log] == 0
+    consumer = Consumer({"bootstrap.servers": site.cluster.bootstrap_servers, "group.id": audit})
+    consumer.commit(offsets=[TopicPartition(log, 0, end - 3)], asynchronous=False)
+    consumer.close()
+
+    def start() -> int:
+        commit(client, ledger, 1)
+        return topics.start_offsets([log])[log]
+
+    eventually(lambda: start() == end - 3, "it has read up to there")
+    assert cli("group", "list").out.count(f"waits for 1 group: {audit}") == 1
+    kept = cli.json("group", "update", scope, "--default")
+    assert kept["retention"] is None
+    assert cli("group", "update", scope).code == ExitCode.USAGE
+    assert cli("group", "update", scope, "--default", "--retention-time", "1d").code == ExitCode.USAGE
+
+
+def test_what_makes_no_sense_is_refused(client: rollbridge.Bridge, ledger: str) -> None:
+    scope = group_of(ledger)
+    with pytest.raises(InvalidRequestError):
+        client.admin.update_group(scope, retention_bytes=0)
+    with pytest.raises(InvalidRequestError, match="not both"):
+        client.admin.update_group(scope, retention_bytes=1, default=True)
+    with pytest.raises(NotFoundError):
+        client.admin.update_group(f"{scope}/nobody", default=True)
+    assert client.admin.group(scope).retention is None
+    assert scope in [item.name.scope for item in client.admin.groups()]
+
+
+def test_a_new_leader_without_the_list_reads_it_from_the_log(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    log, scope = log_of(ledger), group_of(ledger)
+    client.admin.update_group(scope, retention_time=SECOND)
+    old = commit(client, ledger, 30)
+    still_open = client.begin(ledger)
+    still_open.write(ledger, key=b"k", value=b"kept")
+    still_open.flush()
+
+    def start() -> int:
+        commit(client, ledger, 1)
+        return topics.start_offsets([log])[log]
+
+    eventually(lambda: start() > 40, "the commit log is truncated")
+    site.stop_coordinator()
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "acks": "all"})
+    producer.produce(snapshot_indexes_topic(scope), key=ended_key(GroupName(scope)), value=b"\x01nonsense")
+    assert producer.flush(PATIENCE_S) == 0
+    site.start_coordinator()
+    say_again(site, ledger, old[0])
+    fresh = commit(client, ledger, 3)
+    still_open.commit()
+    found = outcomes(site, ledger)
+    assert found[still_open.id] == 1, "it was recorded as open before the log was cut"
+    assert {found[item] for item in fresh} == {1}
+
+
+@pytest.mark.long
+def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin) -> None:
+    """With weeks of a second: topics, nodes, and what a new leader has to read, while a stream is scaled and rolled."""
+    scope, buffer = group_of(ledger), StreamName.parse(ledger).buffer_topic()
+    log, indexes = log_of(ledger), snapshot_indexes_topic(group_of(ledger))
+    client.admin.update_group(scope, retention_time=SECOND)
+    client.admin.update_stream(ledger, retention_time=SECOND)
+
+    def week() -> dict[str, int]:
+        late = client.begin(ledger)
+        late.write(ledger, key=b"late", value=b"late")
+        late.flush()
+        commit(client, ledger, 10)
+        client.admin.scale(
+            ledger, seal=[client.admin.describe(ledger).active.segments[0].id.number], ranges=[(0.0, 1.0)]
+        )
+        commit(client, ledger, 10)
+        late.commit()
+        starts, ends = (look([log, buffer]) for look in (topics.start_offsets, topics.end_offsets))
+        with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+            nodes = list(_nodes(session, "/"))
+        return {
+            "topics": sum(name.startswith(f"{scope}.") for name in topics.list_topics()),
+            "nodes": len(nodes),
+            "bytes": sum(nodes),
+            "to be read at a takeover": sum(ends[name] - starts[name] for name in (log, buffer)),
+            "epochs": len(client.admin.history(ledger).records),
+            "keys": len({item.key() for item in read_committed(site.cluster.bootstrap_servers, [indexes])}),
+        }
+
+    seen = [week() for _ in range(40)]
+    for what in seen[0]:
+        before, last = max(item[what] for item in seen[8:20]), min(item[what] for item in seen[-10:])
+        assert last <= before, f"{what} grow: {[item[what] for item in seen]}"
+    assert topics.start_offsets([log])[log] > 200
+    assert client.admin.history(ledger).first > 40
+
+
+def _nodes(session: ZooKeeperSession, path: str) -> Iterator[int]:
+    node = session.get(path)
+    if node is not None:
+        yield len(node.value)
+    for name in session.children(path):
+        yield from _nodes(session, f"{path.rstrip('/')}/{name}")
