@@ -16,7 +16,13 @@ from integration_tests.clients import Site, read_committed
 from integration_tests.command_line import Cli
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
-from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    TransactionAbortedError,
+    TransactionCommittedError,
+    TruncatedError,
+)
 from rollbridge.kafka.snapshots import read_all
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -208,6 +214,86 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
     found = outcomes(site, ledger)
     assert found[still_open.id] == 1, "it was recorded as open before the log was cut"
     assert {found[item] for item in fresh} == {1}
+
+
+def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    log, scope = log_of(ledger), group_of(ledger)
+    with site.connect("absent") as absent:
+        kinds = ("committed", "aborted", "open")
+        begun = {kind: absent.begin(ledger) for kind in kinds}
+        futures = {kind: txn.write(ledger, key=b"k", value=kind.encode()) for kind, txn in begun.items()}
+        for txn in begun.values():
+            txn.flush()
+        follower = absent._outcomes._follower
+        follower.leave((log, 0))  # as if it stood still
+        missed = topics.end_offsets([log])[log]
+        asked = begun["committed"].commit_async()
+        client.admin.abort_transaction(begun["aborted"].id)
+        eventually(lambda: client.outcome(begun["committed"].id).state == "committed", "it is committed")
+        client.admin.update_group(scope, retention_time=SECOND)
+        end = topics.end_offsets([log])[log]
+
+        def start() -> int:
+            commit(client, ledger, 1)
+            return topics.start_offsets([log])[log]
+
+        eventually(lambda: start() > end, "the outcomes are truncated")
+        assert not asked.done()
+        follower.follow((log, 0), missed)
+        result = asked.result(PATIENCE_S)
+        assert result.records == 1
+        assert result.position == client.outcome(begun["committed"].id).position
+        with pytest.raises(TransactionCommittedError):
+            futures["committed"].result(PATIENCE_S)  # where it stands is not remembered
+        with pytest.raises(TransactionAbortedError):
+            futures["aborted"].result(PATIENCE_S)
+        assert not futures["open"].done()
+        begun["open"].commit()
+        assert futures["open"].result(PATIENCE_S) is not None
+
+
+def previewed(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:
+    """The values that a preview shows, which ends when it has read everything."""
+    with client.reader(stream, start="latest", isolation="read_uncommitted", follow=False) as reader:
+        return [record.value for record in reader if not record.committed]
+
+
+def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so_any_more(
+    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+) -> None:
+    log, scope, buffer = log_of(ledger), group_of(ledger), StreamName.parse(ledger).buffer_topic()
+    still_open = client.begin(ledger)
+    still_open.write(ledger, key=b"k", value=b"open")
+    still_open.flush()
+    commit(client, ledger, 5)
+    client.admin.update_group(scope, retention_time=SECOND)
+    old = topics.end_offsets([log])[log]
+    with site.connect("another") as other:
+
+        def start() -> int:
+            commit(other, ledger, 1)
+            return topics.start_offsets([log])[log]
+
+        eventually(lambda: start() > old, "the commit log is truncated")
+        assert topics.start_offsets([buffer])[buffer] == 0, "frames of what has ended are still there"
+        assert previewed(client, ledger) == [b"open"]
+        site.stop_coordinator()
+        indexes = snapshot_indexes_topic(scope)
+        producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "acks": "all"})
+        listed = ended_key(GroupName(scope))
+        for key in {item.key() for item in read_committed(site.cluster.bootstrap_servers, [indexes])} - {listed}:
+            producer.produce(indexes, key=key, value=None)
+        assert producer.flush(PATIENCE_S) == 0
+        assert previewed(client, ledger) == [b"open"], "without snapshots all of the buffer is read"
+        producer.produce(indexes, key=listed, value=None)
+        assert producer.flush(PATIENCE_S) == 0
+        with pytest.raises(TruncatedError, match="Read on these topics"):
+            previewed(client, ledger)
+        site.start_coordinator()
+        still_open.commit()
+        assert previewed(client, ledger) == []
 
 
 @pytest.mark.long

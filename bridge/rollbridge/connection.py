@@ -169,7 +169,10 @@ class Bridge(Resuming):
         self._counters = GroupCounters(metadata.reserve_counters, self._housekeeper.poke)
         self._session.on_state(self._connection_changed)
         self._outcomes = OutcomeTail(
-            settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
+            settings.bootstrap_servers,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            changed=self._housekeeper.poke,
         )
         self._sender = Sender(
             settings.bootstrap_servers,
@@ -232,6 +235,7 @@ class Bridge(Resuming):
             self._send_lingering,
             self._commits.look,
             self._resumer.look_at_sessions,
+            self._resumer.look_at_missed,
             self._look_at_shared,
         )
 

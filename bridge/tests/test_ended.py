@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.model import ended
-from rollbridge.model.ended import EndedIds, EndedNumber, LogMark, decode_ended, marks_to_keep, short_until_ms
+from rollbridge.model.ended import (
+    EndedIds,
+    EndedNumber,
+    LogMark,
+    counted_before,
+    decode_ended,
+    marks_to_keep,
+    short_until_ms,
+)
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of
 from rollbridge.model.names import GroupName
@@ -161,6 +169,48 @@ def test_there_are_never_too_many_marks() -> None:
         kept = marks_to_keep([*kept, *marks_of(hour)], 0, hour * HOUR_MS, 48 * HOUR_MS)
         assert len(kept) <= ended.MARKS_MAX
     assert kept[-1] == marks_of(4_999)[0]
+
+
+def test_what_was_not_given_out_is_not_kept_since_it_may_be_given_out_later() -> None:
+    known, read = EndedIds(), EndedIds()
+    for item in (id_of(3), id_of(9), id_of(10), id_of(11), id_of(1_000), id_of(3, 8), id_of(3, 6), id_of(3, 0)):
+        read.add(item)
+    known.merge(read)
+    known.cut(7, 10, {6})
+    kept = [item for item in (3, 9, 10, 11, 1_000) if id_of(item) in known]
+    assert kept == [3, 9]
+    assert [number for number in (0, 6, 8) if id_of(3, number) in known] == [0, 6]
+    known.is_given = lambda item: item != id_of(12)
+    known.add(id_of(12))
+    known.add(id_of(5))
+    assert id_of(12) not in known
+    assert id_of(5) in known
+    whole = EndedIds()
+    whole.add(id_of(3))
+    whole.cut(0, 0, ())
+    assert id_of(3) in whole, "a group without a number takes all ids"
+
+
+def test_what_was_spared_and_has_ended_since_has_ended() -> None:
+    known, since = EndedIds(), EndedIds()
+    known.void(7, 10, [id_of(3), id_of(4)])
+    known.lose(1_000, [id_of(3), id_of(12)])
+    since.add(id_of(3))
+    since.add(id_of(12))
+    known.merge(since)
+    assert id_of(3) in known
+    assert id_of(12) in known
+    assert id_of(4) not in known, "it is open"
+
+
+def test_a_count_of_an_earlier_number_of_the_group_says_nothing_of_the_present_one() -> None:
+    marks = marks_of(*range(100))
+    assert counted_before(marks, 100 * HOUR_MS, 48 * HOUR_MS, 99_500) == 52_000
+    assert counted_before(marks, 100 * HOUR_MS, 48 * HOUR_MS, 98_999) is None, "the counter has begun anew"
+    again = [LogMark(hour * HOUR_MS, 0, 10 * hour, 7 * hour) for hour in range(60, 100)]
+    assert counted_before([*marks[:60], *again], 100 * HOUR_MS, 48 * HOUR_MS, 700) is None
+    assert counted_before([*marks[:60], *again], 100 * HOUR_MS, 30 * HOUR_MS, 700) == 7 * 70
+    assert counted_before([], 100 * HOUR_MS, 48 * HOUR_MS, 700) is None
 
 
 def test_when_the_log_was_shorter_is_told_by_the_mark_behind() -> None:

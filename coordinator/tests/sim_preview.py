@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from coordinator.tests.sim_log import listed
 from coordinator.tests.sim_world import World, shard
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, TruncatedError
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.names import (
     GroupName,
     Partition,
@@ -25,9 +27,10 @@ from rollbridge.model.snapshots import choose, index_keys, segment_of
 
 AGAIN = 20
 """So many records of the commit log, of some hundred, are read again if something is unsure."""
-PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure")
-"""Aborted transactions are not looked up; the commit log is not read; recorded transactions are not put back, or
-without asking whether they have ended; the commit log is not read further back, by the second one neither."""
+PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure", "no-list")
+"""Aborted transactions are not looked up, nor in the list; the commit log is not read; recorded transactions are not put
+back, or without asking whether they have ended; the commit log is not read further back, by the second one neither; what
+is written down of ended transactions is not read."""
 
 Seen = tuple[bytes, Partition, int, int]
 """A shown frame: its transaction, and where it stands; or that a transaction is taken for open."""
@@ -40,14 +43,19 @@ class Previewer:
     def __init__(self, world: World, group: GroupName, stream: StreamName, defect: str = "") -> None:
         """Of a stream of the group, as it is now."""
         self.world = world
+        self.group = group
         self.defect = defect
         self.log = world.topics[group.commit_log_topic]
         self.config = StreamConfig.from_json(world.nodes[paths.stream(stream)])
         self.name = str(stream)
 
     def shown_from_everything(self) -> set[Seen]:
-        """What is shown if there are no snapshots; the truth."""
-        return self._show(self._places({}), len(self.log.entries), 0)
+        """What is shown if there are no snapshots, and nothing of the commit log was ever truncated; the truth."""
+        return self._show(self._places({}), len(self.log.entries), 0, log_first=0)
+
+    def shown_without_snapshots(self) -> set[Seen]:
+        """What is shown if there are none, with what is left of the commit log."""
+        return self._show(self._places({}), len(self.log.entries), self.log.start, self.log.start)
 
     def shown_from_snapshots(self) -> set[Seen]:
         """What is shown if the snapshots are used that there are, and everything is read if one is damaged."""
@@ -55,9 +63,9 @@ class Previewer:
         topics = [snapshot_indexes_topic(scope), snapshot_topic(scope)]
         rows = {topic: self.world.latest(topic) for topic in topics if topic in self.world.topics}
         try:
-            return self._show(self._places(rows), len(self.log.entries))
+            return self._show(self._places(rows), len(self.log.entries), log_first=self.log.start)
         except CorruptDataError:
-            return self.shown_from_everything()
+            return self.shown_without_snapshots()
 
     def _places(self, rows: Mapping[str, Mapping[bytes, bytes]]) -> dict[Partition, BufferPlace]:
         places = {}
@@ -79,18 +87,27 @@ class Previewer:
             places[partition] = place
         return places
 
-    def _show(self, places: Mapping[Partition, BufferPlace], log_end: int, log_begin: int | None = None) -> set[Seen]:
+    def _show(
+        self, places: Mapping[Partition, BufferPlace], log_end: int, log_begin: int | None = None, log_first: int = 0
+    ) -> set[Seen]:
         if log_begin is None and any(place.snapshot is None for place in places.values()):
-            log_begin = 0
+            log_begin = log_first
         start = PreviewStart(self.name, places, log_end, log_begin, lambda *_: None)
-        self._hear(start, start.log_begin, log_end)
+        known_from = max(start.log_begin, log_first)
+        self._hear(start, known_from, log_end)
         for partition, place in places.items():
             for offset, appended_ms, (key, value) in self._messages(partition, place.floor):
                 start.rehearse(partition, offset, appended_ms, key, value)
         if self.defect != "no-look-up":
             start.exclude(self._listed(start.doubts()))
-        if start.is_unsure() and self.defect not in ("sure", "deaf"):
-            self._hear(start, start.log_begin - AGAIN, start.log_begin)
+        ended = EndedIds() if self.defect in ("no-list", "no-look-up") else listed(self.world, self.group)
+        is_cut = start.is_cut(log_first)
+        if is_cut and not ended.log_end and not self.defect:
+            raise TruncatedError
+        if is_cut or (start.is_unsure() and self.defect not in ("sure", "deaf")):
+            begin = min(ended.log_end, known_from) if ended.log_end else known_from - AGAIN
+            self._hear(start, max(begin, log_first), known_from)
+            start.exclude_ended(ended)
         if self.defect == "hasty-records":
             start._ended = {}
         fold, recorded = start.make(lambda _: False)

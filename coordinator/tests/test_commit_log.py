@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.test_snapshots import GROUP, INDEXES, STREAMS, Bench
+from rollbridge.errors import OutcomeExpiredError, TransactionNotFoundError
 from rollbridge.model import paths
 from rollbridge.model.ended import EndedIds, ended_key, parse_ended
 from rollbridge.model.frames import FrameKind
-from rollbridge.model.ids import TransactionId
+from rollbridge.model.ids import TransactionId, counter_of
 from rollbridge.model.records import Group, LogMarks, Retention
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.procedures.commit_log import policy_of
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.preserver import TransactionMetadataPreserver
 from rollbridge_coordinator.state.succession import SPREAD_MAX_MS
 
 ORDERS = STREAMS[0]
@@ -149,6 +151,55 @@ def test_if_the_list_is_lost_what_was_recorded_stays_open_and_what_has_ended_sta
     bench.rest()
     # The first one is told by the horizon only once its id was given out long ago; the last one stands in the log.
     assert ended[-1].bytes not in bench.group().fold.open
+
+
+def test_records_that_somebody_else_has_deleted_take_no_knowledge_with_them(bench: LogBench) -> None:
+    bench.update(Retention(1_000))
+    ended = bench.work(20)
+    assert bench.begins() > 0, "a list has been written"
+    bench.update(Retention())
+    bench.work(3)
+    bench.world.topics[LOG].start = bench.ends()
+    bench.take_over()
+    known = bench.group().fold.ended
+    assert known is not None
+    assert ended[0].bytes in known
+    assert known.lost_ms > 0, "of those behind the list nothing is known"
+
+
+def test_an_id_that_was_not_given_out_does_not_stay_known(bench: LogBench) -> None:
+    bench.do("begin", 0, ORDERS)
+    begin = bench.open[0][1]
+    number = bench.group().counter.number
+    forged = TransactionId.of(0, counter_of(number, 1 << 50))
+    bench.open[1] = forged, begin
+    bench.send(1, FrameKind.BEGIN, str(ORDERS), begin.encode())
+    bench.rest()
+    assert forged.bytes in bench.world.summary(LOG).terminated, "it was refused"
+    for _ in range(2):
+        known = bench.group().fold.ended
+        assert known is not None
+        assert forged.bytes not in known
+        bench.take_over()
+
+
+def test_of_what_has_ended_nobody_says_that_it_has_not(bench: LogBench) -> None:
+    [ended] = bench.work(1)
+    bench.group().preserver = TransactionMetadataPreserver(10, 1, 100)
+
+    def ask(identifier: TransactionId) -> str:
+        body = AdminRequest(kind=RequestKind.LOOK_UP, transaction=str(identifier), created_ms=0)
+        name = bench.world.request(GROUP, body.to_json()).rpartition("/")[2]
+        path = f"{paths.answers(GROUP)}/{name}"
+        for _ in range(1_000):
+            if path in bench.world.nodes:
+                break
+            bench.clock_ms += 10
+            bench.lead()
+        return AdminAnswer.from_json(bench.world.nodes[path]).code
+
+    assert ask(ended) == OutcomeExpiredError.code
+    assert ask(TransactionId.of(0, 1_000_000)) == TransactionNotFoundError.code
 
 
 def test_who_asks_for_nonsense_is_refused_and_nothing_is_changed(bench: LogBench) -> None:

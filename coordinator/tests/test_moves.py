@@ -27,7 +27,7 @@ from rollbridge.model.frames import (
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.journal import GroupEvidence, is_deleted, plan, streams_of
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, SetNode, StreamConfig
+from rollbridge.model.records import Group, Retention, SetNode, StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import moves
 from rollbridge_coordinator.state import effects as fx
@@ -331,6 +331,44 @@ def test_nothing_is_lost_or_adopted_in_many_histories() -> None:
     for seed in range(25, 250):
         broken = Run(seed).go()
         assert not broken, f"seed {seed}: {broken[:5]}"
+
+
+class Forgetful(Run):
+    """A history in which both groups truncate their commit logs, and frames come again long after the outcomes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.world.deletes = True
+        self.again = random.Random(seed)
+        self.said = 0
+        for name in GROUPS:
+            body = AdminRequest(kind=RequestKind.UPDATE_GROUP, retention=Retention(500), created_ms=0)
+            self.world.request(name, body.to_json())
+
+    def _write(self) -> None:
+        super()._write()
+        ended = [item for item in self.attempts[:-10] if item.taken]
+        if ended and self.again.random() < 0.3:
+            item = self.again.choice(ended)
+            header = FrameHeader(FrameKind.BEGIN, item.id.bytes, 0, 0, 0, 0)
+            begin = BeginFrame("c", 0, None, LEASE_MS, {str(ORDERS): item.epoch})
+            # Into the buffer that the stream has now: what the group that left it there knows must not be lost.
+            topic = shard(self.config().buffer_topic, buffer_partition(item.id, self.config().buffer_partitions))
+            if self.config().group == item.config.group:
+                self.world.said_again.add(item.id.bytes)
+                self.said += self.world.produce(topic, (header.pack(), begin.encode())) is not None
+
+
+def test_what_has_ended_stays_ended_when_a_stream_comes_back_to_a_group_with_a_truncated_log() -> None:
+    said, truncated = 0, 0
+    for seed in range(8):
+        run = Forgetful(seed)
+        broken = run.go()
+        assert not broken, f"seed {seed}: {broken[:5]}"
+        said += run.said
+        truncated += sum(run.world.topics[name.commit_log_topic].start for name in GROUPS)
+    assert said > 50
+    assert truncated > 100
 
 
 @pytest.mark.parametrize("defect", ["unsealed", "hasty", "same-buffer", "blind"])

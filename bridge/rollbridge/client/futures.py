@@ -52,6 +52,7 @@ from rollbridge.model.control import (
 )
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId, local_sequence
+from rollbridge.model.names import GroupName
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import DLSN
 
@@ -88,6 +89,7 @@ class Completion:
         writers: Writers of the transaction in this process, until it is settled.
         client_name: Client that has begun it; None if not known here.
         epoch: Epoch of the session in which it is written here; 0 if it is none.
+        group: Group whose commit log will tell its outcome; None if nothing is written here.
     """
 
     __slots__ = (
@@ -102,6 +104,7 @@ class Completion:
         "ends_here",
         "epoch",
         "failure",
+        "group",
         "key",
         "offset",
         "settled",
@@ -112,6 +115,7 @@ class Completion:
         self.key = key
         self.client_name = client_name
         self.epoch = epoch
+        self.group: GroupName | None = None
         self.closed = False
         self.ends_here = False
         self.settled = False

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -211,6 +212,11 @@ BLOCK_S: Final = 24 * 3600.0
 """Longest time for which a block is used: leaders may count old counters as those of transactions that have ended."""
 
 
+def _now_s() -> float:
+    """Return a time that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
 class CounterSupply:
     """Allocator of numbers. Safe to use from several threads, without a lock while a block lasts."""
 
@@ -237,7 +243,7 @@ class CounterSupply:
         while True:
             current = self._current
             # Advancing a range iterator is one step of the interpreter, so two threads never get the same number.
-            number = next(current, None) if time.monotonic() <= self._until_s else None
+            number = next(current, None) if _now_s() <= self._until_s else None
             if number is not None:
                 if number == self._low:
                     self._poke()
@@ -246,7 +252,7 @@ class CounterSupply:
                 if self._current is current:
                     drops, block, until_s = self._spare or (-1, range(0), 0.0)
                     self._spare = None
-                    now_s = time.monotonic()
+                    now_s = _now_s()
                     if drops != self._drops or now_s > until_s:
                         block, until_s = self._reserve(self._block), now_s + BLOCK_S
                     self._until_s = until_s
@@ -255,7 +261,7 @@ class CounterSupply:
     def refill(self) -> None:
         """Reserve the next block unless there is a spare one."""
         with self._lock:
-            now_s = time.monotonic()
+            now_s = _now_s()
             if self._spare is not None and self._spare[0] == self._drops and now_s <= self._spare[2]:
                 return
             drops = self._drops
@@ -433,6 +439,6 @@ class CommitNumbers:
 
     def look(self) -> None:
         """See :meth:`SessionCommitNumbers.look`; called on the housekeeping thread."""
-        now_s = time.monotonic()
+        now_s = _now_s()
         for line in list(self._lines.values()):
             line.look(now_s)

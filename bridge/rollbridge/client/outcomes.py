@@ -1,7 +1,8 @@
 """Outcomes: one thread tails the commit logs of the groups in use and settles the transactions that wait for them.
 
 Records of foreign transactions are recognised by their key and never decoded; while nobody waits, none is looked at.
-Nothing is missed: a log is read from where it ended before the first transaction of its group began here.
+A log is read from where it ended before the first transaction of its group began here. If it is truncated before it was
+read, because this process stood still for longer than the log is kept, the leader is asked for what may be missing.
 
 :class:`OutcomeClient` asks leaders about transactions. An id does not tell the group of its transaction, so without a
 group all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain
@@ -59,12 +60,21 @@ class OutcomeTail:
 
     Attributes:
         waiting: Transactions that began here, or are written here, and whose end is not known.
+        missed: Those of them, by group, whose outcome may stand in a part of the log that is gone.
     """
 
     def __init__(
-        self, bootstrap_servers: str, *, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """Follow nothing yet; ``changed`` is called when something was missed."""
         self.waiting: dict[bytes, Completion] = {}
+        self.missed: dict[GroupName, list[Completion]] = {}
+        self._changed = changed
         self._follower = Follower(
             bootstrap_servers,
             Isolation.READ_COMMITTED,
@@ -164,14 +174,16 @@ class OutcomeTail:
             logger.warning("no outcomes come from %s: %s", topic, fault)
             return
         logger.warning(
-            "outcomes may have been missed, and whoever waits for one asks again with its id: %s; %s is read on from "
-            "offset %d instead of %d",
+            "outcomes may have been missed, the leader is asked for them: %s; %s is read from offset %d, not %d",
             fault,
             topic,
             resume,
             offset,
         )
+        for group in [item for item in self._followed if item.commit_log_topic == topic]:
+            self.missed[group] = [item for item in list(self.waiting.values()) if item.group == group]
         self._follower.follow(trouble.partition, resume)
+        self._changed()
 
 
 def _leave_all(tail: OutcomeTail) -> None:

@@ -30,10 +30,13 @@ from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
+    OutcomeExpiredError,
     OutcomeUnknownError,
     TransactionClosedError,
+    TransactionNotFoundError,
     TransactionPreserverClosedError,
     UnavailableError,
+    UnknownWriteError,
 )
 from rollbridge.kafka.errors import translate
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
@@ -105,7 +108,15 @@ class ResumedTransaction(Transaction):
 
 def settled(known: KnownTransaction) -> Completion:
     """Return the completion of a transaction that has ended, for somebody who was not its owner then."""
-    record = ControlRecord(
+    completion = Completion(known.id.bytes)
+    reason = _OF_A_FENCED_SESSION if known.reason == FENCED else known.reason
+    completion.settle(_record_of(known, reason).encode_value(), known.position)
+    return completion
+
+
+def _record_of(known: KnownTransaction, reason: str) -> ControlRecord:
+    """Return the control record of a transaction, as far as its leader remembers it: without the places of records."""
+    return ControlRecord(
         transaction=known.id,
         kind=ControlKind.COMMIT if known.state is State.COMMITTED else ControlKind.ABORT,
         client_name=known.client_name,
@@ -113,12 +124,9 @@ def settled(known: KnownTransaction) -> Completion:
         decided_ms=known.decided_ms,
         controller_epoch=0,
         label=known.label,
-        reason=_OF_A_FENCED_SESSION if known.reason == FENCED else known.reason,
+        reason=reason,
         records=known.records,
     )
-    completion = Completion(known.id.bytes)
-    completion.settle(record.encode_value(), known.position)
-    return completion
 
 
 def _over(transaction: TransactionId) -> TransactionClosedError:
@@ -387,6 +395,41 @@ class Resumer:
         if known.state is not State.OPEN:
             raise _over(transaction)
         return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
+
+    def look_at_missed(self) -> None:
+        """Ask for outcomes that were truncated from a commit log before they were read here.
+
+        What is open then, or not known to its leader yet, gets its outcome from the log as ever.
+        """
+        outcomes: OutcomeTail = self._runtime.outcomes
+        for group in list(outcomes.missed):
+            left = outcomes.missed[group]
+            while left:
+                completion = left[-1]
+                try:
+                    if not completion.settled:
+                        self._settle_missed(group, completion)
+                except (UnavailableError, UnknownWriteError) as fault:
+                    logger.info("outcomes of %s that were missed are not known yet: %s", group, fault)
+                    break
+                left.pop()
+            else:
+                outcomes.missed.pop(group, None)
+
+    def _settle_missed(self, group: GroupName, completion: Completion) -> None:
+        outcomes: OutcomeTail = self._runtime.outcomes
+        try:
+            _, known = self._inquiry.transaction(
+                completion.transaction, _FENCED_ASK_S, group=group, client=completion.client_name
+            )
+        except TransactionNotFoundError:
+            return
+        except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
+            if outcomes.waiting.pop(completion.key, None) is not None:
+                completion.give_up(f"its record was truncated from the commit log before it was read here; {fault}")
+            return
+        if known.state is not State.OPEN and outcomes.waiting.pop(completion.key, None) is not None:
+            completion.settle(_record_of(known, known.reason).encode_value(), known.position)
 
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""

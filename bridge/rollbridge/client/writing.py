@@ -70,6 +70,7 @@ class Writing:
             sticky=counter,
             client_epoch=plan.begin.client_epoch,
         )
+        completion.group = plan.group
         completion.writers = (*completion.writers, self)
 
     @property

@@ -4,7 +4,8 @@ It begins where a takeover would: what the snapshots of the buffer cover is not 
 in the commit log and then the buffer itself are read, so that transactions that have ended by then are not shown. Then
 the frames of the open ones are: those that a record of ongoing transactions lists, at their places; then the buffer
 from there on, which is followed. Without snapshots, or without the right to read them, the whole buffer is read, and
-the commit log since the time of its oldest frame.
+the commit log since the time of its oldest frame. Where the commit log has been truncated above that, the leader's list
+of ended transactions, which stands beside the snapshots, says what is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rollbridge.errors import (
     KafkaUnavailableError,
     NotAuthorizedError,
     NotFoundError,
+    TruncatedError,
 )
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
@@ -36,6 +38,7 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.replay import BufferSnapshots
 from rollbridge.model.control import ControlKind, peek_kind
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
@@ -61,8 +64,10 @@ class PreviewTail:
 
         Raises:
             KafkaUnavailableError, NotFoundError, NotAuthorizedError (previews need the right to read the buffer).
+            TruncatedError: the commit log is truncated, and which transactions have ended may not be read elsewhere.
         """
         self._stream = stream.name
+        self._group = stream.group
         self._places = stream.places
         self._log = stream.group.commit_log_topic
         partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
@@ -71,6 +76,7 @@ class PreviewTail:
         self._open: Fetched | None = None
         self._records: Iterator[LogRecord] = iter(())
         self._settings = settings
+        self._listed: EndedIds | None = None
         self._follower = self._follow()
         hold(self, "_follower")
         try:
@@ -109,6 +115,9 @@ class PreviewTail:
 
         Waits for the first message for ``wait_s`` at most; but once, when a transaction begins that the logs read so
         far do not rule out to have ended long ago, for the commit log to be read further back.
+
+        Raises:
+            TruncatedError: the commit log has been truncated behind what was read of it: open another preview.
         """
         taken = 0
         while taken < _FRAMES_MAX:
@@ -222,9 +231,18 @@ class PreviewTail:
         for partition, message in self._read(start.floors, self._unread, self._follower):
             start.rehearse(partition, message.offset, message.timestamp, message.key, message.value)
         start.exclude(self._snapshots.listed(start.doubts()))
-        if start.is_unsure():
+        if start.is_cut(self._log_start):
+            if self._read_list() is None:
+                raise TruncatedError(
+                    f"the commit log of {self._group} is truncated, so it does not say which transactions in the "
+                    f"buffer of {self._stream} have ended; that stands beside the snapshots of scope "
+                    f"{self._stream.scope}: a preview needs Read on these topics"
+                )
+        elif start.is_unsure():
             for said in self._read_further_back(self._follower):
                 start.hear(*said)
+        if self._listed is not None:
+            start.exclude_ended(self._listed)
         self._fold, self._recorded = start.make(self._is_over)
 
     def _log_begin(self, offsets: LogOffsets, found: BufferPlaces, log_end: int) -> int | None:
@@ -257,10 +275,11 @@ class PreviewTail:
                 return True
         except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
             logger.warning("the commit log of %s is read again from its beginning: %s", self._stream, fault)
+            self._read_list()
             with closing(self._follow()) as follower:
-                return any(
+                return self._is_listed(transaction) or any(
                     item == transaction.id and kind is not ControlKind.BEGIN
-                    for item, kind in self._read_log(0, self._log_known_from, follower)
+                    for item, kind in self._read_log(self._log_start, self._log_known_from, follower)
                 )
         if self._start.has_snapshots and not self._is_read_back:
             # This follower is in the middle of the buffer, so another one reads.
@@ -268,12 +287,28 @@ class PreviewTail:
                 self._fold.learn(
                     item for item, kind in self._read_further_back(follower) if kind is not ControlKind.BEGIN
                 )
-        return transaction.id in self._fold.ended
+        return transaction.id in self._fold.ended or self._is_listed(transaction)
 
     def _read_further_back(self, follower: Follower) -> Iterator[tuple[bytes, ControlKind]]:
-        """Read what stands in the commit log before what has been read of it, once."""
+        """Read which transactions have ended, and the commit log from there to what has been read of it, once.
+
+        Without the list, as in a new group, some of the log is read instead.
+        """
         self._is_read_back = True
-        return self._read_log(max(self._log_known_from - AGAIN, self._log_start), self._log_known_from, follower)
+        known_from, ended = self._log_known_from, self._read_list()
+        begin = known_from - AGAIN if ended is None else min(ended.log_end, known_from)
+        return self._read_log(max(begin, self._log_start), known_from, follower)
+
+    def _read_list(self) -> EndedIds | None:
+        """Read what is written down of ended transactions, once if there is something."""
+        if self._listed is None:
+            self._listed = self._snapshots.ended(self._log_start)
+        return self._listed
+
+    def _is_listed(self, transaction: BufferedTransaction) -> bool:
+        """Tell whether it is written down that a transaction which has just begun had ended before."""
+        ended = self._listed
+        return ended is not None and (transaction.id in ended or ended.is_lost(transaction.id, transaction.begun_ms))
 
     def _read_log(self, begin: int, end: int, follower: Follower) -> Iterator[tuple[bytes, ControlKind]]:
         """Iterate over a part of the commit log: transactions, and what became of them."""
@@ -306,6 +341,11 @@ class PreviewTail:
         """Return the offset at which to go on; raise unless the follower recovers from a fault by itself."""
         fault = trouble.fault
         if trouble.resume is not None and not isinstance(fault, LogDivergedError):
+            if trouble.partition[0] == self._log:
+                raise TruncatedError(
+                    f"the commit log of {self._group} has lost outcomes that were still to be read ({fault}), so what "
+                    f"is open in {self._stream} is not known; open another preview"
+                ) from fault
             # The buffer was truncated, which only takes transactions that have ended.
             logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
             return trouble.resume

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import RollbridgeError
+from rollbridge.errors import CorruptDataError, NotAuthorizedError, NotFoundError, RollbridgeError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
-from rollbridge.kafka.snapshots import read_values
+from rollbridge.kafka.snapshots import read_all, read_values
+from rollbridge.model.ended import EndedIds, ended_key, parse_ended
 from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
@@ -104,6 +105,33 @@ class BufferSnapshots:
                     ids = self._cache.put(partition, index.sequence_id, segment.aborts)
                 listed.update(ids.intersection(transactions))
         return listed
+
+    def ended(self, log_first: int) -> EndedIds | None:
+        """Return what is written down of the group's ended transactions, with their outcomes below some offset.
+
+        Args:
+            log_first: First offset of the commit log. What reaches less far leaves a gap, and is not used.
+
+        Returns:
+            None if there is no such record, it is damaged, or it may not be read.
+
+        Raises:
+            KafkaUnavailableError
+        """
+        group, scope = self._stream.group, self._stream.name.scope
+        found: list[EndedIds] = []
+        for topic in (snapshot_indexes_topic(scope), snapshot_topic(scope)):
+            try:
+                value = None
+                for record in read_all(*self._servers, topic):
+                    if record.key == ended_key(group):
+                        value = record.value
+                if value is not None and (said := parse_ended(value)).group == group:
+                    found.append(EndedIds.of(said))
+            except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
+                logger.info("which transactions of %s have ended cannot be read from %s: %s", group, topic, fault)
+        newest = max(found, key=lambda item: item.log_end, default=None)
+        return newest if newest is not None and newest.log_end >= log_first else None
 
     def _place(self, partition: Partition, start: int, end: int, log_end: int) -> BufferPlace:
         chosen = self._chosen.get(partition)

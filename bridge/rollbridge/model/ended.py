@@ -23,7 +23,7 @@ segments that came out of order (RFC 2018).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Self
@@ -108,9 +108,22 @@ class EndedIds(Container[bytes]):
         fresh: How many have been added since.
         left_out: How many were left out because there are too many ranges.
         lost_ms: What was begun until then, ms since 1970, has ended unless it is known to be open; 0 if that is not so.
+        is_given: Tells ids that were given out. A member of the group may have others refused, which ends them; these
+            are not added, since they may be given out some day.
     """
 
-    __slots__ = ("_ends", "_horizons", "_is_whole", "_spared", "_starts", "fresh", "left_out", "log_end", "lost_ms")
+    __slots__ = (
+        "_ends",
+        "_horizons",
+        "_is_whole",
+        "_spared",
+        "_starts",
+        "fresh",
+        "is_given",
+        "left_out",
+        "log_end",
+        "lost_ms",
+    )
 
     def __init__(self, log_end: int = 0) -> None:
         """Start empty."""
@@ -122,6 +135,7 @@ class EndedIds(Container[bytes]):
         self.fresh = 0
         self.left_out = 0
         self.lost_ms = 0
+        self.is_given: Callable[[bytes], bool] = lambda _: True
         self._is_whole = True
 
     @classmethod
@@ -198,8 +212,7 @@ class EndedIds(Container[bytes]):
         counter = _counter(transaction) if isinstance(transaction, bytes) else None
         if counter is None or counter in self._spared:
             return False
-        place = bisect_right(self._starts, counter) - 1
-        return (place >= 0 and counter < self._ends[place]) or self._is_void(counter)
+        return self._is_in_range(counter) or self._is_void(counter)
 
     def __len__(self) -> int:
         """Return the number of ranges."""
@@ -208,7 +221,7 @@ class EndedIds(Container[bytes]):
     def add(self, transaction: bytes) -> None:
         """Add the id of a transaction that has ended."""
         counter = _counter(transaction)
-        if counter is None:
+        if counter is None or not self.is_given(transaction):
             return
         self.fresh += 1
         self._spared.discard(counter)
@@ -232,7 +245,8 @@ class EndedIds(Container[bytes]):
             self.left_out += 1
 
     def merge(self, other: EndedIds) -> None:
-        """Add all ranges of another set."""
+        """Add all ranges of another set; what was spared and is in one of them has ended since."""
+        self._spared = {counter for counter in self._spared if not other._is_in_range(counter)}
         ranges = sorted([*zip(self._starts, self._ends, strict=True), *zip(other._starts, other._ends, strict=True)])
         self._starts, self._ends = [], []
         for start, end in ranges:
@@ -242,6 +256,25 @@ class EndedIds(Container[bytes]):
                 self._starts.append(start)
                 self._ends.append(end)
         self.fresh += other.fresh
+
+    def cut(self, number: int, count: int, formers: Container[int]) -> None:
+        """Forget ids that were not given out, however they came here.
+
+        Args:
+            number: The group's; 0 if it has none, and then nothing is known.
+            count: None of that number was given out from it on.
+            formers: Its former numbers. Number 0 is that of clients of earlier versions.
+        """
+        if not number:
+            return
+        high = counter_of(number, count)
+        ranges = [
+            (start, min(end, high) if start >> ISSUED_BITS == number else end)
+            for start, end in zip(self._starts, self._ends, strict=True)
+            if (its := start >> ISSUED_BITS) in (0, number) or its in formers
+        ]
+        self._starts = [start for start, end in ranges if start < end]
+        self._ends = [end for start, end in ranges if start < end]
 
     def close_gaps(self, number: int, count: int, open_ids: Iterable[bytes], ranges_kept: int) -> bool:
         """Raise the horizon to a count if there are too many ranges, or something was lost; tell if it rose.
@@ -267,7 +300,7 @@ class EndedIds(Container[bytes]):
 
     def lose(self, until_ms: int, open_ids: Iterable[bytes]) -> None:
         """Count as ended what was begun until a time, ms since 1970, but for the transactions that are open."""
-        self.lost_ms = until_ms
+        self.lost_ms = max(until_ms, self.lost_ms)
         self._is_whole = False
         self._spared.update(item for item in map(_counter, open_ids) if item is not None)
 
@@ -287,6 +320,10 @@ class EndedIds(Container[bytes]):
             last -= 1
             self._starts[last] = high
         del self._starts[first:last], self._ends[first:last]
+
+    def _is_in_range(self, counter: int) -> bool:
+        place = bisect_right(self._starts, counter) - 1
+        return place >= 0 and counter < self._ends[place]
 
     def _is_void(self, counter: int) -> bool:
         return self._is_below(counter) and counter not in self._spared
@@ -362,6 +399,26 @@ def marks_to_keep(marks: Sequence[LogMark], place: int, now_ms: int, kept_ms: in
     while len(kept) > MARKS_MAX:
         del kept[-2::-2]
     return kept
+
+
+def counted_before(marks: Sequence[LogMark], now_ms: int, kept_ms: int, count: int) -> int | None:
+    """Return the count that the group's counter had reached a time ago; None if no mark tells.
+
+    A mark with a higher count than a later one is of an earlier number of the group, as all before it are.
+
+    Args:
+        marks: Oldest first.
+        now_ms: The earliest time that it may be.
+        kept_ms: How long ago.
+        count: What the counter has reached now.
+    """
+    for mark in reversed(marks):
+        if mark.count > count:
+            return None
+        if now_ms - mark.ms >= kept_ms:
+            return mark.count
+        count = mark.count
+    return None
 
 
 def short_until_ms(marks: Iterable[LogMark], offset: int) -> int | None:

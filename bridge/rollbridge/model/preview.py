@@ -19,6 +19,7 @@ from typing import Final
 
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.control import ControlKind
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.frames import unpack_header
 from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransactions
@@ -33,8 +34,8 @@ ENDED_MAX: Final = 200_000
 FAR: Final = 1_000
 """Messages between two recorded frames from which on it is quicker to fetch at the second than to read all of them."""
 AGAIN: Final = 20_000
-"""How far before its start the commit log is read for transactions that seem open, and of which it says nothing since:
-a writer may have doubled a BEGIN frame, as leaders allow for with ``outcomes_again``."""
+"""How far before its start the commit log is read for transactions that seem open, and of which it says nothing since,
+if it is not written down which have ended: a writer may have doubled a BEGIN frame."""
 
 CheckBatch = Callable[[bytes, int], str | None]
 Shown = tuple[BufferedTransaction, FrameRef, bytes]
@@ -198,7 +199,8 @@ class PreviewStart:
 
     In this order: the commit log from :attr:`log_begin` to its end is told to :meth:`hear`; each partition's messages
     from its floor to its end to :meth:`rehearse`; what :meth:`doubts` names is looked up, and told to :meth:`exclude`;
-    if :meth:`is_unsure` the commit log before :attr:`log_begin` is told to :meth:`hear`; then :meth:`make`.
+    if :meth:`is_unsure` or :meth:`is_cut`, what is written down of ended transactions to :meth:`exclude_ended`, and the
+    commit log from where that ends to :attr:`log_begin` to :meth:`hear`; then :meth:`make`.
 
     Attributes:
         log_begin: Offset from which on the commit log says what became of the transactions in the buffers.
@@ -279,6 +281,23 @@ class PreviewStart:
             and not self._known.keys().isdisjoint(item.first_offsets)
             and not self._is_recorded(item)
             for item in self._rehearsing().open.values()
+        )
+
+    def is_cut(self, log_first: int) -> bool:
+        """Return True if outcomes of what seems open may be missing, because the commit log begins at this offset.
+
+        Of partitions without a snapshot it is not known where they began, only when.
+        """
+        return 0 < log_first >= self.log_begin and any(
+            item.id not in self._ended and item.id not in self._begun for item in self._rehearsing().open.values()
+        )
+
+    def exclude_ended(self, ended: EndedIds) -> None:
+        """Take note of which transactions have ended, as a leader has written it down."""
+        self.exclude(
+            item.id
+            for item in self._rehearsing().open.values()
+            if item.id not in self._begun and (item.id in ended or ended.is_lost(item.id, item.begun_ms))
         )
 
     def make(

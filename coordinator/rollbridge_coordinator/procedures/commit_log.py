@@ -25,6 +25,7 @@ from rollbridge.model import paths
 from rollbridge.model.ended import (
     EndedIds,
     LogMark,
+    counted_before,
     decode_ended,
     ended_key,
     marks_to_keep,
@@ -101,9 +102,9 @@ def restore_ended(group: GroupState, values: Sequence[tuple[str, bytes]], first:
             f"the commit log of {group.name} begins at {first}, behind offset {newest.log_end} up to which it is "
             "written down which transactions have ended: somebody else has deleted records of it"
         )
-    ended = EndedIds(end)
+    ended = EndedIds() if newest is None else newest
     if first or end <= REBUILT_MAX:
-        ended = yield from ReadEnded(group.commit_log, first, end)
+        ended.merge((yield from ReadEnded(group.commit_log, first, end)))
     ended.written(end)
     ended.fresh = group.settings.outcomes_unlisted_max if end else 0  # so that it is written down soon
     if first:
@@ -117,6 +118,9 @@ def learn_ended(group: GroupState, outcomes: Iterable[bytes]) -> None:
     """Add the outcomes that were read from the commit log, once the buffers are folded up to the takeover's ends."""
     ended, is_open = group.fold.ended, group.fold.open
     assert ended is not None
+    counter = group.counter
+    ended.is_given = counter.is_given
+    ended.cut(counter.number, counter.note.value, counter.formers)
     # One of them may have the counter of an open one, with another epoch: whoever writes buffers may use any id.
     counters = {transaction[2:] for transaction in is_open}
     for transaction in outcomes:
@@ -156,9 +160,7 @@ def counted_long_ago(group: GroupState) -> int | None:
     """Return the count below which everything was given out so long ago that no client uses it any more."""
     if group.times.differ or not group.log.now_ms:
         return None
-    kept_ms = group.settings.counters_keep_ms
-    old = [mark for mark in group.log.marks if group.log.now_ms - mark.ms >= kept_ms]
-    return old[-1].count if old else None
+    return counted_before(group.log.marks, group.log.now_ms, group.settings.counters_keep_ms, group.counter.note.value)
 
 
 # Retention

@@ -157,6 +157,9 @@ def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple
         return (_opened(item),) if item.state is State.OPEN else None
     found = _preserver(group).find(transaction, owner)
     if isinstance(found, Absence):
+        ended = group.fold.ended
+        if ended is not None and transaction.bytes in ended:
+            found = Absence.FORGOTTEN  # no horizon tells, as where the memory was lost
         raise _absent(found, f"transaction {transaction}", group)
     return (_terminated(*found),)
 
