@@ -230,7 +230,7 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
         follower.leave((log, 0))  # as if it stood still
         missed = topics.end_offsets([log])[log]
         asked = begun["committed"].commit_async()
-        client.admin.abort_transaction(begun["aborted"].id)
+        client.admin.abort_transaction(begun["aborted"].id, group=GroupName(scope))
         eventually(lambda: client.outcome(begun["committed"].id).state == "committed", "it is committed")
         client.admin.update_group(scope, retention_time=SECOND)
         end = topics.end_offsets([log])[log]

@@ -28,9 +28,9 @@ from rollbridge.model.snapshots import choose, index_keys, segment_of
 AGAIN = 20
 """So many records of the commit log, of some hundred, are read again if something is unsure."""
 PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure", "no-list")
-"""Aborted transactions are not looked up, nor in the list; the commit log is not read; recorded transactions are not put
-back, or without asking whether they have ended; the commit log is not read further back, by the second one neither; what
-is written down of ended transactions is not read."""
+"""Aborted transactions are not looked up, nor in the list; the commit log is not read; recorded transactions are not
+put back, or without asking whether they have ended; the commit log is not read further back, by the second one neither;
+what is written down of ended transactions is not read."""
 
 Seen = tuple[bytes, Partition, int, int]
 """A shown frame: its transaction, and where it stands; or that a transaction is taken for open."""
