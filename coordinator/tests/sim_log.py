@@ -10,11 +10,12 @@ from dataclasses import replace
 from coordinator.tests.sim_actors import Client
 from coordinator.tests.sim_world import World
 from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
 from rollbridge.model.ended import EndedIds, decode_ended, ended_key, parse_ended
 from rollbridge.model.frames import FrameHeader, FrameKind
 from rollbridge.model.ids import ISSUED_MAX, split_counter
 from rollbridge.model.names import GroupName, snapshot_indexes_topic, snapshot_topic
-from rollbridge.model.records import Retention
+from rollbridge.model.records import Group, Retention
 from rollbridge.model.requests import AdminRequest, RequestKind
 
 LOG_DEFECTS = ("greedy-log", "deaf-log", "unlisted-outcomes", "early-list", "forgotten-outcomes")
@@ -70,18 +71,27 @@ def check_log(world: World, group: GroupName, before: int) -> None:
     """Raise AssertionError if this part of the commit log may not be deleted."""
     log = world.topics[group.commit_log_topic]
     ended = listed(world, group)
+    known = Group.from_json(world.nodes[paths.group(group)])
     for offset, entry in enumerate(log.entries[:before]):
         if offset >= log.start and entry.item is not None:
             age_ms = world.clock_ms - entry.appended_ms
             assert age_ms >= RETENTION_MS, f"offset {offset} of the commit log goes {age_ms} ms old"
     for transaction, offset in world.summary(group.commit_log_topic).terminated.items():
-        if split_counter(transaction)[1] > ISSUED_MAX:
-            continue  # no counter ever gives it out
+        if not _is_given(known, transaction):
+            continue  # it may be given out later
         if ended.lost_ms and offset < log.start:
             continue  # a list was lost since: that it has ended is told by when it was begun
         assert offset >= before or transaction in ended, f"nobody knows that {transaction.hex()} has ended"
     read = world.commits.get(HISTORIAN, {}).get(group.commit_log_topic, 0)
     assert read >= before, f"{HISTORIAN} has not read the commit log to {before}"
+
+
+def _is_given(group: Group, transaction: bytes) -> bool:
+    """Whether leaders believe that an id was given out."""
+    number, count = split_counter(transaction)
+    if number == group.number:
+        return count < group.counter_floor
+    return count <= ISSUED_MAX and (not number or number in group.former_numbers)
 
 
 def spoil_list(value: bytes | None, faults: frozenset[str]) -> bytes | None:
