@@ -546,6 +546,8 @@ def test_no_promise_is_broken_where_late_commits_follow_each_other(block: int) -
     points, done = Counter[str](), Counter[str]()
     for seed in range(block * 15, block * 15 + 15):
         calm_run(seed, points, done)
+    if not block:
+        calm_run(1_109, points, done)  # the seal that ends a linger waits, and the next roll with it
     assert done["narrow rolls"] > 30
     assert done["rolls"] > done["narrow rolls"], "some concern all segments"
     assert done["merge_late/CommitRound"] > 3
@@ -651,7 +653,7 @@ class Coverage:
         "records of the commit log truncated": 1_000,
         "offsets of groups": 350,
         "administered create-stream": 150,
-        "administered delete-stream": 150,
+        "administered delete-stream": 140,
         "condition refused": 150,
         "condition COMMIT": 150,
         "ended commit": 200,

@@ -187,7 +187,9 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
             case LateRound(transactions):
                 yield from merge_late(group, transactions, now_ms)
             case RollingRound(transactions, rolls):
-                yield from end_linger(group)
+                if group.lingering is not None:
+                    yield from end_linger(group)
+                    continue  # likewise
                 if not (yield from gather(group, rolls)) and not (yield from must_wait(group, rolls, now_ms)):
                     yield from roll(group, transactions, rolls, now_ms)
             case Beside(transaction):
