@@ -84,8 +84,7 @@ class Story:
         with self.connect("loader") as b, self.connect("teller") as other:
             b.admin.create_stream(name, segments=2)
             txn = b.begin(name, label="large")
-            for number in range(LARGE):
-                txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE)
+            futures = [txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE) for number in range(LARGE)]
             txn.flush()
             if late:
                 b.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
@@ -99,6 +98,8 @@ class Story:
                 done.set()
                 small.join()
             assert result.records == LARGE
+            self.places = {future.result(60): number for number, future in enumerate(futures)}
+            assert (result.first, result.last) == (min(self.places), max(self.places))
             self._small(other, "after")
             with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
                 until(
@@ -110,7 +111,13 @@ class Story:
                 )
                 self.history = Metadata(session).history(self.stream)
             with b.reader(name, follow=False) as reader:
-                self.read = [record.value or b"" for record in reader]
+                found = list(reader)
+            self.read = [record.value or b"" for record in found]
+            large = {record.dlsn: record.value for record in found if record.transaction_id == txn.id}
+            with b.transactions(self.stream.scope, follow=False) as transactions:
+                [logged] = [list(item.records()) for item in transactions if item.id == txn.id]
+            assert large == {place: b"large-%d:" % number + VALUE for place, number in self.places.items()}
+            assert [record.dlsn for record in logged] == list(self.places)
 
     def _small(self, b: rollbridge.Bridge, word: str) -> None:
         with b.transaction(str(self.stream)) as txn:
