@@ -21,6 +21,8 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
+from rollbridge.doctor.checks import orphans
+from rollbridge.doctor.facts import gather
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -180,6 +182,7 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
     scope = unique_name("large")
     story = Story(cluster, f"/{scope}", scope)
     name = str(story.stream)
+    topics = TopicAdmin(cluster.bootstrap_servers)
     with (
         Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE),
         story.connect("loader") as b,
@@ -192,6 +195,9 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
             answer = txn.commit_async()
             with ZooKeeperSession(cluster.zookeeper, root=story.root) as session:
                 until(lambda: session.children(paths.merging(story.group)))
+            prepared = f"{scope}.orders.segment-{PREPARED_FIRST}"
+            until(lambda: any(item.startswith(prepared) for item in topics.list_topics()))
+            assert not [item for item in orphans(gather(b.settings)) if scope in item.what], "nobody deletes them"
             for round_ in range(3):
                 with other.transaction(name) as small:
                     small.write(name, key=key(1), value=b"small-%d" % round_)
