@@ -107,12 +107,7 @@ def _place(site: Site, size: int, *names: str) -> Iterator[_Place]:
     """Coordinators of their own, and a stream with a transaction of a size that is still open."""
     root = f"{_ROOT}-{time.monotonic_ns()}"
     with ExitStack() as stack:
-        coordinators = {
-            name: stack.enter_context(
-                another_coordinator(site, root, name, ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES=str(16 * MIB))
-            )
-            for name in names
-        }
+        coordinators = {name: stack.enter_context(another_coordinator(site, root, name)) for name in names}
         client = stack.enter_context(
             rollbridge.connect(site.bootstrap_servers, zookeeper=site.cluster.zookeeper, zookeeper_root=root)
         )

@@ -21,6 +21,8 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
+from rollbridge.doctor.checks import orphans
+from rollbridge.doctor.facts import gather
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
@@ -84,8 +86,7 @@ class Story:
         with self.connect("loader") as b, self.connect("teller") as other:
             b.admin.create_stream(name, segments=2)
             txn = b.begin(name, label="large")
-            for number in range(LARGE):
-                txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE)
+            futures = [txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE) for number in range(LARGE)]
             txn.flush()
             if late:
                 b.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
@@ -99,6 +100,8 @@ class Story:
                 done.set()
                 small.join()
             assert result.records == LARGE
+            self.places = {future.result(60): number for number, future in enumerate(futures)}
+            assert (result.first, result.last) == (min(self.places), max(self.places))
             self._small(other, "after")
             with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
                 until(
@@ -110,7 +113,13 @@ class Story:
                 )
                 self.history = Metadata(session).history(self.stream)
             with b.reader(name, follow=False) as reader:
-                self.read = [record.value or b"" for record in reader]
+                found = list(reader)
+            self.read = [record.value or b"" for record in found]
+            large = {record.dlsn: record.value for record in found if record.transaction_id == txn.id}
+            with b.transactions(self.stream.scope, follow=False) as transactions:
+                [logged] = [list(item.records()) for item in transactions if item.id == txn.id]
+            assert large == {place: b"large-%d:" % number + VALUE for place, number in self.places.items()}
+            assert [record.dlsn for record in logged] == list(self.places)
 
     def _small(self, b: rollbridge.Bridge, word: str) -> None:
         with b.transaction(str(self.stream)) as txn:
@@ -173,6 +182,7 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
     scope = unique_name("large")
     story = Story(cluster, f"/{scope}", scope)
     name = str(story.stream)
+    topics = TopicAdmin(cluster.bootstrap_servers)
     with (
         Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE),
         story.connect("loader") as b,
@@ -185,6 +195,9 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
             answer = txn.commit_async()
             with ZooKeeperSession(cluster.zookeeper, root=story.root) as session:
                 until(lambda: session.children(paths.merging(story.group)))
+            prepared = f"{scope}.orders.segment-{PREPARED_FIRST}"
+            until(lambda: any(item.startswith(prepared) for item in topics.list_topics()))
+            assert not [item for item in orphans(gather(b.settings)) if scope in item.what], "nobody deletes them"
             for round_ in range(3):
                 with other.transaction(name) as small:
                     small.write(name, key=key(1), value=b"small-%d" % round_)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import adopt
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, coordinator
 from integration_tests.patience import eventually
 from integration_tests.test_previews import write_on
 from integration_tests.test_snapshots import OFTEN, abort_many, connected
 from rollbridge.cli.common import ExitCode
+from rollbridge.consumer.records import Message
 from rollbridge.errors import RollbridgeError, StreamBusyError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.clients import producer_config
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.names import StreamName
 
 
@@ -104,6 +109,73 @@ def test_a_stream_moves_while_clients_use_it_and_back(
         assert values(b, stream) == [b"%d" % number for number in range(1, 9)]
         b.admin.delete_stream(stream)
         assert not [topic for topic in topics.list_topics() if topic.startswith(f"{name.scope}.orders.")]
+
+
+@contextmanager
+def _member(cluster: AnyCluster, root: str, group: str, stream: str) -> Iterator[rollbridge.Consumer]:
+    config = {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "zookeeper": cluster.zookeeper,
+        "zookeeper.root": root,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    with rollbridge.Consumer(config) as consumer:
+        consumer.subscribe([stream])
+        yield consumer
+
+
+def _take(consumer: rollbridge.Consumer) -> bytes | None:
+    found: list[Message] = []
+
+    def comes() -> bool:
+        found.extend(consumer.consume(1, 0.5))
+        return bool(found)
+
+    eventually(comes, "a record comes")
+    return found[0].value()
+
+
+def test_a_consumer_group_goes_on_where_it_was_in_a_stream_that_has_moved(
+    cluster: AnyCluster, root: str, stream: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    readers = unique_name("readers")
+    with connected(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **OFTEN):
+        b.admin.create_stream(stream)
+        for value in (b"1", b"2"):
+            commit(b, stream, value)
+        with _member(cluster, root, readers, stream) as consumer:
+            assert _take(consumer) == b"1"
+            consumer.commit(asynchronous=False)
+            b.admin.move_stream(stream, "audit")
+            commit(b, stream, b"3")
+            assert [_take(consumer), _take(consumer)] == [b"2", b"3"]
+            with b.transaction(stream) as transaction:  # the new group's leader commits the offsets
+                transaction.write(stream, key=b"k", value=b"4")
+                places = consumer.position(consumer.assignment())
+                transaction.send_offsets(places, consumer.consumer_group_metadata())
+        with _member(cluster, root, readers, stream) as consumer:
+            assert _take(consumer) == b"4"
+
+
+def test_a_stream_over_an_adopted_topic_moves_and_the_topic_notices_nothing(
+    cluster: AnyCluster, root: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    topic = unique_name("adopted")
+    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics.create_topics([TopicSpec(name=topic)])
+    before = topics.describe([topic])
+    native = Producer(producer_config(cluster.bootstrap_servers))
+    with connected(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **OFTEN):
+        adopt(b, topic)
+        commit(b, topic, b"1")
+        b.admin.move_stream(topic, "audit")
+        native.produce(topic, b"2", b"k")
+        native.flush()
+        commit(b, topic, b"3")
+        assert values(b, topic) == [b"1", b"2", b"3"]
+        assert topics.describe([topic]) == before
 
 
 def _finish(transaction: rollbridge.Transaction, stream: str) -> None:

@@ -138,7 +138,7 @@ def test_an_idle_reader_asks_less_and_misses_nothing(
             records += reader.consume(100, 30)
         assert by_key(records) == dict.fromkeys(KEYS, values)
         assert reader.consume(1, 0.5) == []
-        assert reader._is_idle
+        assert reader._pace is reading.Pace.IDLE
         # The library waits for whole milliseconds: of a shorter rest nothing comes but the question, again and again.
         asked: list[float] = []
         fetch = reader._fetch

@@ -6,13 +6,14 @@ import itertools
 import pickle
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import Completion, FrameLimits, WriteFuture
+from rollbridge.client.futures import Completion, FrameLimits, PartSegment, WriteFuture
 from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
 from rollbridge.errors import (
     IncompleteError,
@@ -282,6 +283,23 @@ def test_the_ends_of_a_commit_span_streams_segments_and_parts() -> None:
     first, last = find_ends(record(placement), {ORDERS: 0, "sales/payments": 1}, pieces)
     assert first == DLSN(4, 1, 50, local_sequence(0, 1))
     assert last == DLSN(9, 0, 7, local_sequence(0, 5))
+
+
+def test_what_stands_in_prepared_segments_is_found_by_the_numbers_that_it_was_written_to() -> None:
+    large = SegmentId.of((1 << 30) + 8, 4)
+    placed = replace(record({ORDERS: {large: [Run(0, 0, 3)]}}), prepared={ORDERS: {large: 1}})
+    pieces: Iterable[Piece] = [Piece(0, 0, 1, 3, first_count=1, last_count=6)]
+    first = DLSN(4, (1 << 30) + 8, 0, local_sequence(0, 1))
+    last = DLSN(4, (1 << 30) + 8, 2, local_sequence(0, 6))
+    assert find_ends(placed, {ORDERS: 0}, pieces) == (first, last)
+    completion = Completion(ID.bytes)
+    completion.settle(placed.encode_value(), 9)
+    slot = PartSegment(completion, 0, ORDERS, 0, 1)
+    assert [slot.locate(index, count) for index, count in enumerate((1, 4, 6))] == [
+        first,
+        DLSN(4, (1 << 30) + 8, 1, local_sequence(0, 4)),
+        last,
+    ]
 
 
 def test_an_empty_commit_has_no_ends() -> None:

@@ -36,6 +36,9 @@ records = st.builds(
         stream_names.map(str), st.dictionaries(segment_ids, st.lists(runs, max_size=3), max_size=3), max_size=3
     ),
     refused=st.none() | refusals,
+    prepared=st.dictionaries(
+        stream_names.map(str), st.dictionaries(segment_ids, int32, min_size=1, max_size=3), max_size=3
+    ),
 )
 
 
@@ -72,6 +75,11 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
             for stream, segments in record.placement.items()
         ],
         "refused": None if record.refused is None else REFUSED.to_datum(record.refused),
+        "prepared": [
+            {"stream": stream, "segment": int(segment), "number": number}
+            for stream, numbers in record.prepared.items()
+            for segment, number in numbers.items()
+        ],
     }
     assert record.encode_value() == rollbridge_schemas.codec("control_record").encode(datum)
 
@@ -119,7 +127,7 @@ IMPOSSIBLE_SEGMENT = rollbridge_schemas.codec("control_record").encode(
         (None, None),
         (GOOD.transaction.bytes, None),
         (GOOD.transaction.bytes, b""),
-        (GOOD.transaction.bytes, GOOD.encode_value()[:-3]),
+        (GOOD.transaction.bytes, GOOD.encode_value()[:-4]),
         (GOOD.transaction.bytes, GOOD.encode_value() + b"\0"),
         (GOOD.transaction.bytes, b"\x08" + GOOD.encode_value()[1:]),
         (GOOD.transaction.bytes, IMPOSSIBLE_SEGMENT),

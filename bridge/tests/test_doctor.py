@@ -517,6 +517,9 @@ def test_what_is_under_way_is_not_taken_for_broken() -> None:
         busy, topics={**busy.topics, "sales.orders.segment-9.epoch-9": topic("sales.orders.segment-9.epoch-9")}
     )
     assert find(busy) == []
+    prepared = with_topic("sales.orders.segment-1073741824.epoch-1")
+    assert [item.check for item in find(prepared)] == ["orphan"]
+    assert find(replace(prepared, upcoming=frozenset(prepared.topics))) == []
     assert find(native(5)) == []
     assert find(overdue(NOW_MS - 500)) == []
     assert find(with_snapshot(since=EndedSince(4, NOW_MS - 61_000))) == [], "an interval of 2 s has just run out"

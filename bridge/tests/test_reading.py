@@ -276,3 +276,20 @@ def test_another_stream_of_the_same_name_is_noticed(other: EpochHistory) -> None
     plan = ReadingPlan(SPLIT)
     with pytest.raises(ConflictError, match="deleted and created again"):
         plan.update(other)
+
+
+def test_it_is_known_whether_a_scale_has_just_come_or_many_segments_follow() -> None:
+    history, plans = EpochHistory.create(even_ranges(1), 0), []
+    for number in range(4):
+        plans.append(ReadingPlan(history))
+        [segment] = history.active.segments
+        record = history.plan_scale([segment.id.number], [segment.range], number)
+        history = history.with_records(record).with_sealed_ends(record.epoch, {segment.id: 1})
+    assert [(plan.is_at_front(), plan.is_far_behind()) for plan in plans] == [
+        (True, False),
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+    plans[-1].reached(SegmentId.of(0, 0), 1)
+    assert not plans[-1].is_far_behind()

@@ -15,7 +15,7 @@ from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
-from rollbridge.model.ids import BEGUN_TWICE, NOT_GIVEN_OUT, SegmentId, TransactionId
+from rollbridge.model.ids import BEGUN_TWICE, NOT_GIVEN_OUT, PREPARED_FIRST, SegmentId, TransactionId
 from rollbridge.model.journal import split
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.outcomes import decode_terminated
@@ -154,6 +154,8 @@ def _check_segment(
         listed = outcome.placement.get(str(stream), {}).get(segment, [])
         if not any(run.base_offset <= offset < run.base_offset + run.count for run in listed):
             found.append(f"offset {offset} of {segment} is not listed in the commit record of {row.transaction}")
+        if outcome.written_number(str(stream), segment) >= PREPARED_FIRST:
+            found.append(f"the commit record of {row.transaction} does not say what {segment} of {stream} stands for")
     for transaction, sequences in runs.items():
         if sequences != sorted(set(sequences)):
             found.append(f"local sequences of {transaction} in {segment} of {stream}: {sequences}")

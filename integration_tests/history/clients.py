@@ -40,6 +40,8 @@ POLL_S = 0.5
 SHARED_KEYS = ("register-0", "register-1")
 """Keys that all clients write conditionally."""
 OPEN_MAX = 3
+LARGE = 60
+"""Records of one transaction in thirty."""
 PIPELINED = 12
 """Commits of one client that are asked for without waiting for an answer, at most."""
 
@@ -103,7 +105,7 @@ class Writer:
 
     def _fill(self, transaction: rollbridge.Transaction, key: str) -> tuple[rollbridge.Transaction, list[Write]]:
         writes = []
-        for number in range(self._random.randint(1, 6)):
+        for number in range(LARGE if self._random.random() < 1 / 30 else self._random.randint(1, 6)):
             stream = self._random.choice(transaction.streams)
             write = Write(stream, key, self._value(number))
             transaction.write(stream, key=key.encode(), value=write.value.encode())

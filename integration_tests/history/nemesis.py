@@ -31,6 +31,8 @@ from rollbridge_devcluster.nodes import Node
 COORDINATORS: Final = 2
 SESSION_S: Final = 2.0
 """ZooKeeper session of the coordinators; whoever is paused for longer has been replaced."""
+LARGE_FROM: Final = ("0", "3000", "3000")
+"""Bytes from which on transactions are merged beside the line, which is those that writers make large, or none."""
 LOSS: Final = 0.1
 """Share of the packets that is lost."""
 BOUNDS_S: Final = {
@@ -179,6 +181,7 @@ class Nemesis:
             # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
             "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
             "ROLLBRIDGE_COORDINATOR_OUTCOMES_UNLISTED_MAX": "200",
+            "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": self._choice.choice(LARGE_FROM),
         }
         for number in range(COORDINATORS):
             self._handles.append(self._cluster.start_coordinator(env=env, ahead_s=wrong_s if number else 0.0))

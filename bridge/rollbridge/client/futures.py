@@ -460,9 +460,10 @@ class PartSegment:
     def _find_runs(self) -> None:
         """Find in the commit record where this part's records stand in the segment."""
         record = self.completion.record
+        assert record is not None  # the transaction is committed
         ends, total = [], 0
-        for segment, runs in (record.placement.get(self.stream, {}) if record else {}).items():
-            if segment.number == self.number:
+        for segment, runs in record.placement.get(self.stream, {}).items():
+            if record.written_number(self.stream, segment) == self.number:
                 self.segment = segment
                 for run in runs:
                     if run.part == self.part:

@@ -194,7 +194,7 @@ def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterabl
             first.setdefault(run.part, run.base_offset)
             last[run.part] = run.base_offset + run.count - 1
         for part in first:
-            piece = known.get(PieceKey(part, place, segment.number))
+            piece = known.get(PieceKey(part, place, record.written_number(stream, segment)))
             if piece is None:
                 continue  # written by an earlier owner
             ends.append(DLSN.of(segment, first[part], local_sequence(part, piece.first_count)))

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import chain
 from operator import length_hint
 from typing import Final, Literal, Self, assert_never
@@ -188,11 +189,25 @@ _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
 _QUEUE_FULL_MS: Final = 5
 _IDLE_S: Final = 2.0
-"""Silence after which brokers may delay their empty answers (``_IDLE_WAIT_MS``)."""
-_IDLE_WAIT_MS: Final = 2_000
+"""Silence after which a reader asks less often."""
 _IDLE_POLL_S: Final = 0.25
 
 _error = Message.error
+
+
+class Pace(IntEnum):
+    """How long brokers may keep a fetch that finds nothing, in ms.
+
+    The library asks a broker for nothing else meanwhile, so a segment that continues another one waits for that twice:
+    until its leader is looked up, and until its records are asked for.
+    """
+
+    CATCHING_UP = 2
+    """Many segments follow each other."""
+    FOLLOWING = 10
+    """What is read is active, or nearly so."""
+    IDLE = 2_000
+    """It is, and nothing has been written for a while. Records come as early, but an added segment would wait."""
 
 
 class Reader:
@@ -285,7 +300,7 @@ class Reader:
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
         }
-        self._is_idle = False
+        self._pace = self._wanted_pace(Pace.FOLLOWING)
         self._consumer = self._open()
         hold(self, "_consumer", "_preview", "_lookout")
         self._lookout = Lookout(
@@ -385,7 +400,7 @@ class Reader:
     @property
     def _slice_s(self) -> float:
         """Interval between checks for new epochs."""
-        return _IDLE_POLL_S if self._is_idle else _POLL_S
+        return _IDLE_POLL_S if self._pace is Pace.IDLE else _POLL_S
 
     def _fetch(self, timeout_s: float) -> bool:
         """Take the records at hand, or that arrive in time, into ``_records``; return False if there are none."""
@@ -414,9 +429,9 @@ class Reader:
         self._refresh()
         if stuck := self._lookout.stuck(self._positions):
             logger.warning("nothing comes from %s although there is something; reading anew", sorted(stuck))
-            self._reopen(idle=False)
-        elif self._may_idle():
-            self._reopen(idle=True)
+            self._reopen(self._wanted_pace(Pace.FOLLOWING))
+        elif (pace := self._wanted_pace(self._pace)) is not self._pace:
+            self._reopen(pace)
         self._assign()
         messages, self._unjudged = self._unjudged, []
         if not messages:
@@ -449,22 +464,22 @@ class Reader:
         return found
 
     def _open(self) -> Consumer:
-        wait = {"fetch.wait.max.ms": _IDLE_WAIT_MS} if self._is_idle else {}
-        return open_consumer(self._config | wait, f"read {self._stream}", logger)
+        return open_consumer({**self._config, "fetch.wait.max.ms": self._pace}, f"read {self._stream}", logger)
 
-    def _may_idle(self) -> bool:
-        if self._is_idle or not self._follow or time.monotonic() - self._moved_at < _IDLE_S:
-            return False
-        return self._plan.is_at_front()
+    def _wanted_pace(self, pace: Pace) -> Pace:
+        """Return the pace that follows ``pace``, by what there is to read and for how long nothing has come."""
+        silent_s = time.monotonic() - self._moved_at
+        if silent_s < _IDLE_S and self._plan.is_far_behind():
+            return Pace.CATCHING_UP
+        if not self._plan.is_at_front():
+            return Pace.FOLLOWING
+        if pace is Pace.IDLE or (self._follow and silent_s >= _IDLE_S):
+            return Pace.IDLE
+        return Pace.FOLLOWING
 
-    def _reopen(self, *, idle: bool) -> None:
-        """Replace the consumer by one at the same position; what was fetched and not handed out is fetched again.
-
-        An idle consumer asks brokers less often. Records reach it as early, but the end of a segment does not, and an
-        added segment waits for the fetch in flight. So a reader idles only while all segments that it reads are active,
-        until the epochs change.
-        """
-        before, self._is_idle = self._consumer, idle
+    def _reopen(self, pace: Pace) -> None:
+        """Replace the consumer by one at the same position; what was fetched and not handed out is fetched again."""
+        before, self._pace = self._consumer, pace
         self._consumer, self._assigned, self._planned = self._open(), set(), -1
         before.close()
 
@@ -560,9 +575,9 @@ class Reader:
                 self._refresh_at = time.monotonic() + _RETRY_S
                 return
             self._history = history
-            if self._is_idle:
-                self._reopen(idle=False)
+            if self._pace is Pace.IDLE:
                 self._moved_at = self._loaded_at
+                self._reopen(self._wanted_pace(Pace.FOLLOWING))
 
     def _assign(self) -> None:
         """Assign exactly the segments that the plan names to the consumer."""

@@ -416,7 +416,7 @@ def orphans(facts: ClusterFacts) -> Iterator[Finding]:
         scope = group.name.scope
         known |= {group.name.commit_log_topic, group.name.terminated_topic}
         known |= {snapshot_indexes_topic(scope), snapshot_segments_topic(scope), snapshot_topic(scope)}
-    for topic in facts.topics:
+    for topic in sorted(facts.topics.keys() - facts.upcoming):
         try:
             name, segment = parse_segment_topic(topic)
         except InvalidNameError:

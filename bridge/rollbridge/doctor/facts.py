@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import filterfalse
 from typing import Final
 
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
@@ -24,11 +25,18 @@ from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince, SnapshotReade
 from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs
 from rollbridge.kafka.views import view_cluster, view_topics
 from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault, works_of
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Merging, StreamFault, works_of
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.journal import split
 from rollbridge.model.late import LateNotes
-from rollbridge.model.names import GroupName, is_group_topic, is_segment_topic, show_partition
+from rollbridge.model.names import (
+    GroupName,
+    StreamName,
+    is_compacted_topic,
+    is_group_topic,
+    is_segment_topic,
+    show_partition,
+)
 from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.records import ControllerEpoch, Coordinator, Group, StreamConfig, StreamState, TransactionRecord
 from rollbridge.zookeeper.access import open_nodes
@@ -177,6 +185,8 @@ class ClusterFacts:
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change, although rollbridge has an identity in ZooKeeper.
         now_ms: Time of the look, ms since 1970.
+        upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
+            transactions, and what streams have got meanwhile.
     """
 
     kafka_cluster_id: str
@@ -194,6 +204,7 @@ class ClusterFacts:
     operations: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
     open_nodes: Sequence[str] = ()
+    upcoming: frozenset[str] = frozenset()
 
     @property
     def is_busy(self) -> bool:
@@ -264,6 +275,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
             | {*names, *(adopted & set(existing))} - known,
             open_nodes=open_nodes(session),
+            upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
         )
 
 
@@ -299,6 +311,25 @@ def _expected(metadata: Metadata, streams: Iterable[StreamFacts]) -> set[str]:
             kept = (segment for segment in stream.history.segments() if segment not in stream.history.removed)
             names |= {stream.config.place(segment)[0] for segment in kept}
     return names
+
+
+def _upcoming(metadata: Metadata, unexpected: Iterable[str]) -> frozenset[str]:
+    """Return which of the topics that no stream has had are prepared, or have been put into a history meanwhile.
+
+    A prepared segment has a record before its topic exists, and keeps it until it is part of a history, or gone. So
+    these records are read first.
+    """
+    wanted = frozenset(unexpected)
+    if not wanted:
+        return wanted
+    named: set[str] = set()
+    for group in metadata.groups():
+        parent = paths.merging(group)
+        nodes = [f"{parent}/{name}" for name in metadata.session.children(parent)]
+        for node in metadata.session.get_many(nodes):
+            for item in () if node is None else Merging.from_json(node.value).streams:
+                named |= set(map(StreamName.parse(item.stream).segment_topic, item.segments.values()))
+    return wanted & (named | _expected(metadata, [_stream(metadata, config) for config in metadata.streams()]))
 
 
 def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:

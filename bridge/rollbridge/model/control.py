@@ -7,13 +7,14 @@ without a header, each field a zigzag varint or a text behind its length::
     +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
     | kind | reason | client name | label | records | bytes | begun | decided | controller epoch |
     +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
-    +-----------------------+---------+-------+
-    | streams               | refused | order |
-    +-----------------------+---------+-------+
+    +----------------+---------+-------+----------+
+    | streams        | refused | order | prepared |
+    +----------------+---------+-------+----------+
 
     streams   array of  stream, segments    ("scope/stream"; empty in an ABORT)
     segments  array of  segment id, runs
     runs      array of  part, base offset, count
+    prepared  array of  stream, segment id, number to which the transaction wrote
     array     a number n and n items, or nothing if empty; then 0
     label, refused, order   0 for null, or 1 and the value
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import rollbridge_schemas
 from rollbridge.model.avro import encode_long, encode_string, encode_text
@@ -53,7 +54,7 @@ _RESUMED: Final = "resumed as part "
 CONTROL_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """``max.message.bytes`` of a commit log: a record batch that holds one record, headers of both included."""
 _HEAD_BYTES: Final = 1024 * 1024
-"""Upper bound on a record without its placement, with the names of all streams that a transaction may have."""
+"""Upper bound on a record without its placement, with the names of all its streams, and those of prepared segments."""
 _SEGMENT_BYTES: Final = 16
 """Upper bound on a segment: its id and the counts of its runs."""
 _RUN_BYTES: Final = 19
@@ -154,6 +155,8 @@ class ControlRecord:
     refused: RefusedCondition | None = None
     order: tuple[LineKey, int] | None = None
     """Connection of a commit and its number there; None if it was not numbered."""
+    prepared: Mapping[str, Mapping[SegmentId, int]] = field(default_factory=dict)
+    """Numbers of the segments to which the transaction wrote, where they are not those of ``placement``."""
 
     def encode_value(self) -> bytes:
         """Return the record's value in Avro binary; its Kafka key is the transaction id's 16 bytes.
@@ -178,6 +181,7 @@ class ControlRecord:
         else:
             (connection, epoch), number = self.order
             parts += (_PRESENT, encode_long(connection), encode_long(epoch), encode_long(number))
+        _add_prepared(parts, self.prepared)
         return b"".join(parts)
 
     def counts(self) -> dict[str, int]:
@@ -186,6 +190,10 @@ class ControlRecord:
         for stream, _, runs in self.segments():
             found[stream] = found.get(stream, 0) + sum(run.count for run in runs)
         return found
+
+    def written_number(self, stream: str, segment: SegmentId) -> int:
+        """Return the number of the segment to which the transaction wrote what stands in ``segment``."""
+        return self.prepared.get(stream, {}).get(segment, segment.number)
 
     def segments(self) -> Iterator[tuple[str, SegmentId, Sequence[Run]]]:
         """Iterate over the streams and segments that hold records, with their runs."""
@@ -227,6 +235,7 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
             },
             refused=None if datum["refused"] is None else _REFUSED.of_datum(datum["refused"]),
             order=None if datum["order"] is None else _order(datum["order"]),
+            prepared=_prepared(datum["prepared"]),
         )
     except (rollbridge_schemas.SchemaError, InvalidRequestError) as fault:
         raise CorruptDataError(f"a message of the commit log is not a control record: {fault}") from fault
@@ -234,6 +243,13 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
 
 def _order(datum: Mapping[str, int]) -> tuple[LineKey, int]:
     return (datum["connection"], datum["epoch"]), datum["number"]
+
+
+def _prepared(items: Sequence[Mapping[str, Any]]) -> dict[str, dict[SegmentId, int]]:
+    found: dict[str, dict[SegmentId, int]] = {}
+    for item in items:
+        found.setdefault(item["stream"], {})[SegmentId.from_int(item["segment"])] = item["number"]
+    return found
 
 
 _KINDS: Final = tuple(ControlKind)
@@ -282,6 +298,15 @@ def _add_segments(parts: list[bytes], segments: Mapping[SegmentId, Sequence[Run]
                 for run in runs:
                     parts += (encode_long(run.part), encode_long(run.base_offset), encode_long(run.count))
             parts.append(_END)
+    parts.append(_END)
+
+
+def _add_prepared(parts: list[bytes], prepared: Mapping[str, Mapping[SegmentId, int]]) -> None:
+    if prepared:
+        parts.append(encode_long(sum(map(len, prepared.values()))))
+        for stream, numbers in prepared.items():
+            for segment, number in numbers.items():
+                parts += (encode_text(stream), encode_long(int(segment)), encode_long(number))
     parts.append(_END)
 
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import InvalidRequestError, StreamRecreatedError, TruncatedError
 from rollbridge.model.ids import SegmentId
+
+_STEPS_OF_A_ROLL: Final = 2
+"""Segments that a rolling commit adds behind one another; a scale adds one."""
 
 
 class ReadingPlan:
@@ -160,6 +164,13 @@ class ReadingPlan:
     def is_at_front(self) -> bool:
         """Return True if nothing is being read but segments that have not been replaced."""
         return not any(self._nodes[segment].successors for segment in self._ready)
+
+    def is_far_behind(self) -> bool:
+        """Return True if more segments follow one that is being read than a scale or a rolling commit adds."""
+        following: set[SegmentId] = set(self._ready)
+        for _ in range(_STEPS_OF_A_ROLL + 1):
+            following = {item for segment in following for item in self._nodes[segment].successors}
+        return bool(following)
 
     def _adopt(self, history: EpochHistory) -> None:
         if self._goals is not None:

@@ -457,11 +457,17 @@ def _control_record(
 ) -> ControlRecord:
     """Return the outcome record of a transaction whose frames are the ``own`` ones of ``items``."""
     placement: dict[str, dict[SegmentId, list[Run]]] = {}
+    prepared: dict[str, dict[SegmentId, int]] = {}
     records = size = 0
     for index in own:
         place, frame = items[index]
         stream, segment = aims.segments[place]
-        runs = placement.setdefault(stream, {}).setdefault(segment, [])
+        segments = placement.setdefault(stream, {})
+        runs = segments.get(segment)
+        if runs is None:
+            runs = segments[segment] = []
+            if segment.number != frame.piece.segment:
+                prepared.setdefault(stream, {})[segment] = frame.piece.segment
         add_run(runs, frame.piece.part, offsets[index], frame.records)
         records += frame.records
         size += frame.size
@@ -479,6 +485,7 @@ def _control_record(
         placement=placement,
         refused=transaction.refused,
         order=_order_of(transaction),
+        prepared=prepared,
     )
 
 

@@ -158,10 +158,9 @@ class LeaderSettings:
     """For how long they are remembered, unless a transaction says otherwise. PIP-255's name."""
     transaction_meta_expire_check_interval_in_second: int = 300
     """How often those are looked for that are due to be forgotten. PIP-255's name."""
-    merge_beside_bytes: int = option(0, low=0)
+    merge_beside_bytes: int = option(16 * MIB, low=0)
     """Bytes of frames from which on a transaction is merged beside the line: into segments of its own that nobody reads
-    yet, while others commit; 16 MiB is a good value. 0, the default: none is. Futures of records that were merged so
-    cannot tell their places yet, which is why it has to be asked for."""
+    yet, while others commit. Smaller ones take less time than the two epochs that such a merge makes. 0: none is."""
     merges_beside_max: int = option(BESIDE_IDENTITIES, low=1, high=BESIDE_IDENTITIES)
     """How many transactions are merged beside the line at a time; further ones wait."""
     scale_wait_ms: int = 20_000
