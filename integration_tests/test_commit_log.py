@@ -118,6 +118,7 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
             return topics.start_offsets([log])[log]
 
         eventually(lambda: start() > 60, "the commit log is truncated")
+    client.admin.update_group(scope, retention_time=None)  # or it would be cut while it is read below
     with pytest.raises(TruncatedError, match="begins at"):
         client.transactions(scope, start=begin)
     with client.transactions(scope, follow=False) as reader:

@@ -419,15 +419,15 @@ class Resumer:
     def _settle_missed(self, group: GroupName, completion: Completion) -> None:
         outcomes: OutcomeTail = self._runtime.outcomes
         try:
-            _, known = self._inquiry.transaction(
-                completion.transaction, _FENCED_ASK_S, group=group, client=completion.client_name
-            )
+            _, known = self._inquiry.transaction(completion.transaction, _FENCED_ASK_S, group=group)
         except TransactionNotFoundError:
             return
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             if outcomes.waiting.pop(completion.key, None) is not None:
                 completion.give_up(f"its record was truncated from the commit log before it was read here; {fault}")
             return
+        if completion.client_name not in (None, known.client_name):
+            return  # an id that was given out twice
         if known.state is not State.OPEN and outcomes.waiting.pop(completion.key, None) is not None:
             completion.settle(_record_of(known, known.reason).encode_value(), known.position)
 

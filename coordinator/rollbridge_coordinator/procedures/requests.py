@@ -158,7 +158,7 @@ def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple
     found = _preserver(group).find(transaction, owner)
     if isinstance(found, Absence):
         ended = group.fold.ended
-        if ended is not None and transaction.bytes in ended:
+        if not owner and ended is not None and transaction.bytes in ended:
             found = Absence.FORGOTTEN  # no horizon tells, as where the memory was lost
         raise _absent(found, f"transaction {transaction}", group)
     return (_terminated(*found),)
