@@ -300,6 +300,7 @@ class Reader:
             "enable.partition.eof": True,
             "error_cb": lambda error: logger.info("the consumer reports: %s", error),
         }
+        self._is_new = True
         self._pace = self._wanted_pace(Pace.FOLLOWING)
         self._consumer = self._open()
         hold(self, "_consumer", "_preview", "_lookout")
@@ -411,7 +412,9 @@ class Reader:
             previews = list(self._preview.take(wait_s))
             if previews or wait_s:
                 timeout_s = 0.0
-        messages = self._fetch_committed(timeout_s)
+        # The first previews are handed out while the consumer connects.
+        is_first, self._is_new = self._is_new, False
+        messages = [] if previews and is_first else self._fetch_committed(timeout_s)
         self._batch = messages
         self._rest = iter(messages)
         self._records = records_of(messages, self._rest, self._origin)
