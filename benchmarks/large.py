@@ -156,7 +156,13 @@ def _takeover(site: Site, size: int) -> Measured:
     with (
         _place(site, size, "one", "two") as place,
         ZooKeeperSession(site.cluster.zookeeper, root=place.root) as session,
+        # Later commits of the connection that has asked for the large one wait for it.
+        rollbridge.connect(
+            site.bootstrap_servers, zookeeper=site.cluster.zookeeper, zookeeper_root=place.root
+        ) as other,
     ):
+        with other.transaction(place.stream) as small:
+            small.write(place.stream, key=b"key", value=b"value")
         group = GroupName(place.stream.partition("/")[0])
         leader = settled(Metadata(session), group)
         answer = place.transaction.commit_async()
@@ -165,7 +171,7 @@ def _takeover(site: Site, size: int) -> Measured:
         time.sleep(_COPIED_S)  # so that it is in its middle
         place.coordinators[leader].kill()
         killed = time.monotonic()
-        with place.client.transaction(place.stream) as small:
+        with other.transaction(place.stream) as small:
             small.write(place.stream, key=b"key", value=b"value")
         waited_s = time.monotonic() - killed
         if answer.done():

@@ -582,6 +582,7 @@ class Interpreter:
     def _commit_round(self, _: fx.CommitRound) -> None:
         self._current.commit()
         self._next()
+        self._workshop.note_round()
 
     def _abort(self) -> None:
         self._current.abort()

@@ -4,6 +4,9 @@ The leader's thread starts and ends preparations, and asks how far they are; it 
 has appended everything keeps its transactional id, whose native transaction stays open, until the leader takes it up,
 or it is given up. So at most as many are under way as there are ids, and others wait for their turn.
 
+Broker, disk and this process are shared with everybody's commits. So while others commit, all preparations together
+work for about half of the time (:func:`rest_s`).
+
 Threads: a preparation belongs to one thread from its start until its ``ended`` is set; afterwards its appender belongs
 to the leader's thread. What passes between them is in the few attributes of :class:`_Preparation`, each written once.
 """
@@ -33,6 +36,28 @@ Explain = Callable[[fx.AnyEffect, Exception, FrameFeed | None], fx.EffectRefused
 
 TAKE_UP_S: Final = 15.0
 """Time before the time-out of its native transaction at which a preparation counts as lost: taking it up takes time."""
+
+
+OTHERS_S: Final = 0.5
+"""Time after a round for which others are taken to commit."""
+REST_MAX_S: Final = 0.5
+HURRY: Final = 1 / 3
+"""Share of the time-out of its native transaction after which a preparation does not rest any more."""
+
+
+def rest_s(worked_s: float, present: int, since_round_s: float, since_begin_s: float, timeout_s: float) -> float:
+    """Return how long a preparation rests after a batch.
+
+    Args:
+        worked_s: How long the batch took.
+        present: Number of preparations that are at work.
+        since_round_s: Time since the leader has committed for others.
+        since_begin_s: Time since the preparation has begun.
+        timeout_s: Time-out of its native transaction.
+    """
+    if since_round_s > OTHERS_S or since_begin_s > HURRY * timeout_s:
+        return 0.0
+    return min(worked_s * present, REST_MAX_S)
 
 
 class _GivenUpError(Exception):
@@ -75,6 +100,11 @@ class Workshop:
             self._idle.put(appender)
         self._present: dict[str, _Preparation] = {}
         self._threads: list[threading.Thread] = []
+        self._round_s = -OTHERS_S  # written by the leader's thread alone
+
+    def note_round(self) -> None:
+        """Take note that a round was committed: what is prepared gives way to those that follow."""
+        self._round_s = time.monotonic()
 
     def start(self, effect: fx.Prepare) -> None:
         """Start a preparation in a thread of its own; it waits for an idle transactional id first."""
@@ -165,7 +195,7 @@ class Workshop:
             with closing(TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)) as admin:
                 admin.create_topics(map(spec_of, item.effect.topics))
             item.began_s = time.monotonic()
-            item.offsets = feed.offsets(appender.append(_until(item.given_up, feed.batches())))
+            item.offsets = feed.offsets(appender.append(self._paced(item, feed.batches())))
         except _GivenUpError:
             pass
         except FencedError as fault:
@@ -180,16 +210,21 @@ class Workshop:
             reader.close()
             item.ended.set()
 
+    def _paced(self, item: _Preparation, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:
+        timeout_s = self._settings.merge_timeout_s
+        began_s = time.monotonic()
+        for batch in batches:
+            if item.given_up.is_set():
+                raise _GivenUpError
+            yield batch
+            now_s = time.monotonic()
+            at_work = sum(not other.ended.is_set() for other in list(self._present.values()))
+            item.given_up.wait(rest_s(now_s - began_s, at_work, now_s - self._round_s, now_s - item.began_s, timeout_s))
+            began_s = time.monotonic()
+
 
 def spec_of(topic: fx.TopicCreation) -> TopicSpec:
     """Return a topic as the adapter takes it."""
     return TopicSpec(
         name=topic.name, partitions=topic.partitions, replication_factor=topic.replication_factor, config=topic.config
     )
-
-
-def _until(given_up: threading.Event, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:
-    for batch in batches:
-        if given_up.is_set():
-            raise _GivenUpError
-        yield batch
