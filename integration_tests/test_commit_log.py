@@ -6,14 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, read_committed
+from integration_tests.clients import Site, patient_client, read_committed
 from integration_tests.command_line import Cli
+from integration_tests.coordinators import Relay
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import (
@@ -77,10 +79,10 @@ def commit(client: rollbridge.Bridge, stream: str, count: int) -> list[Transacti
     return ids
 
 
-def say_again(site: Site, stream: str, identifier: TransactionId) -> None:
+def say_again(cluster: AnyCluster, stream: str, identifier: TransactionId) -> None:
     """A BEGIN frame of a transaction arrives once more, long after."""
     begin = BeginFrame("tester", 0, None, 1_000, {stream: 0})
-    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
     producer.produce(
         StreamName.parse(stream).buffer_topic(),
         key=FrameHeader(FrameKind.BEGIN, identifier.bytes).pack(),
@@ -90,11 +92,10 @@ def say_again(site: Site, stream: str, identifier: TransactionId) -> None:
     assert producer.flush(PATIENCE_S) == 0
 
 
-def outcomes(site: Site, stream: str) -> Counter[TransactionId]:
+def outcomes(cluster: AnyCluster, stream: str) -> Counter[TransactionId]:
     """How many outcomes each transaction has in what is left of the log."""
     records = (
-        decode_control(item.key(), item.value())
-        for item in read_committed(site.cluster.bootstrap_servers, [log_of(stream)])
+        decode_control(item.key(), item.value()) for item in read_committed(cluster.bootstrap_servers, [log_of(stream)])
     )
     return Counter(record.transaction for record in records if record.kind is not ControlKind.BEGIN)
 
@@ -126,15 +127,15 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
     whole = list(read_all(site.cluster.bootstrap_servers, {}, log))
     assert whole[0].offset > 60, "a repair reads what is left of the log"
     assert client.outcome(old[-1]).state == "committed", "outcomes are remembered elsewhere"
-    say_again(site, ledger, old[0])
+    say_again(site.cluster, ledger, old[0])
     commit(client, ledger, 1)
     site.stop_coordinator()
-    say_again(site, ledger, old[1])
+    say_again(site.cluster, ledger, old[1])
     site.start_coordinator()
-    say_again(site, ledger, old[2])
+    say_again(site.cluster, ledger, old[2])
     time_out = commit(client, ledger, 1)
     still_open.commit()
-    found = outcomes(site, ledger)
+    found = outcomes(site.cluster, ledger)
     assert {found[item] for item in old[:3]} == {0}, "nothing of them has ended a second time"
     assert found[time_out[0]] == found[still_open.id] == 1
     committed = [item.value() for item in site.committed(ledger)]
@@ -209,10 +210,10 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
     producer.produce(snapshot_indexes_topic(scope), key=ended_key(GroupName(scope)), value=b"\x01nonsense")
     assert producer.flush(PATIENCE_S) == 0
     site.start_coordinator()
-    say_again(site, ledger, old[0])
+    say_again(site.cluster, ledger, old[0])
     fresh = commit(client, ledger, 3)
     still_open.commit()
-    found = outcomes(site, ledger)
+    found = outcomes(site.cluster, ledger)
     assert found[still_open.id] == 1, "it was recorded as open before the log was cut"
     assert {found[item] for item in fresh} == {1}
 
@@ -341,3 +342,54 @@ def _nodes(session: ZooKeeperSession, path: str) -> Iterator[int]:
         yield len(node.value)
     for name in session.children(path):
         yield from _nodes(session, f"{path.rstrip('/')}/{name}")
+
+
+POINTS = [
+    "write_ended/AppendMessages:after",
+    "write_ended/CommitRound:after",
+    "_save_marks/Write:before",
+    "_save_marks/Write:after",
+    "_delete_below/DeleteRecords:before",
+    "_delete_below/DeleteRecords:after",
+    "update_group/Write:after",
+    "record_extended/Write:before",
+    "record_extended/Write:after",
+]
+SOME = ["_delete_below/DeleteRecords:before"]
+"""Those that `make test` tries, too."""
+
+
+@pytest.mark.parametrize(
+    "point", [point if point in SOME else pytest.param(point, marks=pytest.mark.long) for point in POINTS]
+)
+def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_dies(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, topics: TopicAdmin, point: str
+) -> None:
+    scope = unique_name("cut-off")
+    stream, root = f"{scope}/ledger", f"/{scope}"
+    with Relay(cluster, root, tmp_path, [point], SETTINGS) as relay, patient_client(cluster, root, "teller") as client:
+        client.admin.create_stream(stream)
+        still_open = client.begin(stream, timeout=timedelta(minutes=5))
+        still_open.write(stream, key=b"k", value=b"open all the time")
+        still_open.flush()
+        old = commit(client, stream, 30)
+        eventually(lambda: client.admin.transactions(scope), "the open one has a record")
+        still_open.extend(timedelta(hours=1))
+        client.admin.update_group(scope, retention_time=SECOND)
+
+        def is_truncated() -> bool:
+            commit(client, stream, 1)
+            return topics.start_offsets([log_of(stream)])[log_of(stream)] > 40
+
+        eventually(is_truncated, "the commit log is truncated")
+        eventually(lambda: commit(client, stream, 1) and relay.deaths == 1, f"a leader dies at {point}")
+        client.admin.update_group(scope, retention_time=None)
+        for identifier in old[:3]:
+            say_again(cluster, stream, identifier)
+        last = commit(client, stream, 1)
+        still_open.commit()
+        found = outcomes(cluster, stream)
+        assert {found[item] for item in old[:3]} == {0}, "nothing of them has ended a second time"
+        assert found[last[0]] == found[still_open.id] == 1
+        with client.reader(stream, follow=False) as reader:
+            assert [record.value for record in reader].count(b"open all the time") == 1

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, overload
+from typing import Final, NamedTuple, Self, overload
 
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import RefusedCondition
@@ -290,6 +290,27 @@ def late_price(begun: LateBegin) -> int:
     return LATE_PRICE + named + LATE_PLACE_PRICE * len(begun.first_offsets)
 
 
+class _Matched(NamedTuple):
+    """How so many frames match a manifest: whether all are there, and one that holds more than it names, if any."""
+
+    manifest: Manifest
+    frames: int
+    is_complete: bool
+    misfit: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, frames: HeldFrames) -> Self:
+        """Compare them, which takes time in proportion to the frames."""
+        missing, misfit = dict(manifest.pieces), ""
+        for piece, records in frames.counts():
+            left = missing.get(piece, 0)
+            if left > 0:
+                if left < records and not misfit:
+                    misfit = f"a frame of {piece} holds {records} records where the commit names {left} more"
+                missing[piece] = left - records
+        return cls(manifest, len(frames), all(left <= 0 for left in missing.values()), misfit)
+
+
 @dataclass(slots=True, eq=False)
 class BufferedTransaction:
     """State of one transaction in the fold."""
@@ -320,6 +341,7 @@ class BufferedTransaction:
     """Session that asked for its end; another one may have resumed the transaction since."""
     order: CommitOrder | None = None
     """Position of its commit among those of the requesting connection; None if it is not numbered."""
+    _match: _Matched | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.owners = Owners(self.begin)
@@ -341,27 +363,17 @@ class BufferedTransaction:
         """Return whether all frames that the manifest names have arrived, and a BEGIN frame in each stream's buffer."""
         if self.manifest is None or len(self.begun_in) < len(self.begin.streams):
             return False
-        if self._is_plain():
-            return True
-        missing = dict(self.manifest.pieces)
-        for piece, records in self.frames.counts():
-            left = missing.get(piece)
-            if left is not None:
-                missing[piece] = left - records
-        return all(left <= 0 for left in missing.values())
+        return self._is_plain() or self._matched(self.manifest).is_complete
 
     def manifest_fault(self) -> str | None:
         """Return why the complete set of frames can never match the manifest; None if it does."""
         if self.is_too_scattered():
             return scattered_reason(len(self.frames))
-        missing = dict(self.manifest.pieces) if self.manifest else {}
-        for piece, records in () if self._is_plain() else self.frames.counts():
-            left = missing.get(piece, 0)
-            if 0 < left < records:
-                return f"a frame of {piece} holds {records} records where the commit names {left} more"
-            if left > 0:
-                missing[piece] = left - records
-        for piece in missing:
+        if self.manifest is not None and not self._is_plain():
+            misfit = self._matched(self.manifest).misfit
+            if misfit:
+                return misfit
+        for piece in self.manifest.pieces if self.manifest else ():
             if piece.stream >= len(self.begin.streams):
                 return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
         for item in self.manifest.conditions if self.manifest else ():
@@ -416,6 +428,13 @@ class BufferedTransaction:
             + OWNER_PRICE * self.owners.resumed
             + (0 if self.manifest is None else manifest_price(self.manifest))
         )
+
+    def _matched(self, manifest: Manifest) -> _Matched:
+        """Return how the frames match the manifest; looked at again only when one of them has changed."""
+        known = self._match
+        if known is None or known.manifest is not manifest or known.frames != len(self.frames):
+            known = self._match = _Matched.of(manifest, self.frames)
+        return known
 
     def _is_plain(self) -> bool:
         """Return whether each piece of the manifest has one frame and there are no others, as in most transactions.
