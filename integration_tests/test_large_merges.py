@@ -169,7 +169,7 @@ def test_a_large_transaction_is_merged_while_others_commit_and_then_stands_in_ep
     causes = [record.cause for record in story.history.records]
     rolled = [EpochCause.ROLLING_TRANSACTIONS, EpochCause.ROLLING_ACTIVE]
     assert causes == [EpochCause.CREATE, *([EpochCause.SCALE] if late else []), *rolled]
-    prepared = [item for item in story.history.records[-2].segments if item.id.number >= PREPARED_FIRST]
+    prepared = [item for item in story.history.records[-2].segments if item.id.is_prepared]
     assert len(prepared) == 2
     assert {parse_segment_topic(story.stream.segment_topic(item.id))[1] for item in prepared} == {
         item.id for item in prepared

@@ -508,7 +508,12 @@ def test_where_rolling_commits_made_the_epochs_it_is_said_how_there_will_be_fewe
         history = history.with_records(*history.plan_rolling(0, 1))
     [finding] = [item for item in find(with_stream(history=history)) if item.check == "growth"]
     assert "stream sales/orders has 2501 topics of segments and 6 epochs" in finding.what
-    assert "2 rolling commits made two epochs each" in finding.remedy
+    assert "2 rolling commits made two epochs each: commit open transactions before" in finding.remedy
+    for _ in range(3):
+        prepared = {0: SegmentId.of(history.next_prepared(0), history.active.epoch)}
+        history = history.with_records(*history.plan_rolling(0, 1, prepared=prepared))
+    [finding] = [item for item in find(with_stream(history=history)) if item.check == "growth"]
+    assert "5 rolling commits made two epochs each: most of large transactions" in finding.remedy
 
 
 def test_what_is_under_way_is_not_taken_for_broken() -> None:

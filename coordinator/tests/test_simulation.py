@@ -44,7 +44,7 @@ from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Inside, R
 from rollbridge.model import paths
 from rollbridge.model.changes import Roll
 from rollbridge.model.epochs import EpochCause
-from rollbridge.model.ids import PREPARED_FIRST, SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
@@ -371,7 +371,7 @@ class Run:
             check_buffer(self.world, GROUP, topic, before)
         else:
             stream, segment = parse_segment_topic(topic)
-            if segment.number >= PREPARED_FIRST and segment not in whole_history_of(self.world, stream).graph.nodes:
+            if segment.is_prepared and segment not in whole_history_of(self.world, stream).graph.nodes:
                 if before:
                     self.world.broken.append(f"{topic} is deleted, which holds records and was never read")
                 return
@@ -702,7 +702,7 @@ class Coverage:
         for name in STREAMS:
             history = whole_history_of(world, name)
             counts.update(f"cause {record.cause.value}" for record in history.records)
-            prepared = [item for item in history.graph.nodes if item.number >= PREPARED_FIRST]
+            prepared = [item for item in history.graph.nodes if item.is_prepared]
             logs = [world.log(name.segment_topic(item)) for item in prepared]
             counts["large transactions"] += sum(bool(log.visible()) for log in logs)
             counts["narrow rolls"] += sum(

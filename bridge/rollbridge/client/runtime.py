@@ -114,7 +114,7 @@ class ClientOptions:
     lease_max: timedelta = option(timedelta(days=7))
     """Longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
     transaction_bytes_max: int = 16 * GIB
-    """Largest transaction that is written; coordinators abort larger ones. A merge stalls readers for its length."""
+    """Largest transaction that is written; coordinators abort larger ones."""
     open_transactions_max: int = 100_000
     """Maximum number of transactions that this connection keeps open at once."""
 

@@ -40,5 +40,10 @@ def growth(facts: ClusterFacts) -> Iterator[Finding]:
                 f"see rollbridge stream history {name}"
             )
         if 2 * rolled > causes[EpochCause.SCALE]:
-            remedy += f"; {rolled} rolling commits made two epochs each: commit open transactions before a scale"
+            large = sum(any(segment.id.is_prepared for segment in item.segments) for item in history.records)
+            remedy += f"; {rolled} rolling commits made two epochs each: "
+            if 2 * large > rolled:
+                remedy += "most of large transactions, for which merge_beside_bytes of the coordinators can be raised"
+            else:
+                remedy += "commit open transactions before a scale"
         yield warning("growth", what, remedy)

@@ -410,7 +410,7 @@ class EpochHistory:
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])
         epoch = self.next_epoch
-        first = 1 + max(item.number for item in self.graph.nodes if item.number < PREPARED_FIRST)
+        first = 1 + max(item.number for item in self.graph.nodes if not item.is_prepared)
         fresh = [Segment(SegmentId.of(first + place, epoch), item) for place, item in enumerate(ordered)]
         kept = [item for number, item in active.items() if number not in numbers]
         return EpochRecord(
@@ -511,12 +511,12 @@ class EpochHistory:
         return (
             self.born <= segment.epoch < self.first
             and segment not in self.graph.nodes
-            and (segment.number <= highest or segment.number >= PREPARED_FIRST)
+            and (segment.number <= highest or segment.is_prepared)
         )
 
     def next_prepared(self, known: int) -> int:
         """Return the number for the next segment to prepare, where ``known`` have been prepared so far, or more."""
-        last = max((item.number for item in self.graph.nodes if item.number >= PREPARED_FIRST), default=0)
+        last = max((item.number for item in self.graph.nodes if item.is_prepared), default=0)
         return max(PREPARED_FIRST + known, last + 1)
 
     def is_former(self, segment: SegmentId) -> bool:

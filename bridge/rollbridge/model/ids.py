@@ -69,6 +69,11 @@ class SegmentId:
         """Unpack from 64 bits; the inverse of ``int(segment_id)``."""
         return cls(SegmentNumber(value & 0xFFFF_FFFF), Epoch(value >> 32))
 
+    @property
+    def is_prepared(self) -> bool:
+        """True for a segment that was prepared for a large transaction."""
+        return self.number >= PREPARED_FIRST
+
     def __int__(self) -> int:
         return self.epoch << 32 | self.number
 

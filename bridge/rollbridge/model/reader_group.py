@@ -23,7 +23,7 @@ from typing import Final
 
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.errors import ConflictError
-from rollbridge.model.ids import PREPARED_FIRST, SegmentId
+from rollbridge.model.ids import SegmentId
 
 
 class Reset(Enum):
@@ -96,7 +96,7 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
 
 def _is_of_birth(history: EpochHistory, segment: SegmentId) -> bool:
     """Return True if a stream was created with a segment; the epoch of a prepared one is not that in which it began."""
-    return segment.epoch == history.born and segment.number < PREPARED_FIRST
+    return segment.epoch == history.born and not segment.is_prepared
 
 
 def decide_plain(committed: int, reset: Reset) -> SegmentVerdict:

@@ -25,7 +25,7 @@ from typing import Final
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError, StreamExistsError
 from rollbridge.model import paths
 from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.ids import PREPARED_FIRST, SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import fold, former_among, former_of
@@ -371,7 +371,7 @@ def _unused(stream: LedStream) -> Steps[list[str]]:
     Their numbers follow the highest one, and they have the next epoch.
     """
     history, found = stream.history, list[str]()
-    first = 1 + max(item.number for item in history.graph.nodes if item.number < PREPARED_FIRST)
+    first = 1 + max(item.number for item in history.graph.nodes if not item.is_prepared)
     while True:
         segments = [SegmentId.of(first + number, history.next_epoch) for number in range(TOPICS_AT_ONCE)]
         there = yield from TopicIds([stream.config.place(item)[0] for item in segments])
@@ -401,7 +401,7 @@ def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple
         own = {
             item
             for item in record.segment_ids
-            if item.epoch == record.epoch or item.number >= PREPARED_FIRST or number == numbers[0]
+            if item.epoch == record.epoch or item.is_prepared or number == numbers[0]
         }
         if taken and len(segments) + len(own) > TOPICS_AT_ONCE:
             break
