@@ -8,7 +8,7 @@ out twice, and honest clients go on. ``run(seed)`` repeats a history exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -30,6 +30,8 @@ from rollbridge_coordinator.procedures import loop as agenda
 from rollbridge_coordinator.state.effects import ReadCounter, Steps, Write, read_node
 from rollbridge_coordinator.state.group import GroupState
 
+UNDONE = 211
+"""A history in which a leader dies after it has undone a rolling commit that had closed active segments."""
 STEPS_APART = 0.01
 """How often the outsider acts."""
 
@@ -92,6 +94,8 @@ class DamagedRun(Run):
 
     def go(self) -> list[str]:
         broken = super().go()
+        again = {f"transaction {identifier} has two outcomes" for identifier in self.forged}
+        broken = [item for item in broken if item not in again]
         used = [attempt.id for client in self.clients for attempt in client.attempts]
         if len(used) != len(set(used)):
             broken.append("an id was given out twice")
@@ -109,15 +113,15 @@ class DamagedRun(Run):
 
 
 def forged_faults(identifier: TransactionId, log: list[ControlRecord], *, may_expire: bool) -> list[str]:
-    """What is wrong with what became of a forged transaction."""
+    """What is wrong with what became of a forged transaction; a leader that meets it again refuses it again."""
     ends = [record for record in log if record.transaction == identifier and record.kind is not ControlKind.BEGIN]
     reasons = (NOT_GIVEN_OUT, EXPIRED) if may_expire else (NOT_GIVEN_OUT,)
-    if len(ends) == 1 and ends[0].kind is ControlKind.ABORT and ends[0].reason in reasons:
+    if ends and all(item.kind is ControlKind.ABORT and item.reason in reasons for item in ends):
         return []
     return [f"forged {identifier} ended as {[(item.kind.name, item.reason) for item in ends]}"]
 
 
-def check(seeds: range) -> tuple[int, int]:
+def check(seeds: Iterable[int]) -> tuple[int, int]:
     """Run histories, none of which may break a promise; gives how often something was damaged, and forged."""
     damaged = forged = 0
     for seed in seeds:
@@ -130,14 +134,14 @@ def check(seeds: range) -> tuple[int, int]:
 
 
 def test_no_id_is_given_out_twice_whatever_is_written_to_the_counter() -> None:
-    damaged, forged = check(range(3))
+    damaged, forged = check([0, 1, 2, UNDONE])
     assert damaged >= 10, damaged
     assert forged >= 10, forged
 
 
 @pytest.mark.long
 def test_no_id_is_given_out_twice_in_many_histories() -> None:
-    damaged, forged = check(range(23, 53))
+    damaged, forged = check(range(3, 53))
     assert damaged >= 100, damaged
     assert forged >= 100, forged
 

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions, Roll
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
@@ -49,11 +49,12 @@ from rollbridge_coordinator.procedures.suspended import (
     end_suspension,
     kept_of,
     open_of,
+    plan_reopening,
     postpone,
     put_aside,
-    reopen,
     still_held,
     suspend,
+    take_up_scale,
 )
 from rollbridge_coordinator.state.effects import (
     ROUND,
@@ -193,12 +194,21 @@ def close_roll(group: GroupState, committing: CommittingTransactions, node: str)
         record = stream.history.record(roll.new_active_epoch)
         if not (yield from Write([SetNode(paths.epoch(stream.config.name, record.epoch), record.to_json())])):
             raise StaleStateError(f"epoch {record.epoch} of {stream.config.name} is gone")
-    if not (yield from Write([DeleteNode(node)])):
-        raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
+    yield from _end(group, committing, node, reopens=len(plans) < len(committing.rolls))
     group.counts["rolling_commits"] += 1
+
+
+def _end(group: GroupState, committing: CommittingTransactions, node: str, *, reopens: bool) -> Steps[None]:
+    """Remove the record of a rolling commit; active segments that it has closed get successors if it ``reopens``."""
+    planned: dict[str, EpochTransition] = {}
+    if reopens:
+        planned = yield from plan_reopening(group, committing.streams, committing.created_ms, node)
+    begun = [CreateNode(path, scaling.to_json()) for path, scaling in planned.items()]
+    if not (yield from Write([DeleteNode(node), *begun])):
+        raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
     yield from end_suspension(group, node)
-    if len(plans) < len(committing.rolls):
-        yield from reopen(group, committing.streams, committing.created_ms)
+    for path, scaling in planned.items():
+        take_up_scale(group, path, scaling)
 
 
 def _linger(group: GroupState, committing: CommittingTransactions, began_ms: int, lines: int) -> Steps[bool]:
@@ -405,11 +415,8 @@ def _undo(group: GroupState, committing: CommittingTransactions, node: str, reas
             yield from change(group, node, committing.with_only(()))
         yield from postpone(group, node, reason)
         return
-    if not (yield from Write([DeleteNode(node)])):
-        raise StaleStateError(f"the rolling commit of {group.name} was finished by someone else")
-    yield from end_suspension(group, node)
+    yield from _end(group, committing, node, reopens=True)
     group.counts["rolling_commits_undone"] += 1
-    yield from reopen(group, committing.streams, committing.created_ms)
 
 
 def _is_published(roll: Roll, stream: LedStream) -> bool:

@@ -412,10 +412,30 @@ def _show(group: GroupState, item: Suspended, now_ms: int) -> Steps[None]:
 
 
 def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[None]:
-    """Plan scales that replace the closed active segments of streams, unless a change of the stream is in progress."""
+    """Begin scales that replace the closed active segments of streams, unless a change of the stream is in progress."""
+    planned = yield from plan_reopening(group, streams, now_ms)
+    for node, scaling in planned.items():
+        if not (yield from Write([CreateNode(node, scaling.to_json())])):
+            raise StaleStateError(f"stream {scaling.stream} is scaled by someone else")
+        take_up_scale(group, node, scaling)
+
+
+def plan_reopening(
+    group: GroupState, streams: Collection[str], now_ms: int, ending: str = ""
+) -> Steps[dict[str, EpochTransition]]:
+    """Return the scales that :func:`reopen` begins, by the nodes of their records.
+
+    Args:
+        group: State of the group.
+        streams: Their names.
+        now_ms: The time.
+        ending: Node of a change of these streams that is being ended. Whoever ends it writes these records with that,
+            since a leader that died in between would leave active segments closed for good.
+    """
+    planned: dict[str, EpochTransition] = {}
     for name in streams:
         stream = group.streams.get(name)
-        if stream is None or group.is_half_done(name) or stream.is_on_topic:
+        if stream is None or group.is_half_done(name, but=ending) or stream.is_on_topic:
             continue  # an adopted topic that its owner has closed is the owner's to open
         places = stream.places_of(stream.history.active.segments)
         closed = yield from find_closed(list(places.values()))
@@ -431,11 +451,14 @@ def reopen(group: GroupState, streams: Collection[str], now_ms: int) -> Steps[No
             now_ms,
             group.controller_epoch,
         )
-        node = f"{paths.suspended(group.name)}/{scaling.title}"
-        if not (yield from Write([CreateNode(node, scaling.to_json())])):
-            raise StaleStateError(f"stream {name} is scaled by someone else")
-        take_up(group, node, scaling)
-        group.counts["segments_reopened"] += len(segments)
+        planned[f"{paths.suspended(group.name)}/{scaling.title}"] = scaling
+    return planned
+
+
+def take_up_scale(group: GroupState, node: str, scaling: EpochTransition) -> None:
+    """Add a scale that replaces closed segments, whose record is written."""
+    take_up(group, node, scaling)
+    group.counts["segments_reopened"] += len(scaling.seal)
 
 
 def find_closed(places: Sequence[Partition]) -> Steps[frozenset[Partition]]:

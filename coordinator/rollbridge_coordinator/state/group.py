@@ -403,9 +403,13 @@ class GroupState:
         """Return True if a scale or rolling commit of a stream waits half done."""
         return bool(self.suspended) and self.suspended_on(stream) is not None
 
-    def is_half_done(self, stream: str) -> bool:
-        """Return True if one waits, or was refused in the middle, so that some ends of segments are unknown."""
-        return self.is_suspended(stream) or bool(self.streams[stream].history.unsealed())
+    def is_half_done(self, stream: str, but: str = "") -> bool:
+        """Return True if one waits, or was refused in the middle, so that some ends of segments are unknown.
+
+        ``but`` is the node of one that does not count.
+        """
+        waits = any(stream in item.work.streams for node, item in self.suspended.items() if node != but)
+        return waits or bool(self.streams[stream].history.unsealed())
 
     def is_rolling(self, transaction: BufferedTransaction) -> bool:
         """Return True if a rolling commit that waits half done names a transaction."""
