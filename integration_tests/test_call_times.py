@@ -74,6 +74,8 @@ SAME: Final = {
     "Admin.move_stream": "Admin.scale",
     "Admin.rebuild_snapshots": "Admin.clear_snapshots",
     "Admin.release_topic": "Admin.delete_stream",
+    "Admin.update_group": "Admin.update_stream",
+    "Admin.groups": "Admin.group",
     "SharedClient.committed": "SharedClient.joint",
 }
 CALLS: Final = frozenset(
@@ -82,6 +84,7 @@ CALLS: Final = frozenset(
         "Admin.clear_snapshots",
         "Admin.create_stream",
         "Admin.delete_stream",
+        "Admin.group",
         "Admin.scale",
         "Admin.truncate",
         "Admin.update_stream",
@@ -364,6 +367,7 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
         "Admin.update_stream",
         lambda: admin.update_stream(stream, retention_time=timedelta(days=1), timeout_s=times),
     )
+    lanes.add("update", "Admin.group", lambda: admin.group(stream.partition("/")[0], timeout_s=times))
     lanes.add("update", "Admin.clear_snapshots", lambda: admin.clear_snapshots(stream, timeout_s=times))
     lanes.add("update", "Admin.abort_transaction", lambda: admin.abort_transaction(identifier, timeout_s=times))
 

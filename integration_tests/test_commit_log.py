@@ -228,6 +228,7 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
         futures = {kind: txn.write(ledger, key=b"k", value=kind.encode()) for kind, txn in begun.items()}
         for txn in begun.values():
             txn.flush()
+        eventually(lambda: len(client.admin.transactions(GroupName(scope))) == len(begun), "all have records")
         follower = absent._outcomes._follower
         follower.leave((log, 0))  # as if it stood still
         missed = topics.end_offsets([log])[log]
@@ -373,7 +374,7 @@ def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_di
         still_open.write(stream, key=b"k", value=b"open all the time")
         still_open.flush()
         old = commit(client, stream, 30)
-        eventually(lambda: client.admin.transactions(scope), "the open one has a record")
+        eventually(lambda: client.admin.transactions(GroupName(scope)), "the open one has a record")
         still_open.extend(timedelta(hours=1))
         client.admin.update_group(scope, retention_time=SECOND)
 
