@@ -43,7 +43,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="took_ms",
                 unit="ms",
                 better=Better.LESS,
-                bar=2.0,
+                bar=1.0,
                 peers=(COMMITTED,),
             ),
             Row(
