@@ -39,6 +39,7 @@ class Owner:
         self.stream: Final = stream
         self._topic = topic_of(stream)
         self._kafka = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._refusal = ""
         self.since = time.monotonic_ns()
         """When the topic as it is now was made, in ns of the clock of operations."""
 
@@ -66,10 +67,18 @@ class Owner:
                 change()
                 # Its clients go on with what they know, before anybody has noticed or after that.
                 is_over = over.wait(PAUSE_S)
-                eventually(lambda: self._release(client), f"topic {self._topic} is released", KAFKA_S)
-                eventually(lambda: self._adopt(client), f"topic {self._topic} is adopted", KAFKA_S)
+                self._persist(lambda: self._release(client), f"topic {self._topic} is released")
+                self._persist(lambda: self._adopt(client), f"topic {self._topic} is adopted")
                 if is_over or over.wait(PAUSE_S):
                     return
+
+    def _persist(self, tries: Callable[[], bool], what: str) -> None:
+        """Try until it is done; the last refusal is told if it never is."""
+        self._refusal = ""
+        try:
+            eventually(tries, what, KAFKA_S)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self._refusal}") from late
 
     def _release(self, client: rollbridge.Bridge) -> bool:
         """End what is open there and release the topic; False if it may not be released yet."""
@@ -81,7 +90,8 @@ class Owner:
             client.admin.release_topic(self._topic)
         except StreamNotFoundError:
             return True
-        except RollbridgeError:
+        except RollbridgeError as fault:
+            self._refusal = str(fault)
             return False
         return True
 
@@ -91,7 +101,8 @@ class Owner:
             client.admin.adopt_topic(self._topic, stream=self.stream, partitioner="murmur2", check=False)
         except StreamExistsError:
             return True
-        except RollbridgeError:
+        except RollbridgeError as fault:
+            self._refusal = str(fault)
             return False
         return True
 
