@@ -140,7 +140,8 @@ def _step(group: GroupState, stream: LedStream, now_ms: int) -> Steps[None]:
         return
     for item in _open(group, own):
         if item.state is State.OPEN:
-            why = f"stream {own} was moved into group {moved.group} while the transaction began; begin it again"
+            where = f"stream {own} was moved into another group, {moved.group}"
+            why = f"{where}, while the transaction began; begin it again"
             group.fold.refuse(item.id, why, now_ms)
     if _open(group, own):
         return  # their outcomes come first
