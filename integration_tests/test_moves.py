@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import adopt
+from integration_tests.clients import adopt, consumer_of
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, coordinator
 from integration_tests.patience import eventually
@@ -111,21 +110,6 @@ def test_a_stream_moves_while_clients_use_it_and_back(
         assert not [topic for topic in topics.list_topics() if topic.startswith(f"{name.scope}.orders.")]
 
 
-@contextmanager
-def _member(cluster: AnyCluster, root: str, group: str, stream: str) -> Iterator[rollbridge.Consumer]:
-    config = {
-        "bootstrap.servers": cluster.bootstrap_servers,
-        "zookeeper": cluster.zookeeper,
-        "zookeeper.root": root,
-        "group.id": group,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-    }
-    with rollbridge.Consumer(config) as consumer:
-        consumer.subscribe([stream])
-        yield consumer
-
-
 def _take(consumer: rollbridge.Consumer) -> bytes | None:
     found: list[Message] = []
 
@@ -145,7 +129,7 @@ def test_a_consumer_group_goes_on_where_it_was_in_a_stream_that_has_moved(
         b.admin.create_stream(stream)
         for value in (b"1", b"2"):
             commit(b, stream, value)
-        with _member(cluster, root, readers, stream) as consumer:
+        with consumer_of(cluster, root, readers, stream) as consumer:
             assert _take(consumer) == b"1"
             consumer.commit(asynchronous=False)
             b.admin.move_stream(stream, "audit")
@@ -155,7 +139,7 @@ def test_a_consumer_group_goes_on_where_it_was_in_a_stream_that_has_moved(
                 transaction.write(stream, key=b"k", value=b"4")
                 places = consumer.position(consumer.assignment())
                 transaction.send_offsets(places, consumer.consumer_group_metadata())
-        with _member(cluster, root, readers, stream) as consumer:
+        with consumer_of(cluster, root, readers, stream) as consumer:
             assert _take(consumer) == b"4"
 
 

@@ -24,6 +24,17 @@ class Week(Run):
 
     shift_ms = SHIFT_MS
 
+    def keep_streams(self, kept_ms: int) -> None:
+        """Keep the records of all streams for so long, and until the auditor has read them."""
+        for stream in STREAMS:
+            policy = AdminRequest(
+                kind=RequestKind.UPDATE_STREAM,
+                stream=str(stream),
+                retention=Retention(kept_ms, -1, ("auditor",)),
+                created_ms=0,
+            )
+            self.world.request(GROUP, policy.to_json())
+
     def live(self) -> dict[str, int]:
         """How much there is in Kafka and ZooKeeper, without the commit log, see docs/operations.md."""
         topics = {name: log for name, log in self.world.topics.items() if name != GROUP.commit_log_topic}
@@ -76,14 +87,7 @@ class Week(Run):
 @pytest.mark.long
 def test_a_week_leaves_bounded_state() -> None:
     run = Week(7)
-    for stream in STREAMS:
-        policy = AdminRequest(
-            kind=RequestKind.UPDATE_STREAM,
-            stream=str(stream),
-            retention=Retention(12 * HOUR_MS, -1, ("auditor",)),
-            created_ms=0,
-        )
-        run.world.request(GROUP, policy.to_json())
+    run.keep_streams(12 * HOUR_MS)
     seen = []
     for number in range(7 * SHIFTS_A_DAY):
         run.shift(number)

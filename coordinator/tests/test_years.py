@@ -95,14 +95,7 @@ class Years(Week):
 def years(seed: int, shifts: int) -> tuple[Years, list[dict[str, int]]]:
     """Live for so many shifts, with a retention of streams and of the commit log of a week."""
     run = Years(seed)
-    for stream in STREAMS:
-        policy = AdminRequest(
-            kind=RequestKind.UPDATE_STREAM,
-            stream=str(stream),
-            retention=Retention(7 * DAY_MS, -1, ("auditor",)),
-            created_ms=0,
-        )
-        run.world.request(GROUP, policy.to_json())
+    run.keep_streams(7 * DAY_MS)
     week = Retention(7 * DAY_MS, -1, (HISTORIAN,))
     run.world.request(GROUP, AdminRequest(kind=RequestKind.UPDATE_GROUP, retention=week, created_ms=0).to_json())
     seen = []

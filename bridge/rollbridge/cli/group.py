@@ -6,14 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.stream import (
-    NONE,
+from rollbridge.cli.retention import (
     RETENTION_BYTES,
     RETENTION_GROUP,
     RETENTION_TIME,
+    given_retention,
     retention_document,
     retention_text,
 )
@@ -63,15 +62,7 @@ def update(
     Both limits are minimums: what is beyond either of them is deleted. Give --retention-group once for each consumer
     group that commits its place in the log, or with none.
     """
-    given: dict[str, Any] = {
-        name: value
-        for name, value in (
-            ("retention_time", retention_time),
-            ("retention_bytes", retention_bytes),
-            ("retention_groups", () if retention_groups == (NONE,) else retention_groups),
-        )
-        if click_context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
+    given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
     if bool(given) == default:
         raise click.UsageError(
             "say what to change: --retention-time, --retention-bytes or --retention-group; or --default alone"

@@ -7,13 +7,20 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.records import duration, key_range, segment_numbers, size
+from rollbridge.cli.records import key_range, segment_numbers
+from rollbridge.cli.retention import (
+    RETENTION_BYTES,
+    RETENTION_GROUP,
+    RETENTION_TIME,
+    given_retention,
+    retention_document,
+    retention_text,
+)
 from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
@@ -25,59 +32,8 @@ from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
 from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.position import parse_start
-from rollbridge.model.records import FOREVER, Retention, StreamConfig
+from rollbridge.model.records import StreamConfig
 from rollbridge.model.segment_graph import Segment
-
-# Retention: options and texts
-
-
-NONE: Final = "none"
-
-
-def _time_or_none(text: str) -> timedelta | None:
-    return None if text == NONE else duration(text)
-
-
-def _size_or_none(text: str) -> int | None:
-    return None if text == NONE else size(text)
-
-
-RETENTION_TIME = click.option(
-    "--retention-time", type=_time_or_none, default=None, metavar="TIME", help="Keep records this long, such as 7d."
-)
-RETENTION_BYTES = click.option(
-    "--retention-bytes", type=_size_or_none, default=None, metavar="SIZE", help="Keep this many bytes, such as 10GiB."
-)
-RETENTION_GROUP = click.option(
-    "--retention-group",
-    "retention_groups",
-    multiple=True,
-    metavar="GROUP",
-    help="Delete nothing that this consumer group has not read.",
-)
-
-
-def retention_text(retention: Retention) -> str:
-    """Describe a retention in a few words."""
-    limits = []
-    if retention.ms != FOREVER:
-        limits.append(f"records for {timedelta(milliseconds=retention.ms)}")
-    if retention.bytes != FOREVER:
-        limits.append(f"{retention.bytes:,} bytes")
-    text = " or ".join(limits) if limits else "all records"
-    if retention.groups:
-        text += f"; waits for {counted(len(retention.groups), 'group')}: {', '.join(retention.groups)}"
-    return text
-
-
-def retention_document(retention: Retention) -> dict[str, Any]:
-    """Return a retention as JSON."""
-    return {
-        "time_ms": None if retention.ms == FOREVER else retention.ms,
-        "bytes": None if retention.bytes == FOREVER else retention.bytes,
-        "groups": list(retention.groups),
-    }
-
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 _GROUP = click.option(
@@ -346,20 +302,12 @@ def update(
     Both limits are minimums: records beyond either of them are deleted. Give --retention-group once for each group, or
     with none.
     """
-    given = {
-        name: value
-        for name, value in (
-            ("retention_time", retention_time),
-            ("retention_bytes", retention_bytes),
-            ("retention_groups", () if retention_groups == (NONE,) else retention_groups),
-        )
-        if click_context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
+    given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
     if not given:
         raise click.UsageError("say what to change: --retention-time, --retention-bytes or --retention-group")
     context: CliContext = click_context.obj
     with connected(context) as b:
-        config = b.admin.update_stream(stream_name, **given)  # type: ignore[arg-type]  # by name, as click gives them
+        config = b.admin.update_stream(stream_name, **given)
     context.answer(_config_document(config), f"{stream_name}: {retention_text(config.retention)}.")
 
 

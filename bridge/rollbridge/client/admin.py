@@ -396,13 +396,7 @@ class Admin:
         """
         name = self.name_of(stream)
         config = self._config(name)
-        known = config.retention
-        retention = Retention(
-            known.ms if isinstance(retention_time, Keep) else _ms(retention_time),
-            known.bytes if isinstance(retention_bytes, Keep) else _bytes(retention_bytes),
-            known.groups if isinstance(retention_groups, Keep) else tuple(retention_groups),
-        )
-        retention.check()
+        retention = _changed(config.retention, retention_time, retention_bytes, retention_groups)
         request = AdminRequest(
             kind=RequestKind.UPDATE_STREAM,
             stream=str(name),
@@ -452,12 +446,7 @@ class Admin:
             retention = None
         else:
             known = before.retention or Retention(LOG_RETENTION_MS_DEFAULT)
-            retention = Retention(
-                known.ms if isinstance(retention_time, Keep) else _ms(retention_time),
-                known.bytes if isinstance(retention_bytes, Keep) else _bytes(retention_bytes),
-                known.groups if isinstance(retention_groups, Keep) else tuple(retention_groups),
-            )
-            retention.check()
+            retention = _changed(known, retention_time, retention_bytes, retention_groups)
         request = AdminRequest(
             kind=RequestKind.UPDATE_GROUP,
             group=name.group,
@@ -771,6 +760,22 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
 
 def _group_name(text: str) -> GroupName:
     return GroupName.parse(text) if "/" in text else GroupName(text)
+
+
+def _changed(
+    known: Retention,
+    time_kept: timedelta | Keep | None,
+    bytes_kept: int | Keep | None,
+    groups: Iterable[str] | Keep,
+) -> Retention:
+    """Return a retention with what is given; InvalidRequestError if that makes no sense."""
+    changed = Retention(
+        known.ms if isinstance(time_kept, Keep) else _ms(time_kept),
+        known.bytes if isinstance(bytes_kept, Keep) else _bytes(bytes_kept),
+        known.groups if isinstance(groups, Keep) else tuple(groups),
+    )
+    changed.check()
+    return changed
 
 
 def _ms(time_kept: timedelta | None) -> int:

@@ -8,7 +8,8 @@ Broker, disk and this process are shared with everybody's commits. So while othe
 work for about half of the time (:func:`rest_s`).
 
 Threads: a preparation belongs to one thread from its start until its ``ended`` is set; afterwards its appender belongs
-to the leader's thread. What passes between them is in the few attributes of :class:`_Preparation`, each written once.
+to the leader's thread. What passes between them is in the few attributes of :class:`_Preparation`, each written once,
+and the time of the last round, which the leader's thread writes; preparations count each other.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ Explain = Callable[[fx.AnyEffect, Exception, FrameFeed | None], fx.EffectRefused
 
 TAKE_UP_S: Final = 15.0
 """Time before the time-out of its native transaction at which a preparation counts as lost: taking it up takes time."""
-
 
 OTHERS_S: Final = 0.5
 """Time after a round for which others are taken to commit."""

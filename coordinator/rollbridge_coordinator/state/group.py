@@ -395,9 +395,10 @@ class GroupState:
         expected = sorted(transaction.expected_streams() & self.streams.keys())
         return next((name for name in expected if self.is_half_done(name) or self.faults.is_lost(name)), None)
 
-    def suspended_on(self, stream: str) -> Suspended | None:
-        """Return the scale or rolling commit of a stream that waits half done."""
-        return next((item for item in self.suspended.values() if stream in item.work.streams), None)
+    def suspended_on(self, stream: str, but: str = "") -> Suspended | None:
+        """Return the scale or rolling commit of a stream that waits half done, ``but`` for the one with that node."""
+        works = self.suspended.items()
+        return next((item for node, item in works if node != but and stream in item.work.streams), None)
 
     def is_suspended(self, stream: str) -> bool:
         """Return True if a scale or rolling commit of a stream waits half done."""
@@ -408,7 +409,7 @@ class GroupState:
 
         ``but`` is the node of one that does not count.
         """
-        waits = any(stream in item.work.streams for node, item in self.suspended.items() if node != but)
+        waits = self.suspended_on(stream, but) is not None
         return waits or bool(self.streams[stream].history.unsealed())
 
     def is_rolling(self, transaction: BufferedTransaction) -> bool:
