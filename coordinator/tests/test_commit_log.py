@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.tests.test_snapshots import GROUP, INDEXES, STREAMS, Bench
@@ -72,6 +74,18 @@ def test_what_is_younger_than_the_retention_stays(bench: LogBench) -> None:
     assert bench.begins() > 0
     record = parse_ended(bench.world.latest(INDEXES)[ended_key(GROUP)])
     assert bench.begins() <= record.commit_log_end <= bench.ends()
+
+
+def test_what_has_ended_is_written_down_before_it_goes_however_rarely_that_is_done_otherwise(bench: LogBench) -> None:
+    bench.update(Retention(3_600_000))
+    bench.group().settings = replace(bench.group().settings, outcomes_unlisted_max=1_000_000)
+    old = bench.work(10)
+    bench.clock_ms += 3_600_000
+    bench.work(1)
+    assert bench.begins() > 0
+    record = parse_ended(bench.world.latest(INDEXES)[ended_key(GROUP)])
+    assert record.commit_log_end >= bench.begins()
+    assert old[0].bytes in EndedIds.of(record)
 
 
 def test_a_size_is_kept(bench: LogBench) -> None:
