@@ -28,9 +28,11 @@ from rollbridge.doctor.checks import epochs
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import StreamBusyError, StreamNotFoundError, TransactionAbortedError
 from rollbridge.model.changes import SUSPENDED
-from rollbridge.model.epochs import EpochRecord
+from rollbridge.model.epochs import EpochRecord, Segment
 from rollbridge.model.names import StreamName
+from rollbridge.model.partitioners import KeySpace
 
+KEY = b"k"
 OPTIONS = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
 
 
@@ -66,16 +68,20 @@ class Stage:
         self.foreign.init_transactions(PATIENCE_S)
 
     def begin_foreign(self, *streams: StreamName) -> None:
-        """Open a native transaction on the first active segment of streams."""
+        """Open a native transaction on the active segment that all records of these tests go to."""
         self.foreign.begin_transaction()
         for stream in streams or (self.orders,):
-            segment = self.b.admin.history(str(stream)).active.segments[0]
+            segment = self.segment(stream)
             self.foreign.produce(stream.segment_topic(segment.id), b"foreign", on_delivery=raise_error)
         self.foreign.flush(PATIENCE_S)
 
+    def segment(self, stream: StreamName) -> Segment:
+        """The active segment of ``KEY``."""
+        return self.b.admin.history(str(stream)).active.segment_at(KeySpace().position(KEY))
+
     def scale(self, stream: StreamName, **options: bool) -> Future[EpochRecord]:
-        """Ask for the first active segment to be split."""
-        first = self.b.admin.history(str(stream)).active.segments[0]
+        """Ask for the active segment that all records of these tests go to to be split."""
+        first = self.segment(stream)
         low, high = first.range.low, first.range.high
         ranges = [(low, (low + high) / 2), ((low + high) / 2, high)]
 
@@ -105,14 +111,14 @@ class Stage:
         """Commit a transaction for each value, on a connection of its own, one after the other."""
         for value in values:
             with self.other.transaction(str(stream)) as txn:
-                txn.write(str(stream), key=b"k", value=value)
+                txn.write(str(stream), key=KEY, value=value)
 
     def commit_others(self) -> None:
         """Commits of the stream that nobody holds, and a scale and a rolling commit of it, go on while it is held."""
         before = self.fault(self.orders)
         assert before
         old = self.other.begin(str(self.payments))
-        old.write(str(self.payments), key=b"k", value=b"old")
+        old.write(str(self.payments), key=KEY, value=b"old")
         self.commit(self.payments, *(b"%d" % number for number in range(20)))
         self.scale(self.payments).result(PATIENCE_S)
         old.commit(timeout=PATIENCE_S)
@@ -177,9 +183,9 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
     with stage.leader("first"):
         stage.create()
         old, behind, unwanted = stage.b.begin(orders), stage.b.begin(payments), stage.b.begin(orders)
-        old.write(orders, key=b"k", value=b"old")
-        behind.write(payments, key=b"k", value=b"behind")
-        unwanted.write(orders, key=b"k", value=b"unwanted")
+        old.write(orders, key=KEY, value=b"old")
+        behind.write(payments, key=KEY, value=b"behind")
+        unwanted.write(orders, key=KEY, value=b"unwanted")
         stage.scale(stage.orders).result(PATIENCE_S)
         stage.begin_foreign()
         answers = [txn.commit_async() for txn in (old, behind, unwanted)]  # in this order: it is one connection
@@ -221,7 +227,7 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
 
         waiting, unwanted = stage.b.begin(orders), stage.other.begin(orders)
         for txn, value in ((waiting, b"waited"), (unwanted, b"unwanted")):
-            txn.write(orders, key=b"k", value=value)
+            txn.write(orders, key=KEY, value=value)
         answers = [txn.commit_async() for txn in (waiting, unwanted)]
         plain = threading.Thread(target=write_plainly, args=(stage, b"plain"))
         plain.start()
@@ -260,7 +266,7 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
 def write_plainly(stage: Stage, value: bytes) -> None:
     """Write one record outside of any transaction."""
     with stage.other.writer(str(stage.orders)) as writer:
-        writer.write(key=b"k", value=value)
+        writer.write(key=KEY, value=value)
 
 
 @pytest.mark.long
@@ -270,10 +276,10 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         stage.create()
         old, unwanted = (stage.b.begin(orders) for _ in range(2))
         for txn, value in ((old, b"old"), (unwanted, b"unwanted")):
-            txn.write(orders, key=b"k", value=value)
+            txn.write(orders, key=KEY, value=value)
         stage.scale(stage.orders).result(PATIENCE_S)
         later = stage.b.begin(str(stage.payments))  # of the same connection, whose commits keep their order
-        later.write(str(stage.payments), key=b"k", value=b"later")
+        later.write(str(stage.payments), key=KEY, value=b"later")
         answers = [txn.commit_async() for txn in (old, unwanted, later)]
         stage.await_stop()
         stage.begin_foreign()
@@ -336,7 +342,7 @@ def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_o
     with stage.leader("first", CRASH_AT="roll/Write:after"):
         stage.create()
         old = stage.b.begin(orders)
-        old.write(orders, key=b"k", value=b"old")
+        old.write(orders, key=KEY, value=b"old")
         stage.scale(stage.orders).result(PATIENCE_S)
         answer = old.commit_async()
         stage.process.wait(PATIENCE_S)
