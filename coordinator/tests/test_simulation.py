@@ -662,7 +662,7 @@ class Coverage:
         "ended fenced": 25,
         "answered committed": 25,
         "answered aborted": 25,
-        "resumed": 25,
+        "resumed": 15,
         "poisoned, refused": 50,
         "streams of which a topic was refused": 50,
         "rounds refused": 50,
