@@ -26,6 +26,9 @@ SIGNED: Final = (-(1 << 31), -1, 0, 1, 2, 1_000, 65_536, (1 << 31) - 1)
 LONGS: Final = (-(1 << 63), -1, 0, 1, 3, 60_000, 1 << 31, (1 << 40) - 1, 1 << 40, (1 << 63) - 1)
 BOMB_BYTES: Final = 64 << 20
 """What a small frame becomes when it is decompressed."""
+NEW_MAX: Final = 5
+"""Streams that requests ask for; each has topics."""
+CREATE_FIELDS: Final = ("segments", "ranges", "group", "buffer_partitions", "replication_factor", "record_bytes_max")
 OLD: Final = 1_000
 """Below are counters of transactions that were given out to the first clients."""
 RANGES: Final[tuple[list[dict[str, float]], ...]] = (
@@ -335,33 +338,57 @@ class Content:
         kind = self._choice.choice([item.value for item in RequestKind if item is not RequestKind.DELETE_STREAM])
         if self._choice.random() < 0.1:
             kind = self._choice.choice(("", "delete-everything", "ü"))
-        harmless = [self._own, "hostile/no-such-stream", *NAMES]
+        scope = self._own.partition("/")[0]
+        harmless = [self._own, f"{scope}/no-such-stream", self._choice.choice(NAMES)]
         if kind in ("truncate-stream", "update-stream", "clear-snapshots", "rebuild-snapshots", "fence-client"):
             stream = self._choice.choice(harmless)  # who may use a group may truncate all its streams
+        elif kind == RequestKind.CREATE_STREAM and self._choice.random() < 0.7:
+            stream = f"{scope}/new-{self._choice.randrange(NEW_MAX)}"
         else:
             stream = self._choice.choice([*harmless, *streams])
         known = self._choice.choice(self.ids[-50:]) if self.ids else bytes(16)
-        datum: dict[str, Any] = {
+        sound: dict[str, Any] = {
             "kind": kind,
             "stream": stream,
-            "transaction": self._choice.choice(("", "not-an-id", known.hex())),
-            "segments": self._choice.choice((1, 1, 20_000, *SIGNED)),
+            "transaction": known.hex(),
+            "segments": 1,
+            "ranges": [],
+            "seal": [],
+            "group": "default",
+            "buffer_partitions": 1,
+            "replication_factor": -1,
+            "record_bytes_max": 0,
+            "reason": "",
+            "client_name": "mallory",
+            "created_ms": 1,
+            "owner": "mallory",
+            "owner_epoch": 1,
+            "label": None,
+            "cut": [],
+        }
+        odd: dict[str, Any] = {
+            "transaction": self._choice.choice(("", "not-an-id")),
+            "segments": self._choice.choice((20_000, *SIGNED)),
             "ranges": self._choice.choice(RANGES),
-            "seal": self._choice.choice(([], [0], [0, 0], [-1], [7, 8, 9], list(range(5_000)))),
-            "group": self._choice.choice(("default", "bobs", *NAMES)),
-            "buffer_partitions": self._choice.choice((1, 1, *SIGNED)),
-            "replication_factor": self._choice.choice((-1, -1, 1, 9, *SIGNED)),
-            "record_bytes_max": self._choice.choice((0, 0, *SIGNED)),
-            "reason": self._choice.choice(("", "r" * 50_000)),
+            "seal": self._choice.choice(([0], [0, 0], [-1], [7, 8, 9], list(range(5_000)))),
+            "group": self._choice.choice(("bobs", *NAMES)),
+            "buffer_partitions": self._choice.choice(SIGNED),
+            "replication_factor": self._choice.choice((1, 9, *SIGNED)),
+            "record_bytes_max": self._choice.choice(SIGNED),
+            "reason": "r" * 50_000,
             "client_name": self._choice.choice([*self._clients, *NAMES]),
             "created_ms": self._choice.choice(LONGS),
-            "owner": self._choice.choice(["mallory", *NAMES]),
+            "owner": self._choice.choice(NAMES),
             "owner_epoch": self._choice.choice(SIGNED),
-            "label": self._choice.choice([None, *NAMES]),
+            "label": self._choice.choice(NAMES),
             "cut": self._choice.choice(
-                ([], [{"segment": 0, "offset": 1 << 62}], [{"segment": item, "offset": item} for item in LONGS])
+                ([{"segment": 0, "offset": 1 << 62}], [{"segment": item, "offset": item} for item in LONGS])
             ),
         }
+        # What is wrong everywhere is refused at once; what is wrong in one place gets further.
+        fields = CREATE_FIELDS if kind == RequestKind.CREATE_STREAM else sorted(odd)
+        chosen = self._choice.sample(fields, self._choice.choice((0, 1, 1, 2, len(fields) // 2, len(fields))))
+        datum = {**sound, **{name: odd[name] for name in chosen}}
         if self._choice.random() < 0.15:
             datum[self._choice.choice(sorted(datum))] = self._any()
         if self._choice.random() < 0.05:

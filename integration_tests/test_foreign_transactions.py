@@ -28,9 +28,10 @@ from rollbridge.doctor.checks import epochs
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import StreamBusyError, StreamNotFoundError, TransactionAbortedError
 from rollbridge.model.changes import SUSPENDED
-from rollbridge.model.epochs import EpochRecord, Segment
+from rollbridge.model.epochs import EpochRecord
 from rollbridge.model.names import StreamName
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.segment_graph import Segment
 
 KEY = b"k"
 OPTIONS = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)

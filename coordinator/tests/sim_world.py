@@ -194,6 +194,11 @@ class Nodes(dict[str, bytes]):
         return sorted(self._children.get(path.rstrip("/"), ()))
 
 
+def _records_of(batch: bytes) -> Sequence[Record]:
+    """What is in the batch of a frame of our clients."""
+    return [Record(*item) for item in json.loads(batch)]
+
+
 class World:
     """Kafka and ZooKeeper.
 
@@ -276,6 +281,7 @@ class World:
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.poison: set[bytes] = set()
         """What frames hold that no broker takes."""
+        self.records_of: Callable[[bytes], Sequence[Record]] = _records_of
         self.wrong: dict[str, str] = {}
         """Topics that were reconfigured, and what is wrong with them."""
         self.away = ""
@@ -410,6 +416,8 @@ class World:
                     self.ensure(path)
             case fx.Write(operations):
                 return self.write(operations, leader)
+            case fx.CreateTopics(topics) if any(abs(spec.replication_factor) >= 1 << 15 for spec in topics):
+                raise TypeError("a request to Kafka has 16 bits for it")
             case fx.CreateTopics(topics) if any(spec.replication_factor > BROKERS for spec in topics):
                 if "stubborn-request" in self.faults:
                     raise Gone
@@ -852,8 +860,8 @@ class World:
             if offsets:
                 self.in_between(topic)
             offsets.append(len(self._present(topic).entries))
-            for key, value, transaction, sequence in json.loads(batch):
-                self._append(topic, Record(key, value, transaction, sequence), leader)
+            for record in self.records_of(batch):
+                self._append(topic, record, leader)
         return offsets
 
     def batch_of(self, frame: FrameRef) -> bytes:

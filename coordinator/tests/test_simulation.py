@@ -169,6 +169,21 @@ class Run:
 
     def go(self) -> list[str]:
         """Run with crashes, then let everything end; gives the broken promises."""
+        self.run_on()
+        for client in self.clients:
+            client.stopping = True
+        for administrator in self.administrators:
+            administrator.is_patient = True
+        self.refusals.end()
+        self.fragility = 0.0
+        self._until(self._quiet)
+        if self.world.broken:
+            return self.world.broken
+        denied = [fault for administrator in self.administrators for fault in administrator.faults]
+        return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied
+
+    def run_on(self) -> None:
+        """Run with crashes, until a promise is broken."""
         for _ in range(STEPS):
             self.clock_ms += self.rng.randint(1, 20)
             if self.is_calm:
@@ -214,17 +229,6 @@ class Run:
                 self.rng.choice(self.clients).step(self.clock_ms, GROUP.commit_log_topic)
             else:
                 self._lead()
-        for client in self.clients:
-            client.stopping = True
-        for administrator in self.administrators:
-            administrator.is_patient = True
-        self.refusals.end()
-        self.fragility = 0.0
-        self._until(self._quiet)
-        if self.world.broken:
-            return self.world.broken
-        denied = [fault for administrator in self.administrators for fault in administrator.faults]
-        return faults(self.world, GROUP, STREAMS, self.clients, self.refusals) + denied
 
     def _step_calmly(self) -> None:
         chance = self.rng.random()

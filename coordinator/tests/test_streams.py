@@ -46,9 +46,9 @@ def world() -> World:
     return world
 
 
-def create(world: World, *, late_into: str = "") -> bool:
+def create(world: World, *, late_into: str = "", request: AdminRequest = REQUEST) -> bool:
     """Create the stream while a late writer waits for a topic; tells whether it exists afterwards."""
-    steps, answer = create_stream(Bench({}).group, "1", REQUEST, 0), None
+    steps, answer = create_stream(Bench({}).group, "1", request, 0), None
     while True:
         try:
             effect: Any = steps.send(answer)
@@ -71,6 +71,13 @@ def test_a_topic_with_records_of_somebody_else_is_left_alone(world: World, numbe
     with pytest.raises(InvalidNameError, match=f"topic {TOPICS[number]} exists already .* not created; delete"):
         create(world)
     assert paths.stream(ORDERS) not in world.nodes
+
+
+@pytest.mark.parametrize("replicas", [-(1 << 15) - 1, -2, 0, 1 << 15, (1 << 31) - 1])
+def test_no_more_replicas_are_asked_for_than_a_request_to_kafka_can_say(world: World, replicas: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{replicas} replicas asked for; 1 to 32767 are possible"):
+        create(world, request=replace(REQUEST, replication_factor=replicas))
+    assert not world.topics
 
 
 def test_topics_that_a_leader_made_before_it_crashed_are_used(world: World) -> None:

@@ -79,6 +79,8 @@ from rollbridge_coordinator.state.streams import LedStream, buffer_topic_spec, s
 from rollbridge_coordinator.state.upkeep import marks_within
 
 BUFFER_PARTITIONS_MAX = 256
+REPLICAS_MAX = (1 << 15) - 1
+"""Kafka's requests have 16 bits for it; how many brokers there are, Kafka knows."""
 RECORD_BYTES_LIMIT = 64 * 1024 * 1024
 
 
@@ -101,6 +103,11 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     if not 1 <= request.buffer_partitions <= BUFFER_PARTITIONS_MAX:
         raise InvalidRequestError(
             f"{request.buffer_partitions} buffer partitions asked for; 1 to {BUFFER_PARTITIONS_MAX} are possible"
+        )
+    if request.replication_factor != -1 and not 1 <= request.replication_factor <= REPLICAS_MAX:
+        raise InvalidRequestError(
+            f"{request.replication_factor} replicas asked for; 1 to {REPLICAS_MAX} are possible, or -1 for as many as "
+            "the brokers make by default"
         )
     if not 0 <= request.record_bytes_max <= RECORD_BYTES_LIMIT:
         raise InvalidRequestError(

@@ -39,8 +39,9 @@ def is_large(group: GroupState, transaction: BufferedTransaction) -> bool:
     bound = group.settings.merge_beside_bytes
     if not bound or transaction.bytes < bound or transaction.state is not State.COMMITTING:
         return False
+    # All of its bytes may be of parts that its commit does not name: then it writes to no segment at all.
     written = transaction.written_segments()
-    return sum(map(len, written.values())) <= SEGMENTS_MAX and not any(
+    return 0 < sum(map(len, written.values())) <= SEGMENTS_MAX and not any(
         group.streams[name].is_on_topic for name in written
     )
 
