@@ -7,20 +7,30 @@ from pathlib import Path
 
 import pytest
 
+import rollbridge
 from integration_tests.backends.choice import new_cluster
 from integration_tests.examples import FOLDER, PLAIN, run_all
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    """Where a fresh cluster is: the programs use streams of the names that a newcomer gives them."""
+    """Where a fresh cluster is: the programs use streams of the names that a newcomer gives them.
+
+    The programs have the patience of a user. So what Kafka makes for the first transaction ever, fifty partitions of a
+    topic of its own, is made before them, however long that takes a busy machine.
+    """
     with new_cluster() as cluster:
         coordinator = cluster.start_coordinator()
         with ZooKeeperSession(cluster.zookeeper) as session:
             eventually(Metadata(session).coordinators, "a coordinator runs")
+        options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S, commit_timeout_s=PATIENCE_S)
+        with rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, options=options) as b:
+            b.admin.create_stream("first/stream")
+            with b.transaction("first/stream") as txn:
+                txn.write("first/stream", value=b"first")
         yield {
             "ROLLBRIDGE_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
             "ROLLBRIDGE_ZOOKEEPER": cluster.zookeeper,
