@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 
+from rollbridge.consumer.writers import Writers
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import is_plain
+from rollbridge.model.attribution import RECORD_HEADER, own_header, unpack_record_header
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
-from rollbridge.model.sn import (
-    DLSN,
-    RECORD_HEADER,
-    SN,
-    TRANSACTION_ID_HEADER,
-    unpack_record_header,
-    unpack_transaction_id,
-)
+from rollbridge.model.sn import DLSN, SN, TRANSACTION_ID_HEADER, unpack_transaction_id
 
 HeaderList = list[tuple[str, bytes | None]]
 
@@ -47,9 +42,10 @@ class Origin:
         index: What partitions are.
         names: Streams that the application knows by another name, as by that of an adopted topic.
         commit_position: Offset of the transaction's record in the commit log, where that is known.
+        writers: What is known of who wrote records without a header; None where each record of a transaction has one.
     """
 
-    __slots__ = ("_history_of", "_partitions", "commit_position", "index", "names")
+    __slots__ = ("_history_of", "_partitions", "commit_position", "index", "names", "writers")
 
     def __init__(
         self,
@@ -57,16 +53,18 @@ class Origin:
         commit_position: int | None = None,
         index: PlaceIndex | None = None,
         names: Mapping[StreamName, str] = MappingProxyType({}),
+        writers: Writers | None = None,
     ) -> None:
         self._history_of = history_of
         self.index = PlaceIndex() if index is None else index
         self.names = names
         self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
+        self.writers = writers
 
     def at(self, commit_position: int) -> Origin:
         """Return the context for the records of one transaction."""
-        other = Origin(self._history_of, commit_position, self.index, self.names)
+        other = Origin(self._history_of, commit_position, self.index, self.names, self.writers)
         other._partitions = self._partitions
         return other
 
@@ -236,13 +234,22 @@ class Record(_Fields):
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write."""
-        return source_of(self.raw)[0]
+        """Transaction that wrote it; None for a plain or compare-and-set write.
+
+        Asks a broker, once, if reading began in the middle of a batch and this is one of its records.
+
+        Raises:
+            KafkaUnavailableError, NotFoundError: it would have to ask, and gets no answer.
+        """
+        return source_of(self.raw, self.origin)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction, made of part and count; None without a transaction."""
-        return source_of(self.raw)[1]
+        """Its number in its transaction, made of part and count; None without a transaction.
+
+        May ask a broker, as :attr:`transaction_id`.
+        """
+        return source_of(self.raw, self.origin)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
@@ -395,16 +402,27 @@ def _own_headers(raw: KafkaMessage | Preview) -> HeaderList:
         return []
 
 
-def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
+def source_of(raw: KafkaMessage | Preview, origin: Origin) -> tuple[TransactionId, int] | tuple[None, None]:
     if isinstance(raw, Preview):
         return raw.transaction_id, raw.local_sequence
-    for name, value in _own_headers(raw):
-        if name == RECORD_HEADER and value is not None:
-            try:
-                return unpack_record_header(value)
-            except InvalidRequestError:
-                break  # a plain writer used the header for something else
-    return None, None
+    value = own_header(_own_headers(raw))
+    if value is not None:
+        try:
+            return unpack_record_header(value)
+        except InvalidRequestError:
+            return None, None  # a plain writer used the header for something else
+    found = None
+    if origin.writers is not None and _is_in_stream(raw, origin):
+        found = origin.writers.find(_place(raw), raw.offset() or 0)
+    return (None, None) if found is None else (TransactionId.from_bytes(found[0]), found[1])
+
+
+def _is_in_stream(raw: KafkaMessage | Preview, origin: Origin) -> bool:
+    try:
+        origin.place_of(raw)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def given_id_of(raw: KafkaMessage | Preview) -> int | None:
@@ -422,7 +440,7 @@ def dlsn_of(raw: KafkaMessage | Preview, origin: Origin) -> DLSN | None:
     offset = raw.offset()
     if offset is None or isinstance(raw, Preview):
         return None
-    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw)[1] or 0)
+    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw, origin)[1] or 0)
 
 
 def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
@@ -538,6 +556,11 @@ class Message:
     def __len__(self) -> int:
         return len(self._raw)
 
+    @property
+    def raw(self) -> KafkaMessage:
+        """confluent-kafka's message."""
+        return self._raw
+
     def record(self) -> Record:
         """Return the same record with attributes in place of methods."""
         return record_of(self._raw, self._origin)
@@ -573,13 +596,22 @@ class Message:
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write."""
-        return source_of(self._raw)[0]
+        """Transaction that wrote it; None for a plain or compare-and-set write.
+
+        Asks a broker, once, if reading began in the middle of a batch and this is one of its records.
+
+        Raises:
+            KafkaUnavailableError, NotFoundError: it would have to ask, and gets no answer.
+        """
+        return source_of(self._raw, self._origin)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction, made of part and count; None without a transaction."""
-        return source_of(self._raw)[1]
+        """Its number in its transaction, made of part and count; None without a transaction.
+
+        May ask a broker, as :attr:`transaction_id`.
+        """
+        return source_of(self._raw, self._origin)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
@@ -592,11 +624,7 @@ class Message:
         return sn_of(self._raw, self._origin) if self._is_in_stream() else None
 
     def _is_in_stream(self) -> bool:
-        try:
-            self._origin.place_of(self._raw)
-        except InvalidRequestError:
-            return False
-        return True
+        return _is_in_stream(self._raw, self._origin)
 
     @property
     def commit_position(self) -> int | None:
