@@ -319,7 +319,7 @@ def test_a_foreign_stream_is_refused() -> None:
     writer = writer_for(Frames(), route_to(ORDERS, 1))
     for attempt in (
         lambda: writer.write(PAYMENTS, b"k", b"v", (), None),
-        lambda: writer.write_some(PAYMENTS, iter([(b"k", b"v")])),
+        lambda: writer.write_some(PAYMENTS, [(b"k", b"v")]),
     ):
         with pytest.raises(InvalidRequestError, match="sales/payments"):
             attempt()

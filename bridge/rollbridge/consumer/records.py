@@ -7,7 +7,6 @@ record, so headers are decoded on request only. :class:`Message` is the same rec
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from confluent_kafka import Message as KafkaMessage
 from rollbridge.consumer.writers import Writers
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.clients import UNREADABLE, get_headers
 from rollbridge.kafka.committed import is_plain
 from rollbridge.model.attribution import RECORD_HEADER, own_header, unpack_record_header
 from rollbridge.model.epochs import EpochHistory
@@ -352,7 +352,7 @@ def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
 def message_of(partition: Partition, record: LogRecord, timestamp_kind: int, leader_epoch: int) -> KafkaMessage:
     """Return confluent-kafka's message for a record of a partition that was read without it."""
     topic, number = partition
-    headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else _UNREADABLE
+    headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else UNREADABLE
     return KafkaMessage(
         topic=topic,
         partition=number,
@@ -365,27 +365,14 @@ def message_of(partition: Partition, record: LogRecord, timestamp_kind: int, lea
     )
 
 
-# If a name is not UTF-8, confluent-kafka returns a list whose tuples have holes and sets an exception as well.
-# Looking into that list ends the process (SIGSEGV), and so does asking the message again. The interpreter notices
-# the exception only outside its fast path for method calls; a call through methodcaller does not take that path.
-_get_headers = operator.methodcaller("headers")
-_UNREADABLE: Final[list[tuple[str, str | bytes | None]]] = [("", None)]
-"""Replacement for headers that confluent-kafka cannot decode."""
-
-
 def headers_of(raw: KafkaMessage | Preview) -> HeaderList:
     """Return the headers of a message, rollbridge's own included.
 
     Raises:
         CorruptDataError: A name is not UTF-8, which confluent-kafka cannot decode and rollbridge never writes.
     """
-    try:
-        found = _get_headers(raw)
-    except (SystemError, UnicodeDecodeError):
-        assert not isinstance(raw, Preview)
-        raw.set_headers(_UNREADABLE)
-        found = _UNREADABLE
-    if found is _UNREADABLE:
+    found: object = raw.headers() if isinstance(raw, Preview) else get_headers(raw)
+    if found is UNREADABLE:
         raise CorruptDataError(
             f"the headers of the record at {raw.topic()}, offset {raw.offset()}, cannot be given, as a name is not "
             "UTF-8; key and value can be read without them"

@@ -20,7 +20,6 @@ Source: Kafka's ``Fetcher``, which skips the records of a batch before the offse
 
 from __future__ import annotations
 
-import operator
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from confluent_kafka import Message
 
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.committed import iterate_any_records
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
@@ -43,8 +43,6 @@ _FETCH_BYTES: Final = 256 * 1024
 
 Heads = tuple[range, Iterable[tuple[int, bytes]]]
 """Offsets that were looked through, and those of the heads among them, with their headers."""
-_get_headers = operator.methodcaller("headers")
-"""See :func:`rollbridge.consumer.records.headers_of`, why it is called like that."""
 
 
 class Writers:
@@ -105,10 +103,7 @@ class Writers:
 
     def _learn(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            try:
-                headers = _get_headers(message)
-            except (SystemError, UnicodeDecodeError):
-                continue  # of a plain writer
+            headers = get_headers(message)
             if not headers or (value := own_header(headers)) is None:
                 continue
             place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
