@@ -288,7 +288,11 @@ class PartWriter:
             in_batch = slot.in_batch - 1
         else:
             slot.in_batch = in_batch + 1
-            append_step(slot.steps, count - slot.last)
+            step = count - slot.last
+            if step < ONE_BYTE:
+                slot.steps.append(step)
+            else:
+                append_step(slot.steps, step)
             if len(slot.steps) > lane.steps_max:
                 slot.append = no_batch
         self.count = count + 1

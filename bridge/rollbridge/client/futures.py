@@ -497,6 +497,23 @@ class PartSegment:
         self._ends = ends or [0]
 
 
+def room_for_steps(batch_bytes: int) -> tuple[int, int, int]:
+    """Share the bytes of a batch between records and what the first header says of the others.
+
+    Args:
+        batch_bytes: Largest batch that brokers take.
+
+    Returns:
+        Bytes of steps from which on a batch is cut; the number of records between two looks at that, in which they may
+        grow as much again; the bytes that are left for the records.
+    """
+    steps_max = min(_STEPS_BYTES_MAX, batch_bytes // 16)
+    return steps_max, max(steps_max // _STEP_BYTES_MAX, 1), batch_bytes - 2 * steps_max - _RUN_BYTES
+
+
+_OWN_ROOM: Final = room_for_steps(RECORD_BYTES_MAX_DEFAULT)
+
+
 class PartStream:
     """Stream as one part writes to it."""
 
@@ -534,15 +551,16 @@ class PartStream:
             self.needs_key = route.limits.is_compacted
         # Compaction may take the first record of a batch, and with it what it says of the others.
         self.each = route.headers is HeaderForm.EACH or self.needs_key
-        # A batch is not cut at a record because of the steps, but checked now and then. In between they may grow as
-        # much again, so there is room for twice the limit behind the records.
-        hard = (
-            max(route.record_bytes_max, RECORD_BYTES_MAX_DEFAULT) if route.limits is None else route.limits.batch_room
-        )
-        self.steps_max = min(_STEPS_BYTES_MAX, hard // 16)
-        self.chunk = max(self.steps_max // _STEP_BYTES_MAX, 1)
-        if not self.each:
-            self.frame_bytes = min(self.frame_bytes, hard - 2 * self.steps_max - _RUN_BYTES)
+        # Our own topics take batches of a megabyte at least.
+        if route.limits is not None:
+            room_of = room_for_steps(route.limits.batch_room)
+        elif route.record_bytes_max > RECORD_BYTES_MAX_DEFAULT:
+            room_of = room_for_steps(route.record_bytes_max)
+        else:
+            room_of = _OWN_ROOM
+        self.steps_max, self.chunk, room = room_of
+        if self.frame_bytes > room and not self.each:
+            self.frame_bytes = room
         self.slots: list[PartSegment | None] = [None] * len(route.numbers)
         self.sticky = sticky % len(route.numbers)
 

@@ -407,7 +407,7 @@ def finished(batch: RawBatch, rest: bytes, size: int, codec: int) -> bytes:
     """
     if not rest and codec == Compression.NONE:
         return bytes(batch)
-    header = parse_header(batch)
+    _, _, base_timestamp, max_timestamp, _, _, _, count = _FROM_ATTRIBUTES.unpack_from(batch, _CRC_START)
     records: RawBatch = memoryview(batch)[HEADER_BYTES:]
     if rest:
         length, place = decode_long(records, 0)
@@ -421,9 +421,9 @@ def finished(batch: RawBatch, rest: bytes, size: int, codec: int) -> bytes:
     return framed(
         body,
         codec=used,
-        count=header.record_count,
-        base_timestamp=header.base_timestamp,
-        max_timestamp=header.max_timestamp,
+        count=count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
     )
 
 
