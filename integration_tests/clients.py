@@ -15,11 +15,14 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
 from rollbridge.client.adoption import Adoption
+from rollbridge.consumer.writers import fetching
+from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.attribution import HEADER_VALUE, RECORD_HEADER, unpack_record_header, unpack_run
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import TOPICS_SCOPE, StreamName, parse_segment_topic
-from rollbridge.model.sn import DLSN, RECORD_HEADER, unpack_record_header
+from rollbridge.model.sn import DLSN
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -143,7 +146,10 @@ def stream_of(client: rollbridge.Bridge, topic: str) -> str:
 def read_committed(
     bootstrap_servers: str, topics: Sequence[str], *, isolation: str = "read_committed", partitions: int = 1
 ) -> list[Message]:
-    """The committed records of topics, partition by partition, or all records if those are asked for."""
+    """The committed records of topics, partition by partition, or all records if those are asked for.
+
+    Each record of a transaction has a header of its own, whether it was written with it or stands in a run.
+    """
     places = [(topic, number) for topic in topics for number in range(partitions)]
     found: dict[tuple[str, int], list[Message]] = {place: [] for place in places}
     consumer = Consumer(
@@ -174,7 +180,56 @@ def read_committed(
                 unread.discard(place)
     finally:
         consumer.close()
+    for place in places:
+        give_headers(bootstrap_servers, place, found[place])
     return [message for place in places for message in found[place]]
+
+
+def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Sequence[Message]) -> None:
+    """Give each record of a run a header of its own; the messages are all that can be read of a partition.
+
+    If the log begins in the middle of a run, its batch is looked at as a whole.
+    """
+    first = next((message.offset() or 0 for message in messages), 0)
+    begin, run = first, b""
+    if first and not own_headers(messages[0]):
+        _, found = fetching(bootstrap_servers)(place, first)
+        begin, run = max(((offset, value) for offset, value in found if offset < first), default=(first, b""))
+    transaction, sequences = parsed_run(run)
+    for message in messages:
+        offset = message.offset() or 0
+        if own := own_headers(message):
+            begin = offset
+            transaction, sequences = parsed_run(own[0])
+        if offset - begin < len(sequences):
+            header = HEADER_VALUE.pack(transaction, sequences[offset - begin])
+            others = [item for item in _listed(message) if item[0] != RECORD_HEADER]
+            message.set_headers([*others, (RECORD_HEADER, header)])
+
+
+def parsed_run(value: bytes) -> tuple[bytes, Sequence[int]]:
+    """The transaction and the local sequences of a run; none of a header that is not ours."""
+    try:
+        run = unpack_run(value)
+    except InvalidRequestError:
+        return b"", ()
+    return run.transaction, run.sequences()
+
+
+def own_headers(message: Message) -> list[bytes]:
+    """The values of a record's headers of our name."""
+    try:
+        message.headers()
+    except (SystemError, UnicodeDecodeError):  # of strangers
+        message.set_headers([("unreadable", None)])
+        return []
+    return [value for name, value in _listed(message) if name == RECORD_HEADER and isinstance(value, bytes)]
+
+
+def _listed(message: Message) -> list[tuple[str, str | bytes | None]]:
+    headers = message.headers()
+    assert headers is None or isinstance(headers, list)
+    return headers or []
 
 
 def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> rollbridge.Consumer:

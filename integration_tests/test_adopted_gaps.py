@@ -19,16 +19,9 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.model.attribution import HEADER_VALUE, RECORD_HEADER
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.sn import (
-    ANY,
-    EMPTY,
-    HEADER_VALUE,
-    OPERATION_HEADER,
-    RECORD_HEADER,
-    TRANSACTION_ID_HEADER,
-    pack_transaction_id,
-)
+from rollbridge.model.sn import ANY, EMPTY, OPERATION_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
 
 __all__ = ["adopted", "kafka"]
 

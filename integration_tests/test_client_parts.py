@@ -17,8 +17,8 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TransactionNotFoundError,
 )
+from rollbridge.model.attribution import unpack_record_header
 from rollbridge.model.ids import TransactionId, split_local_sequence
-from rollbridge.model.sn import unpack_record_header
 
 WORKER = """
 import pickle, sys

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Message
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import patient_client
+from integration_tests.clients import header_of, patient_client, read_committed
 from integration_tests.coordinators import Relay, until
 from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
 from rollbridge.kafka.topics import TopicAdmin
@@ -23,7 +22,6 @@ from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
 from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -86,15 +84,6 @@ SOME = [
     "roll/CommitRound:after",
 ]
 """Those that `make test` tries, too."""
-
-
-class Row(NamedTuple):
-    """A message as a plain consumer sees it."""
-
-    offset: int
-    key: bytes
-    value: bytes
-    header: bytes
 
 
 class Story:
@@ -172,8 +161,8 @@ class Story:
         assert [record.reference_epoch for record in history.records] == [0, 1, 0, 1]
         assert not check_chain(history.records)
         segments = [self.stream.segment_topic(segment) for segment in history.segments()]
-        messages = self._read([self.group.commit_log_topic, *segments])
-        log = [decode_control(item.key, item.value) for item in messages[self.group.commit_log_topic]]
+        messages = self._messages([self.group.commit_log_topic, *segments])
+        log = [decode_control(item.key(), item.value()) for item in messages[self.group.commit_log_topic]]
         outcomes = [record for record in log if record.kind is not ControlKind.BEGIN]
         assert [item.transaction for item in outcomes if item.kind is ControlKind.COMMIT] == [
             identifier for identifier, _ in self.committed
@@ -181,8 +170,15 @@ class Story:
         assert [item.transaction for item in outcomes if item.kind is ControlKind.ABORT] == self.aborted
         self._check_segments(history, outcomes, messages)
 
+    def _messages(self, topics: list[str]) -> dict[str, list[Message]]:
+        """What a plain ``read_committed`` consumer sees of each topic."""
+        found: dict[str, list[Message]] = {topic: [] for topic in topics}
+        for message in read_committed(self.cluster.bootstrap_servers, topics):
+            found[message.topic() or ""].append(message)
+        return found
+
     def _check_segments(
-        self, history: EpochHistory, outcomes: list[ControlRecord], messages: dict[str, list[Row]]
+        self, history: EpochHistory, outcomes: list[ControlRecord], messages: dict[str, list[Message]]
     ) -> None:
         order = {item.transaction: place for place, item in enumerate(outcomes)}
         listed = {
@@ -203,49 +199,13 @@ class Story:
             assert (sealed is None) == (segment in history.active.segment_ids)
             last = -1
             for message in messages[topic]:
-                identifier, _ = unpack_record_header(message.header)
-                assert listed.pop((segment, message.offset)) == identifier
+                identifier, _ = header_of(message)
+                assert listed.pop((segment, message.offset() or 0)) == identifier
                 assert order[identifier] >= last
                 last = order[identifier]
-                seen.append(message.value.decode())
+                seen.append((message.value() or b"").decode())
         assert not listed, "the commit log lists records that are not there"
         assert sorted(seen) == sorted(value for _, values in self.committed for value in values)
-
-    def _read(self, topics: list[str]) -> dict[str, list[Row]]:
-        """Everything that a plain ``read_committed`` consumer sees of each topic."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.cluster.bootstrap_servers,
-                "group.id": "check",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 50,
-            }
-        )
-        found: dict[str, list[Row]] = {topic: [] for topic in topics}
-        unread = set(topics)
-        try:
-            consumer.assign([TopicPartition(topic, 0, 0) for topic in topics])
-            while unread:
-                message = consumer.poll(30)
-                assert message is not None, f"no answer for {unread}"
-                error = message.error()
-                if error is not None:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    unread.discard(str(message.topic()))
-                    continue
-                header = dict(message.headers() or []).get(RECORD_HEADER) or b""
-                row = Row(
-                    message.offset() or 0,
-                    message.key() or b"",
-                    message.value() or b"",
-                    header if isinstance(header, bytes) else header.encode(),
-                )
-                found[str(message.topic())].append(row)
-        finally:
-            consumer.close()
-        return found
 
 
 LATE = 6
@@ -286,8 +246,8 @@ class LateStory(Story):
         for record in rolls:
             assert [item.id.number for item in history.began_with(record.epoch)] == [1]
         segments = [self.stream.segment_topic(segment) for segment in history.segments()]
-        messages = self._read([self.group.commit_log_topic, *segments])
-        log = [decode_control(item.key, item.value) for item in messages[self.group.commit_log_topic]]
+        messages = self._messages([self.group.commit_log_topic, *segments])
+        log = [decode_control(item.key(), item.value()) for item in messages[self.group.commit_log_topic]]
         outcomes = [record for record in log if record.kind is not ControlKind.BEGIN]
         assert [(item.transaction, item.kind) for item in outcomes] == [
             (identifier, ControlKind.COMMIT) for identifier, _ in self.committed

@@ -25,12 +25,13 @@ from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.attribution import RECORD_HEADER
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LATE_HEADER
 from rollbridge.model.names import SegmentPlaces, StreamName
 from rollbridge.model.position import ReadPosition
 from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER
+from rollbridge.model.sn import TRANSACTION_ID_HEADER
 
 STRANGERS = 30
 

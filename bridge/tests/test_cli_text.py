@@ -24,13 +24,14 @@ from rollbridge.cli.tables import counted, duration, moment, printable, table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from rollbridge.model.attribution import RECORD_HEADER, pack_record_header
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.sn import DLSN, RECORD_HEADER, pack_record_header
+from rollbridge.model.sn import DLSN
 
 
 @pytest.mark.parametrize(

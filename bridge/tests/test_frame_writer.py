@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,16 +15,17 @@ from hypothesis import strategies as st
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import FRAME_BYTES_MIN, Completion, FrameLimits
 from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from rollbridge.kafka.batches import Compression, LogRecord, read_records, validate_frame
+from rollbridge.kafka.batches import Compression, LogRecord, parse_header, read_records, validate_frame
+from rollbridge.kafka.committed import attributed
+from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
 from rollbridge.model.ids import TransactionId, local_sequence
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, StreamConfig
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, HeaderForm, StreamConfig, TopicLimits
 from rollbridge.model.routing import Route
-from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 ID = TransactionId.of(3, 99)
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
@@ -43,13 +45,19 @@ def history_of(segments: int) -> EpochHistory:
     return EpochHistory.create(even_ranges(segments), 0)
 
 
-def route_to(stream: str, segments: int, record_bytes_max: int = RECORD_BYTES_MAX_DEFAULT) -> Route:
+def route_to(
+    stream: str,
+    segments: int,
+    record_bytes_max: int = RECORD_BYTES_MAX_DEFAULT,
+    headers: HeaderForm = HeaderForm.FIRST,
+) -> Route:
     config = StreamConfig(
         name=StreamName.parse(stream),
         group=GroupName("sales"),
         record_bytes_max=record_bytes_max,
         created_ms=0,
         buffer_topic_id="",
+        headers=headers,
     )
     return Route.of(config, history_of(segments).active)
 
@@ -73,7 +81,7 @@ class Frames:
         found: dict[int, list[LogRecord]] = defaultdict(list)
         for at, header, value in self.taken:
             if at == place:
-                found[header.segment].extend(read_records(value))
+                found[header.segment].extend(attributed(read_records(value)))
         return dict(found)
 
 
@@ -100,7 +108,14 @@ def writer_for(
     )
 
 
-@given(records, st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.sampled_from(list(Compression)))
+@given(
+    records,
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 5),
+    st.sampled_from(list(Compression)),
+    st.sampled_from(list(HeaderForm)),
+)
 @settings(deadline=None)
 def test_every_record_comes_out_once_in_order_with_its_headers(
     written: list[tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None]], int]],
@@ -108,9 +123,10 @@ def test_every_record_comes_out_once_in_order_with_its_headers(
     payment_segments: int,
     part: int,
     compression: Compression,
+    form: HeaderForm,
 ) -> None:
     frames = Frames()
-    routes = (route_to(ORDERS, order_segments), route_to(PAYMENTS, payment_segments))
+    routes = (route_to(ORDERS, order_segments, headers=form), route_to(PAYMENTS, payment_segments))
     limits = FrameLimits(frame_bytes=FRAME_BYTES_MIN, compression=int(compression))
     writer = writer_for(frames, *routes, part=part, limits=limits)
     for stream, key, value, headers, timestamp in written:
@@ -154,7 +170,7 @@ def test_frame_headers_and_pieces_tell_what_the_frames_hold(
     counts: dict[PieceKey, list[int]] = defaultdict(list)
     for place, header, value in frames.taken:
         validate_frame(value, header.records, deep=True)
-        held = [own_count(record, 2) for record in read_records(value)]
+        held = [own_count(record, 2) for record in attributed(read_records(value))]
         assert header.kind is FrameKind.DATA
         assert (header.transaction, header.part) == (ID.bytes, 2)
         assert (header.first_count, header.records) == (held[0], len(held))
@@ -167,19 +183,32 @@ def test_frame_headers_and_pieces_tell_what_the_frames_hold(
     assert writer.count == len(written)
 
 
-@given(st.lists(st.tuples(keys, st.one_of(st.none(), st.binary(max_size=300))), max_size=1200), st.integers(1, 3))
+@given(
+    st.lists(st.tuples(keys, st.one_of(st.none(), st.binary(max_size=300))), max_size=1200),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 500)), max_size=3),
+    st.sampled_from(list(HeaderForm)),
+)
 @settings(deadline=None, max_examples=20)
 def test_many_at_once_are_the_same_as_one_by_one(
-    written: list[tuple[bytes | None, bytes | None]], segments: int
+    written: list[tuple[bytes | None, bytes | None]],
+    segments: int,
+    between: list[tuple[int, int]],
+    form: HeaderForm,
 ) -> None:
     one_by_one, at_once = Frames(), Frames()
-    first = writer_for(one_by_one, route_to(ORDERS, segments))
-    second = writer_for(at_once, route_to(ORDERS, segments))
-    for key, value in written:
-        first.write(ORDERS, key, value, (), 5)
-    iterator = iter(written)
-    while second.write_some(ORDERS, iterator):
-        pass
+    routes = route_to(ORDERS, segments, headers=form), route_to(PAYMENTS, 1, headers=form)
+    first, second = writer_for(one_by_one, *routes), writer_for(at_once, *routes)
+    # In between, records go to the other stream, so that those of this one do not follow each other.
+    cuts = sorted({0, len(written), *(min(at, len(written)) for at, _ in between)})
+    others = iter(number for _, number in between)
+    for begin, end in itertools.pairwise(cuts):
+        for key, value in written[begin:end]:
+            first.write(ORDERS, key, value, (), 5)
+        assert second.write_some(ORDERS, written[begin:end]) == end - begin
+        for _ in range(next(others, 0)):
+            first.write(PAYMENTS, b"k", b"v", (), 5)
+            second.write(PAYMENTS, b"k", b"v", (), 5)
     first.cut_all()
     second.cut_all()
     assert [header for _, header, _ in one_by_one.taken] == [header for _, header, _ in at_once.taken]
@@ -192,6 +221,37 @@ def test_many_at_once_are_the_same_as_one_by_one(
     ]
     assert without_time[0] == without_time[1]
     assert first.pieces() == second.pieces()
+
+
+def test_the_numbers_of_scattered_records_have_their_room_in_a_frame() -> None:
+    # Each number takes two bytes: more than the record that it is of, with its lengths.
+    limits = TopicLimits(20_000)
+    route = replace(route_to(ORDERS, 256), limits=limits)
+    key_of: dict[int, bytes] = {}
+    for number in itertools.count():
+        key = b"%d" % number
+        key_of.setdefault(history_of(256).active.segment_at(KeySpace().position(key)).id.number, key)
+        if len(key_of) == 256:
+            break
+    for one_by_one in (False, True):
+        frames = Frames()
+        writer = writer_for(frames, route)
+        turn = [(key_of[number], None) for number in range(256)]
+        for _ in range(4_000):
+            if one_by_one:
+                for key, value in turn[:2]:
+                    writer.write(ORDERS, key, value, (), 5)
+                writer.count += 254  # as if the others were written, too
+            else:
+                writer.write_some(ORDERS, turn[:2])
+                writer.count += 254
+        writer.cut_all()
+        assert len(frames.taken) > 4
+        assert max(len(value) for _, _, value in frames.taken) <= limits.batch_room
+        for _, _, value in frames.taken:
+            assert [own_count(record, 0) % 256 for record in attributed(read_records(value))] == [
+                own_count(next(attributed(read_records(value))), 0) % 256
+            ] * validate_frame(value, parse_header(value).record_count).record_count
 
 
 def test_frames_keep_below_their_limit_and_a_larger_record_gets_one_of_its_own() -> None:
@@ -241,7 +301,7 @@ def test_a_transaction_over_its_limit_is_refused_and_keeps_what_it_has() -> None
     frames = Frames()
     limits = FrameLimits(frame_bytes=FRAME_BYTES_MIN, transaction_bytes=40_000)
     writer = writer_for(frames, route_to(ORDERS, 1), limits=limits)
-    many = iter([(b"k", b"x" * 1_000)] * 100)
+    many = [(b"k", b"x" * 1_000)] * 100
     with pytest.raises(TransactionTooLargeError):
         writer.write_some(ORDERS, many)
     writer.cut_all()
@@ -259,7 +319,7 @@ def test_a_foreign_stream_is_refused() -> None:
     writer = writer_for(Frames(), route_to(ORDERS, 1))
     for attempt in (
         lambda: writer.write(PAYMENTS, b"k", b"v", (), None),
-        lambda: writer.write_some(PAYMENTS, iter([(b"k", b"v")])),
+        lambda: writer.write_some(PAYMENTS, [(b"k", b"v")]),
     ):
         with pytest.raises(InvalidRequestError, match="sales/payments"):
             attempt()
@@ -287,11 +347,11 @@ def test_wrong_types_are_refused_and_leave_nothing_behind(key: bytes, value: byt
     assert [header.records for _, header, _ in frames.taken] == [2]
 
 
-def test_an_iterator_that_fails_keeps_what_was_written_before() -> None:
+def test_a_record_that_fails_keeps_what_was_written_before() -> None:
     frames = Frames()
     writer = writer_for(frames, route_to(ORDERS, 2))
     with pytest.raises(TypeError):
-        writer.write_some(ORDERS, iter(cast("list[tuple[bytes, bytes]]", [(b"a", b"1"), (b"b", b"2"), (b"c", 3)])))
+        writer.write_some(ORDERS, cast("list[tuple[bytes, bytes]]", [(b"a", b"1"), (b"b", b"2"), (b"c", 3)]))
     writer.write(ORDERS, b"d", b"4", (), None)
     writer.cut_all()
     held = sorted((record.key, record.value) for found in frames.records(0).values() for record in found)

@@ -17,14 +17,9 @@ from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.errors import ConfigError, CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
 from rollbridge.kafka.committed import AbortedSpan
+from rollbridge.model.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
 from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.sn import (
-    RECORD_HEADER,
-    TRANSACTION_ID_HEADER,
-    pack_record_header,
-    pack_transaction_id,
-    unpack_record_header,
-)
+from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, record_batch, schema_of
 from rollbridge.spark.planning import SegmentPlace
 from rollbridge.spark.source_records import Runs, committed_end, parse

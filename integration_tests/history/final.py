@@ -10,7 +10,7 @@ from confluent_kafka import Message
 
 from integration_tests.clients import read_committed
 from integration_tests.history.events import Row, StreamState
-from rollbridge.consumer.records import source_of
+from rollbridge.consumer.records import Origin, source_of
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlRecord, decode_control
 from rollbridge.model.ids import SegmentId
@@ -82,7 +82,7 @@ def _place(message: Message) -> Partition:
 def _row(message: Message) -> Row:
     # Strangers write any bytes.
     key, value = ((item or b"").decode(errors="backslashreplace") for item in (message.key(), message.value()))
-    transaction, local_sequence = source_of(message)
+    transaction, local_sequence = source_of(message, Origin(lambda _: None))
     if transaction is None or local_sequence is None:
         return Row(message.offset() or 0, key, value)
     return Row(message.offset() or 0, key, value, str(transaction), local_sequence)

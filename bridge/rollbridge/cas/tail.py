@@ -24,20 +24,12 @@ from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
 from rollbridge.model.conditions import Examined, Seen
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import Partition, is_segment_topic, show_partition
-from rollbridge.model.sn import (
-    ANY,
-    DLSN,
-    EMPTY,
-    RECORD_HEADER,
-    SN,
-    TRANSACTION_ID_HEADER,
-    unpack_record_header,
-    unpack_transaction_id,
-)
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, TRANSACTION_ID_HEADER, unpack_transaction_id
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -32,7 +32,7 @@ from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
 from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.position import parse_start
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import HeaderForm, StreamConfig
 from rollbridge.model.segment_graph import Segment
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
@@ -48,6 +48,15 @@ _BUFFER_PARTITIONS = click.option(
     default=1,
     metavar="N",
     help="Partitions of the transaction buffer.  [default: 1]",
+)
+
+
+_HEADERS = click.option(
+    "--headers",
+    type=click.Choice([form.value for form in HeaderForm]),
+    default=HeaderForm.FIRST.value,
+    show_default=True,
+    help="Which records of its transactions say who wrote them: the first of each batch, or each.",
 )
 
 
@@ -76,6 +85,7 @@ def stream() -> None:
     metavar="N",
     help="Maximum size of a record in bytes.  [default: 1000000]",
 )
+@_HEADERS
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
@@ -90,6 +100,7 @@ def create(
     buffer_partitions: int,
     replication_factor: int,
     record_bytes_max: int,
+    headers: str,
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
@@ -110,6 +121,7 @@ def create(
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
             record_bytes_max=record_bytes_max,
+            headers=headers,
             retention_time=retention_time,
             retention_bytes=retention_bytes,
             retention_groups=retention_groups,
@@ -144,6 +156,7 @@ def create(
     metavar="N",
     help="Replication factor of the buffer.  [default: the broker's]",
 )
+@_HEADERS
 @click.option("--if-not-exists", is_flag=True, help="Leave a topic that the stream has adopted as it is.")
 @click.pass_obj
 def adopt(
@@ -155,6 +168,7 @@ def adopt(
     group: str,
     buffer_partitions: int,
     replication_factor: int,
+    headers: str,
     if_not_exists: bool,
 ) -> None:
     """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.
@@ -172,6 +186,7 @@ def adopt(
             group=group,
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
+            headers=headers,
             exist_ok=if_not_exists,
         )
     config = found.config
@@ -289,6 +304,11 @@ def scale(
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
+@click.option(
+    "--headers",
+    type=click.Choice([form.value for form in HeaderForm]),
+    help="Which records of later transactions say who wrote them: the first of each batch, or each.",
+)
 @click.pass_context
 def update(
     click_context: click.Context,
@@ -296,19 +316,27 @@ def update(
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
+    headers: str | None,
 ) -> None:
-    """Change how long the records of a stream are kept. Options left out stay as they are; none removes a limit.
+    """Change how long the records of a stream are kept, or its headers.
 
-    Both limits are minimums: records beyond either of them are deleted. Give --retention-group once for each group, or
-    with none.
+    Options left out stay as they are; none removes a limit. Both limits are minimums: records beyond either of them
+    are deleted. Give --retention-group once for each group, or with none.
     """
     given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
+    if headers is not None:
+        given["headers"] = headers
     if not given:
-        raise click.UsageError("say what to change: --retention-time, --retention-bytes or --retention-group")
+        raise click.UsageError(
+            "say what to change: --retention-time, --retention-bytes, --retention-group or --headers"
+        )
     context: CliContext = click_context.obj
     with connected(context) as b:
         config = b.admin.update_stream(stream_name, **given)
-    context.answer(_config_document(config), f"{stream_name}: {retention_text(config.retention)}.")
+    context.answer(
+        _config_document(config),
+        f"{stream_name}: {retention_text(config.retention)}; a header on {_HEADERS_OF[config.headers]}.",
+    )
 
 
 @stream.command()
@@ -468,6 +496,9 @@ def _segment_table(record: EpochRecord, partitions: Mapping[SegmentId, int]) -> 
     return table(("SEGMENT", "EPOCH", "PARTITION", "KEYS"), rows, right=("SEGMENT", "EPOCH", "PARTITION"))
 
 
+_HEADERS_OF: Final = {HeaderForm.EACH: "each record", HeaderForm.FIRST: "the first record of each batch"}
+
+
 def description_text(found: StreamDescription) -> str:
     """Return a description for people to read."""
     config = found.config
@@ -482,6 +513,7 @@ def description_text(found: StreamDescription) -> str:
         *([("topic", _about_topic(found))] if config.topic else []),
         ("buffer", f"{config.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
+        ("headers", f"on {_HEADERS_OF[config.headers]}"),
         ("keeps", what_it_keeps),
     )
     lines = [f"{name:<9}{value}" for name, value in about]
@@ -523,6 +555,7 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
         "buffer_partitions": config.buffer_partitions,
         "replication_factor": config.replication_factor,
         "record_bytes_max": config.record_bytes_max,
+        "headers": config.headers.value,
         "retention": retention_document(config.retention),
     }
 

@@ -40,10 +40,12 @@ from rollbridge.model.records import (
     FOREVER,
     LOG_RETENTION_MS_DEFAULT,
     Group,
+    HeaderForm,
     Retention,
     StreamConfig,
     StreamState,
     TransactionRecord,
+    header_form,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.zookeeper.metadata import Metadata
@@ -139,6 +141,7 @@ class Admin:
         buffer_partitions: int = 1,
         replication_factor: int = -1,
         record_bytes_max: int = 0,
+        headers: HeaderForm | str = HeaderForm.FIRST,
         retention_time: timedelta | None = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
@@ -155,6 +158,8 @@ class Admin:
             buffer_partitions: Partitions of the transaction buffer.
             replication_factor: Of all its topics; -1 is the broker's default.
             record_bytes_max: Largest record, key and headers included; 0 is the default, 1,000,000.
+            headers: Which records of its transactions carry the header that tells who wrote them: the ``first`` of each
+                batch, which rollbridge's readers need, or ``each``, for readers that are not rollbridge's.
             retention_time: Minimum time for which records are kept; for ever by default. See :meth:`update_stream`.
             retention_bytes: Minimum size of records that is kept, in bytes; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
@@ -188,6 +193,7 @@ class Admin:
             replication_factor=replication_factor,
             record_bytes_max=record_bytes_max,
             retention=retention,
+            headers=_header_form(headers),
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
@@ -211,6 +217,7 @@ class Admin:
         group: str = DEFAULT_GROUP,
         buffer_partitions: int = 1,
         replication_factor: int = -1,
+        headers: HeaderForm | str = HeaderForm.FIRST,
         exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Adoption:
@@ -229,6 +236,7 @@ class Admin:
             group: Transaction group inside the scope; the stream never leaves it.
             buffer_partitions: Partitions of the transaction buffer.
             replication_factor: Of the buffer; -1 is the broker's default.
+            headers: As for :meth:`create_stream`. In a compacted topic each record carries one in any case.
             exist_ok: Leave a topic that this stream has adopted as it is.
             timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
@@ -259,6 +267,7 @@ class Admin:
             group=group,
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
+            headers=_header_form(headers),
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
@@ -373,9 +382,10 @@ class Admin:
         retention_time: timedelta | Keep | None = KEEP,
         retention_bytes: int | Keep | None = KEEP,
         retention_groups: Iterable[str] | Keep = KEEP,
+        headers: HeaderForm | str | Keep = KEEP,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Change how long the records of a stream are kept; settings not given stay as they are.
+        """Change how long the records of a stream are kept, or its headers; settings not given stay as they are.
 
         With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
         timestamp that it carries, and begins with the first retention check after the limit was set. A stream that is
@@ -387,6 +397,7 @@ class Admin:
             retention_bytes: Minimum size of records that is kept, in bytes as they stand in Kafka; None: all.
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
                 has not read. A group that has committed nothing keeps everything.
+            headers: As for :meth:`create_stream`; of transactions that begin later.
             timeout_s: Seconds to wait for the answer.
 
         Raises:
@@ -401,6 +412,7 @@ class Admin:
             kind=RequestKind.UPDATE_STREAM,
             stream=str(name),
             retention=retention,
+            headers="" if isinstance(headers, Keep) else _header_form(headers),
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
@@ -760,6 +772,11 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
 
 def _group_name(text: str) -> GroupName:
     return GroupName.parse(text) if "/" in text else GroupName(text)
+
+
+def _header_form(headers: HeaderForm | str) -> str:
+    """Return a form of headers as a request says it; raise InvalidRequestError if there is no such form."""
+    return str(header_form(headers) or HeaderForm.FIRST)
 
 
 def _changed(

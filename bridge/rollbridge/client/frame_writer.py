@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from operator import length_hint
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -46,7 +45,15 @@ from rollbridge.client.futures import (
 )
 from rollbridge.client.results import Piece
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from rollbridge.kafka.batches import keyed
+from rollbridge.kafka.batches import Compression, finished, keyed
+from rollbridge.model.attribution import (
+    HEADER_VALUE,
+    HEADER_VALUE_BYTES,
+    ONE_BYTE,
+    RECORD_HEADER,
+    append_step,
+    pack_rest,
+)
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from rollbridge.model.frames import (
@@ -62,9 +69,9 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, local_sequence
 from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.model.partitioners import KnownKeys
 from rollbridge.model.records import KEYLESS, RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
-from rollbridge.model.sn import HEADER_VALUE, RECORD_HEADER
 
 # Size of the manifest
 
@@ -272,15 +279,22 @@ class PartWriter:
         if slot is None:
             slot = self._open_slot(lane, at)
         count = self.count
-        own: HeaderList = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
-        if headers:
-            own = _with_user_headers(headers, own)
+        given: HeaderList = _checked_headers(headers) if headers else []
+        if lane.each:
+            given.append((RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count)))
         in_batch = slot.in_batch
-        if slot.append(in_batch, timestamp_ms, key, value, own) is None:
-            slot = self._start_batch(lane, slot, timestamp_ms, key, value, own)
+        if slot.append(in_batch, timestamp_ms, key, value, given) is None:
+            slot = self._start_batch(lane, slot, timestamp_ms, key, value, given)
             in_batch = slot.in_batch - 1
         else:
             slot.in_batch = in_batch + 1
+            step = count - slot.last
+            if step < ONE_BYTE:
+                slot.steps.append(step)
+            else:
+                append_step(slot.steps, step)
+            if len(slot.steps) > lane.steps_max:
+                slot.append = no_batch
         self.count = count + 1
         slot.last = count
         future = WriteFuture()
@@ -289,7 +303,7 @@ class PartWriter:
         future.count = count
         return future
 
-    def write_some(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+    def write_some(self, stream: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> int:
         """Append records; return their number. Faster than one by one: all get the same timestamp, read once.
 
         Raises:
@@ -297,17 +311,26 @@ class PartWriter:
         """
         lane = self.lanes.get(stream) or self.lane_of(stream)
         first = self.count
-        if len(lane.slots) == 1:
-            self._write_to_one(lane, records)
-        else:
-            self._write_to_many(lane, records)
+        write = self._write_to_one if len(lane.slots) == 1 else self._write_to_many
+        known = lane.known if lane.known is not None and lane.known.helps(len(records)) else None
+        now_ms = int(time.time() * 1000)
+        for at in range(0, len(records), lane.chunk):
+            write(lane, records if len(records) <= lane.chunk else records[at : at + lane.chunk], now_ms, known)
+            for slot in lane.slots:
+                if slot is not None and len(slot.steps) > lane.steps_max:
+                    slot.append = no_batch
         return self.count - first
 
-    def _write_to_many(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        bounds, slots, pack, txn, base = lane.bounds, lane.slots, HEADER_VALUE.pack, self._key, self._base
-        hash_of, locate, name, seed = lane.hash_of, bisect_right, RECORD_HEADER, HASH_SEED
-        known = lane.known if lane.known is not None and lane.known.helps(length_hint(records)) else None
-        now_ms = int(time.time() * 1000)
+    def _write_to_many(
+        self,
+        lane: PartStream,
+        records: Sequence[tuple[bytes | None, bytes | None]],
+        now_ms: int,
+        known: KnownKeys | None,
+    ) -> None:
+        bounds, slots, each = lane.bounds, lane.slots, lane.each
+        hash_of, locate, seed = lane.hash_of, bisect_right, HASH_SEED
+        headers: HeaderList = []
         count = self.count
         try:
             for key, value in records:
@@ -321,39 +344,50 @@ class PartWriter:
                 if slot is None:
                     slot = self._open_slot(lane, at)
                 in_batch = slot.in_batch
-                headers: HeaderList = [(name, pack(txn, base + count))]
+                if each:
+                    headers = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
                 if slot.append(in_batch, now_ms, key, value, headers) is None:
                     self.count = count
                     slot = self._start_batch(lane, slot, now_ms, key, value, headers)
                 else:
                     slot.in_batch = in_batch + 1
+                    step = count - slot.last
+                    if step < ONE_BYTE:
+                        slot.steps.append(step)
+                    else:
+                        append_step(slot.steps, step)
                 slot.last = count
                 count += 1
         finally:
             self.count = count
 
-    def _write_to_one(self, lane: PartStream, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def _write_to_one(
+        self, lane: PartStream, records: Sequence[tuple[bytes | None, bytes | None]], now_ms: int, _: KnownKeys | None
+    ) -> None:
         """Append records to a lane with one segment: no look-ups, and the slot is updated once for all records."""
-        pack, txn, base, name = HEADER_VALUE.pack, self._key, self._base, RECORD_HEADER
-        now_ms = int(time.time() * 1000)
+        each = lane.each
         slot = lane.slots[0] or self._open_slot(lane, 0)
-        append, in_batch = slot.append, slot.in_batch
-        first = count = self.count
+        append, in_batch, begun = slot.append, slot.in_batch, slot.in_batch
+        headers: HeaderList = []
+        count = self.count
         try:
             for key, value in records:
-                headers: HeaderList = [(name, pack(txn, base + count))]
+                if each:
+                    headers = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
                 if append(in_batch, now_ms, key, value, headers) is None:
+                    slot.add_steps(count, in_batch - begun)
                     slot.in_batch, self.count = in_batch, count
+                    begun = in_batch
                     self._start_batch(lane, slot, now_ms, key, value, headers)
-                    append, in_batch = slot.append, slot.in_batch
+                    append, in_batch, begun = slot.append, slot.in_batch, slot.in_batch
+                    slot.last = count
                 else:
                     in_batch += 1
                 count += 1
         finally:
-            if slot.append is append:  # otherwise the batch was cut, and another could not be started
+            slot.add_steps(count, in_batch - begun)
+            if slot.builder is not None:  # otherwise the batch was cut, and another could not be started
                 slot.in_batch = in_batch
-            if count > first:
-                slot.last = count - 1
             self.count = count
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
@@ -362,7 +396,7 @@ class PartWriter:
         Args:
             stream: The stream.
             at: Place of the segment among those of the stream's route.
-            batch: The batch; each of its records has rollbridge's header.
+            batch: The batch; its first record, or each, has rollbridge's header.
             first, last: Counts of its first and last record within the part, which rise from batch to batch.
             records: Number of its records.
 
@@ -429,7 +463,9 @@ class PartWriter:
             f"there is no room for another segment of {lane.route.stream}, so this record was not written: commit what "
             "there is, or abort",
         )
-        slot = PartSegment(self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at])
+        slot = PartSegment(
+            self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at], is_each=lane.each
+        )
         lane.slots[at] = slot
         return slot
 
@@ -464,7 +500,11 @@ class PartWriter:
             raise InvalidRequestError(
                 f"{KEYLESS} such as {lane.route.topic}; it was not written, the transaction is usable"
             )
-        size = DefaultRecordBatchBuilder.size_of(key, value, headers)
+        # The header of a run of one, which is made longer when the batch is cut.
+        own = (
+            headers if lane.each else [*headers, (RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + self.count))]
+        )
+        size = DefaultRecordBatchBuilder.size_of(key, value, own)
         if size > lane.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes (key, value and headers, {RECORD_HEADER!r} included) exceeds the limit of "
@@ -479,13 +519,15 @@ class PartWriter:
             slot = self._next_slot(lane, slot)
             if slot.append(slot.in_batch, timestamp_ms, key, value, headers) is not None:
                 slot.in_batch += 1
+                append_step(slot.steps, self.count - slot.last)
                 return slot
             self._cut(slot)
-        builder = DefaultRecordBatchBuilder(2, self._limits.compression, 0, -1, -1, -1, lane.frame_bytes)
-        builder.append(0, timestamp_ms, key, value, headers)
+        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, lane.frame_bytes)
+        builder.append(0, timestamp_ms, key, value, own)
         if not slot.before:
             slot.first = self.count
         slot.builder = builder
+        slot.steps.clear()
         slot.in_batch = 1
         slot.first_in_batch = self.count
         slot.opened_s = time.monotonic()
@@ -526,7 +568,8 @@ class PartWriter:
             slot.ready = None
         if slot.builder is None:
             return
-        value = bytes(slot.builder.build())
+        rest = b"" if slot.is_each else pack_rest(slot.in_batch, slot.steps)
+        value = finished(slot.builder.build(), rest, HEADER_VALUE_BYTES, self._limits.compression)
         key = HEADER.pack(
             MAGIC,
             VERSION,
@@ -589,19 +632,18 @@ class PartWriter:
         )
 
 
-def _with_user_headers(headers: Headers, own: HeaderList) -> HeaderList:
-    """Return the user's headers in their order, then rollbridge's.
+def _checked_headers(headers: Headers) -> HeaderList:
+    """Return the user's headers.
 
     Raises:
-        InvalidRequestError: one of the user's headers has the name of rollbridge's.
+        InvalidRequestError: one of them has the name of rollbridge's.
     """
-    whole = [*headers, *own]
     for name, _ in headers:
         if name == RECORD_HEADER:
             raise InvalidRequestError(
                 f"the header {RECORD_HEADER!r} is rollbridge's own; the record was not written: name it otherwise"
             )
-    return whole
+    return list(headers)
 
 
 # The outbox of a transaction

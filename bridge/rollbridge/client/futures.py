@@ -39,6 +39,7 @@ from rollbridge.errors import (
     TransactionRefusedError,
 )
 from rollbridge.forks import module_lock
+from rollbridge.model.attribution import append_step
 from rollbridge.model.avro import encode_text
 from rollbridge.model.control import (
     EXPIRED,
@@ -53,14 +54,22 @@ from rollbridge.model.control import (
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId, local_sequence
 from rollbridge.model.names import GroupName
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, HeaderForm
 from rollbridge.model.routing import Route
 from rollbridge.model.sn import DLSN
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_ONE: Final = b"\1"
 _NAME_AT = 2
 """Offset of the client name in a control record without a reason: behind the kind and an empty text."""
+_STEPS_BYTES_MAX: Final = 36 * 1024
+"""Bytes that the steps of a batch's records take at which it is cut."""
+_RUN_BYTES: Final = 64
+"""What the header of a run takes at most besides the steps."""
+_STEP_BYTES_MAX: Final = 6
+"""Bytes of one step: counts have 40 bits."""
 _creation: Final = module_lock()
 """Lock for the creation of events and callback lists, which most transactions never need."""
 
@@ -405,6 +414,7 @@ class PartSegment:
         "first",
         "first_in_batch",
         "in_batch",
+        "is_each",
         "last",
         "number",
         "opened_s",
@@ -412,10 +422,13 @@ class PartSegment:
         "place",
         "ready",
         "segment",
+        "steps",
         "stream",
     )
 
-    def __init__(self, completion: Completion, part: int, stream: str, place: int, number: int) -> None:
+    def __init__(
+        self, completion: Completion, part: int, stream: str, place: int, number: int, *, is_each: bool = False
+    ) -> None:
         self.completion = completion
         self.part = part
         self.stream = stream
@@ -431,8 +444,19 @@ class PartSegment:
         self.first = 0
         self.last = 0
         self.segment: SegmentId | None = None
+        self.is_each = is_each
+        """True if each record carries rollbridge's header, not only the first of a batch."""
+        self.steps = bytearray()
+        """By how much the count of each record of the open batch exceeds that of the one before, but of the first."""
         self._runs: list[int] = []
         self._ends: list[int] = []
+
+    def add_steps(self, count: int, records: int) -> None:
+        """Note that the last records were appended one after the other, the last of them with the count before this."""
+        if records:
+            append_step(self.steps, count - records - self.last)
+            self.steps += _ONE * (records - 1)
+            self.last = count - 1
 
     @property
     def records(self) -> int:
@@ -473,11 +497,30 @@ class PartSegment:
         self._ends = ends or [0]
 
 
+def room_for_steps(batch_bytes: int) -> tuple[int, int, int]:
+    """Share the bytes of a batch between records and what the first header says of the others.
+
+    Args:
+        batch_bytes: Largest batch that brokers take.
+
+    Returns:
+        Bytes of steps from which on a batch is cut; the number of records between two looks at that, in which they may
+        grow as much again; the bytes that are left for the records.
+    """
+    steps_max = min(_STEPS_BYTES_MAX, batch_bytes // 16)
+    return steps_max, max(steps_max // _STEP_BYTES_MAX, 1), batch_bytes - 2 * steps_max - _RUN_BYTES
+
+
+_OWN_ROOM: Final = room_for_steps(RECORD_BYTES_MAX_DEFAULT)
+
+
 class PartStream:
     """Stream as one part writes to it."""
 
     __slots__ = (
         "bounds",
+        "chunk",
+        "each",
         "frame_bytes",
         "hash_of",
         "known",
@@ -488,6 +531,7 @@ class PartStream:
         "record_bytes_max",
         "route",
         "slots",
+        "steps_max",
         "sticky",
     )
 
@@ -505,6 +549,18 @@ class PartStream:
             self.record_bytes_max = min(self.record_bytes_max, route.limits.record_room)
             self.frame_bytes = min(self.frame_bytes, route.limits.batch_room)
             self.needs_key = route.limits.is_compacted
+        # Compaction may take the first record of a batch, and with it what it says of the others.
+        self.each = route.headers is HeaderForm.EACH or self.needs_key
+        # Our own topics take batches of a megabyte at least.
+        if route.limits is not None:
+            room_of = room_for_steps(route.limits.batch_room)
+        elif route.record_bytes_max > RECORD_BYTES_MAX_DEFAULT:
+            room_of = room_for_steps(route.record_bytes_max)
+        else:
+            room_of = _OWN_ROOM
+        self.steps_max, self.chunk, room = room_of
+        if self.frame_bytes > room and not self.each:
+            self.frame_bytes = room
         self.slots: list[PartSegment | None] = [None] * len(route.numbers)
         self.sticky = sticky % len(route.numbers)
 

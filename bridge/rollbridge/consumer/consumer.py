@@ -49,6 +49,7 @@ from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.listing import list_all
 from rollbridge.consumer.records import Message, Origin, last_offsets
 from rollbridge.consumer.settings import consumer_settings, dotted
+from rollbridge.consumer.writers import Writers, fetching
 from rollbridge.errors import (
     InvalidNameError,
     InvalidRequestError,
@@ -121,6 +122,7 @@ class Consumer:
         self._metadata = Metadata(self._session)
         self._guard = TopicGuard(self._metadata, address, security=security, client_id=name)
         group = GroupOffsetStore(address, checked.group_id, security=security, client_id=name)
+        self._writers = Writers(fetching(address, security, name))
         self._members = Membership(
             self._consumer,
             checked.group_id,
@@ -130,9 +132,12 @@ class Consumer:
             self._load,
             self._places_of,
             auto_commit=checked.auto_commit,
+            moved=self._writers.moved,
         )
         members = self._members
-        self._origin = Origin(lambda stream: members.known.get(stream), index=members.index, names=members.names)
+        self._origin = Origin(
+            lambda stream: members.known.get(stream), index=members.index, names=members.names, writers=self._writers
+        )
         self._places = PartitionNames(self._consumer, members, self._offsets, self._load, self._find, checked)
         self._commits = Commits(self._consumer, group, self._members, self._places, checked)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=checked.cooperative)
@@ -232,6 +237,7 @@ class Consumer:
         if offset in (OFFSET_INVALID, OFFSET_STORED):
             offset = self._places.stored(at)
         offset = self._places.absolute(at, offset)
+        self._writers.moved(at)
         self._members.owned[at] = Owned(at, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset)
         return TopicPartition(*at, offset)
 
@@ -300,6 +306,7 @@ class Consumer:
             if first is not None:
                 rest = self._consumer.consume(most - 1, 0) if most > 1 else []
                 if found := self._accept([first, *rest]):
+                    self._writers.handed_out([item.raw for item in found])
                     return found
             elif left_s < TICK_S:
                 return []
@@ -506,6 +513,7 @@ class Consumer:
             raise KafkaException(KafkaError(KafkaError._STATE, why))
         offset = self._places.absolute(place, partition.offset)
         self._consumer.seek(TopicPartition(*place, offset))
+        self._writers.moved(place)
         if item.phase is Phase.DONE and not item.paused:
             self._consumer.resume([TopicPartition(*place)])
         item.phase, item.next, item.handled, item.end = Phase.OPEN, offset, offset, -1

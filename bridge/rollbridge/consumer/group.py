@@ -147,8 +147,10 @@ class Membership:
         places_of: PlacesOf,
         *,
         auto_commit: bool,
+        moved: Callable[[Partition], object],
     ) -> None:
         self._auto_commit = auto_commit
+        self._moved = moved
         self._consumer = consumer
         self._group_id = group_id
         self._reset = reset
@@ -632,6 +634,7 @@ class Membership:
             logger.debug("segment %s of %s cannot be opened yet: %s", item.segment, item.stream, exc)
             self._ask_at = 0.0
             return
+        self._moved(item.place)
         item.phase = Phase.OPEN
         item.next = item.handled = item.sent = offset
         item.end = _BEHIND

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
+from rollbridge.calls import patience_s
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
 from rollbridge.errors import (
@@ -30,6 +31,7 @@ from rollbridge.errors import (
 )
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
+from rollbridge.kafka.committed import attributed
 from rollbridge.kafka.fetch import LogDivergedError
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower, read_up_to
@@ -37,6 +39,7 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.replay import BufferSnapshots
+from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ended import EndedIds
 from rollbridge.model.ids import SegmentId, local_sequence
@@ -45,7 +48,6 @@ from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.preview import AGAIN, FAR, PreviewStart, Shown
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.replay import BufferPlaces
-from rollbridge.model.sn import RECORD_HEADER, unpack_record_header
 
 logger = limited(logging.getLogger(__name__))
 
@@ -203,7 +205,7 @@ class PreviewTail:
     def _previews(self, transaction: BufferedTransaction, frame: FrameRef, batch: bytes) -> Iterator[Preview]:
         segment = SegmentId.of(frame.piece.segment, transaction.begin.streams[str(self._stream)])
         try:
-            for record in read_records(batch):
+            for record in attributed(read_records(batch)):
                 local = local_sequence(frame.piece.part, frame.first_count)
                 for name, value in record.headers:
                     if name == RECORD_HEADER and value is not None:
@@ -325,7 +327,7 @@ class PreviewTail:
         unread = {item: ends[item] for item, start in starts.items() if start < ends[item]}
         for item in unread:
             follower.follow(item, starts[item])
-        yield from read_up_to(follower, unread, _SILENT_S, self._go_on)
+        yield from read_up_to(follower, unread, patience_s(_SILENT_S), self._go_on)
 
     def _follow(self) -> Follower:
         settings = self._settings

@@ -22,11 +22,12 @@ from typing import Final, Literal, Self, assert_never
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from rollbridge.calls import Deadline, Errand
+from rollbridge.calls import Deadline, Errand, answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
+from rollbridge.consumer.writers import Writers, fetching
 from rollbridge.errors import (
     InvalidRequestError,
     KafkaUnavailableError,
@@ -265,7 +266,8 @@ class Reader:
         self._loaded_at = self._moved_at = time.monotonic()
         history = load(self._changed.set if follow else None)
         self._history = history
-        self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]))
+        self._writers = Writers(fetching(settings.bootstrap_servers, settings.kafka, settings.client_name))
+        self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]), writers=self._writers)
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         try:
             begin = locate(offsets, places, history, wanted)
@@ -386,7 +388,10 @@ class Reader:
             left_s = deadline.left()
             if found or self._is_finished():
                 return found
-            if not self._fetch(min(self._slice_s, left_s)):
+            # A preview may have to look up whether what has just begun had ended before.
+            with answers_within(left_s):
+                is_more = self._fetch(min(self._slice_s, left_s))
+            if not is_more:
                 self._check_stalled()
                 if left_s < TICK_S:
                     return []
@@ -416,6 +421,7 @@ class Reader:
         is_first, self._is_new = self._is_new, False
         messages = [] if previews and is_first else self._fetch_committed(timeout_s)
         self._batch = messages
+        self._writers.handed_out(messages)
         self._rest = iter(messages)
         self._records = records_of(messages, self._rest, self._origin)
         self._previews = iter(previews)

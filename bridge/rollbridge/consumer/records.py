@@ -7,7 +7,6 @@ record, so headers are decoded on request only. :class:`Message` is the same rec
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
@@ -16,20 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 
+from rollbridge.consumer.writers import Writers
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.clients import UNREADABLE, get_headers
 from rollbridge.kafka.committed import is_plain
+from rollbridge.model.attribution import RECORD_HEADER, own_header, unpack_record_header
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
-from rollbridge.model.sn import (
-    DLSN,
-    RECORD_HEADER,
-    SN,
-    TRANSACTION_ID_HEADER,
-    unpack_record_header,
-    unpack_transaction_id,
-)
+from rollbridge.model.sn import DLSN, SN, TRANSACTION_ID_HEADER, unpack_transaction_id
 
 HeaderList = list[tuple[str, bytes | None]]
 
@@ -47,9 +42,10 @@ class Origin:
         index: What partitions are.
         names: Streams that the application knows by another name, as by that of an adopted topic.
         commit_position: Offset of the transaction's record in the commit log, where that is known.
+        writers: What is known of who wrote records without a header; None where each record of a transaction has one.
     """
 
-    __slots__ = ("_history_of", "_partitions", "commit_position", "index", "names")
+    __slots__ = ("_history_of", "_partitions", "commit_position", "index", "names", "writers")
 
     def __init__(
         self,
@@ -57,16 +53,18 @@ class Origin:
         commit_position: int | None = None,
         index: PlaceIndex | None = None,
         names: Mapping[StreamName, str] = MappingProxyType({}),
+        writers: Writers | None = None,
     ) -> None:
         self._history_of = history_of
         self.index = PlaceIndex() if index is None else index
         self.names = names
         self._partitions: dict[tuple[StreamName, SegmentId], int] = {}
         self.commit_position = commit_position
+        self.writers = writers
 
     def at(self, commit_position: int) -> Origin:
         """Return the context for the records of one transaction."""
-        other = Origin(self._history_of, commit_position, self.index, self.names)
+        other = Origin(self._history_of, commit_position, self.index, self.names, self.writers)
         other._partitions = self._partitions
         return other
 
@@ -236,13 +234,22 @@ class Record(_Fields):
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write."""
-        return source_of(self.raw)[0]
+        """Transaction that wrote it; None for a plain or compare-and-set write.
+
+        Asks a broker, once, if reading began in the middle of a batch and this is one of its records.
+
+        Raises:
+            KafkaUnavailableError, NotFoundError: it would have to ask, and gets no answer.
+        """
+        return source_of(self.raw, self.origin)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction, made of part and count; None without a transaction."""
-        return source_of(self.raw)[1]
+        """Its number in its transaction, made of part and count; None without a transaction.
+
+        May ask a broker, as :attr:`transaction_id`.
+        """
+        return source_of(self.raw, self.origin)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
@@ -345,7 +352,7 @@ def record_of(raw: KafkaMessage | Preview, origin: Origin) -> Record:
 def message_of(partition: Partition, record: LogRecord, timestamp_kind: int, leader_epoch: int) -> KafkaMessage:
     """Return confluent-kafka's message for a record of a partition that was read without it."""
     topic, number = partition
-    headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else _UNREADABLE
+    headers: list[tuple[str, str | bytes | None]] = [*record.headers] if is_plain(record.headers) else UNREADABLE
     return KafkaMessage(
         topic=topic,
         partition=number,
@@ -358,27 +365,14 @@ def message_of(partition: Partition, record: LogRecord, timestamp_kind: int, lea
     )
 
 
-# If a name is not UTF-8, confluent-kafka returns a list whose tuples have holes and sets an exception as well.
-# Looking into that list ends the process (SIGSEGV), and so does asking the message again. The interpreter notices
-# the exception only outside its fast path for method calls; a call through methodcaller does not take that path.
-_get_headers = operator.methodcaller("headers")
-_UNREADABLE: Final[list[tuple[str, str | bytes | None]]] = [("", None)]
-"""Replacement for headers that confluent-kafka cannot decode."""
-
-
 def headers_of(raw: KafkaMessage | Preview) -> HeaderList:
     """Return the headers of a message, rollbridge's own included.
 
     Raises:
         CorruptDataError: A name is not UTF-8, which confluent-kafka cannot decode and rollbridge never writes.
     """
-    try:
-        found = _get_headers(raw)
-    except (SystemError, UnicodeDecodeError):
-        assert not isinstance(raw, Preview)
-        raw.set_headers(_UNREADABLE)
-        found = _UNREADABLE
-    if found is _UNREADABLE:
+    found: object = raw.headers() if isinstance(raw, Preview) else get_headers(raw)
+    if found is UNREADABLE:
         raise CorruptDataError(
             f"the headers of the record at {raw.topic()}, offset {raw.offset()}, cannot be given, as a name is not "
             "UTF-8; key and value can be read without them"
@@ -395,16 +389,27 @@ def _own_headers(raw: KafkaMessage | Preview) -> HeaderList:
         return []
 
 
-def source_of(raw: KafkaMessage | Preview) -> tuple[TransactionId, int] | tuple[None, None]:
+def source_of(raw: KafkaMessage | Preview, origin: Origin) -> tuple[TransactionId, int] | tuple[None, None]:
     if isinstance(raw, Preview):
         return raw.transaction_id, raw.local_sequence
-    for name, value in _own_headers(raw):
-        if name == RECORD_HEADER and value is not None:
-            try:
-                return unpack_record_header(value)
-            except InvalidRequestError:
-                break  # a plain writer used the header for something else
-    return None, None
+    value = own_header(_own_headers(raw))
+    if value is not None:
+        try:
+            return unpack_record_header(value)
+        except InvalidRequestError:
+            return None, None  # a plain writer used the header for something else
+    found = None
+    if origin.writers is not None and _is_in_stream(raw, origin):
+        found = origin.writers.find(_place(raw), raw.offset() or 0)
+    return (None, None) if found is None else (TransactionId.from_bytes(found[0]), found[1])
+
+
+def _is_in_stream(raw: KafkaMessage | Preview, origin: Origin) -> bool:
+    try:
+        origin.place_of(raw)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def given_id_of(raw: KafkaMessage | Preview) -> int | None:
@@ -422,7 +427,7 @@ def dlsn_of(raw: KafkaMessage | Preview, origin: Origin) -> DLSN | None:
     offset = raw.offset()
     if offset is None or isinstance(raw, Preview):
         return None
-    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw)[1] or 0)
+    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw, origin)[1] or 0)
 
 
 def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
@@ -538,6 +543,11 @@ class Message:
     def __len__(self) -> int:
         return len(self._raw)
 
+    @property
+    def raw(self) -> KafkaMessage:
+        """confluent-kafka's message."""
+        return self._raw
+
     def record(self) -> Record:
         """Return the same record with attributes in place of methods."""
         return record_of(self._raw, self._origin)
@@ -573,13 +583,22 @@ class Message:
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write."""
-        return source_of(self._raw)[0]
+        """Transaction that wrote it; None for a plain or compare-and-set write.
+
+        Asks a broker, once, if reading began in the middle of a batch and this is one of its records.
+
+        Raises:
+            KafkaUnavailableError, NotFoundError: it would have to ask, and gets no answer.
+        """
+        return source_of(self._raw, self._origin)[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction, made of part and count; None without a transaction."""
-        return source_of(self._raw)[1]
+        """Its number in its transaction, made of part and count; None without a transaction.
+
+        May ask a broker, as :attr:`transaction_id`.
+        """
+        return source_of(self._raw, self._origin)[1]
 
     @property
     def dlsn(self) -> DLSN | None:
@@ -592,11 +611,7 @@ class Message:
         return sn_of(self._raw, self._origin) if self._is_in_stream() else None
 
     def _is_in_stream(self) -> bool:
-        try:
-            self._origin.place_of(self._raw)
-        except InvalidRequestError:
-            return False
-        return True
+        return _is_in_stream(self._raw, self._origin)
 
     @property
     def commit_position(self) -> int | None:

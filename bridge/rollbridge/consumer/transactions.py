@@ -36,7 +36,7 @@ from rollbridge.errors import (
 )
 from rollbridge.forks import hold
 from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc
-from rollbridge.kafka.committed import BatchStanding, iterate_any_records, judged_batches
+from rollbridge.kafka.committed import BatchStanding, attributed, iterate_any_records, judged_batches
 from rollbridge.kafka.fetch import LogDivergedError, LogReader
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
@@ -421,7 +421,7 @@ class _Cursor:
             header, batch = self.batches.popleft()
             self.timestamp_kind = TIMESTAMP_LOG_APPEND_TIME if header.is_append_time else TIMESTAMP_CREATE_TIME
             self.epoch = header.partition_leader_epoch
-            self._open = iterate_any_records(batch)
+            self._open = attributed(iterate_any_records(batch))
         record = self.parsed.popleft()
         self.next = record.offset + 1
         return record

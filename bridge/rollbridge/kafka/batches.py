@@ -34,17 +34,19 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 import cramjam
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
 
 from rollbridge.errors import CorruptDataError
+from rollbridge.model.avro import decode_long, encode_long
 
 # Bounded decompression.
 
@@ -370,6 +372,59 @@ def framed(body: RawBatch, *, codec: int, count: int, base_timestamp: int, max_t
     tail = _FROM_ATTRIBUTES.pack(codec, count - 1, base_timestamp, max_timestamp, -1, -1, -1, count)
     length = HEADER_BYTES - _LENGTH_OVERHEAD + len(body)
     return b"".join((_UP_TO_CRC.pack(0, length, -1, _MAGIC, crc32c(body, crc32c(tail))), tail, body))
+
+
+_ENCODERS: Final[Mapping[int, Callable[[bytes], bytes]]] = {
+    Compression.GZIP: gzip_encode,
+    Compression.SNAPPY: snappy_encode,
+    Compression.LZ4: lz4_encode,
+    Compression.ZSTD: zstd_encode,
+}
+
+
+def compressed(records: RawBatch, codec: int) -> tuple[RawBatch, int]:
+    """Return the records of a batch as compressed by a codec, and the codec; as they are if that makes them no smaller.
+
+    Args:
+        records: As encoded behind the header of a batch.
+        codec: Number of the codec.
+    """
+    encode = _ENCODERS.get(codec)
+    if encode is None:
+        return records, Compression.NONE
+    found = encode(bytes(records))
+    return (found, codec) if len(found) < len(records) else (records, Compression.NONE)
+
+
+def finished(batch: RawBatch, rest: bytes, size: int, codec: int) -> bytes:
+    """Return a batch whose first record's last header has a longer value, compressed.
+
+    Args:
+        batch: Uncompressed, without a producer.
+        rest: What the value has in addition, behind what is there.
+        size: Bytes of the value that is there; below 64.
+        codec: Number of the compression codec.
+    """
+    if not rest and codec == Compression.NONE:
+        return bytes(batch)
+    _, _, base_timestamp, max_timestamp, _, _, _, count = _FROM_ATTRIBUTES.unpack_from(batch, _CRC_START)
+    records: RawBatch = memoryview(batch)[HEADER_BYTES:]
+    if rest:
+        length, place = decode_long(records, 0)
+        end = place + length
+        begin = end - size
+        more = encode_long(size + len(rest))
+        length += len(more) - 1 + len(rest)
+        parts = (encode_long(length), records[place : begin - 1], more, records[begin:end], rest, records[end:])
+        records = b"".join(parts)
+    body, used = compressed(records, codec)
+    return framed(
+        body,
+        codec=used,
+        count=count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+    )
 
 
 def stamp(

@@ -7,12 +7,13 @@ Users may pass through only the librdkafka settings listed here: others change w
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import ConfigError
@@ -212,3 +213,23 @@ def assign_more(consumer: Consumer, places: Sequence[TopicPartition]) -> None:
                     break
                 consumer.list_topics(topic, timeout=deadline.left())
     consumer.incremental_assign(list(places))
+
+
+# Headers of messages
+
+# If a name is not UTF-8, confluent-kafka returns a list whose tuples have holes and sets an exception as well.
+# Looking into that list ends the process (SIGSEGV), and so does asking the message again. The interpreter notices
+# the exception only outside its fast path for method calls; a call through methodcaller does not take that path.
+_ask_for_headers = operator.methodcaller("headers")
+UNREADABLE: Final[list[tuple[str, Any]]] = [("", None)]
+"""Replacement for headers that confluent-kafka cannot decode, as an object."""
+
+
+def get_headers(message: Message) -> list[tuple[str, Any]] | None:
+    """Return the headers of a message; :data:`UNREADABLE` if a name is not UTF-8, which rollbridge never writes."""
+    try:
+        found: list[tuple[str, Any]] | None = _ask_for_headers(message)
+    except (SystemError, UnicodeDecodeError):
+        message.set_headers(UNREADABLE)
+        return UNREADABLE
+    return found

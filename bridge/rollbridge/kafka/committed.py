@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import (
     DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
@@ -35,7 +35,8 @@ from rollbridge.kafka.batches import (
     read_records,
     uncompressed,
 )
-from rollbridge.model.avro import encode_long
+from rollbridge.model.attribution import HEADER_VALUE, HEADER_VALUE_BYTES, RECORD_HEADER, own_header, unpack_run
+from rollbridge.model.avro import decode_long, encode_long
 
 # Records with header names that are not UTF-8.
 
@@ -70,6 +71,43 @@ def iterate_any_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTE
     yield from islice(_parse(batch, limit_bytes), given, None)
 
 
+def attributed(records: Iterable[LogRecord]) -> Iterator[LogRecord]:
+    """Yield the records of a batch, from its first one on, each with a header of its own if it belongs to a run.
+
+    A header that does not parse begins no run, and ends one: a plain writer used the name for something else. See
+    :mod:`rollbridge.model.attribution`.
+    """
+    begin, sequences, transaction = 0, _NOTHING, b""
+    for record in records:
+        value = own_header(record.headers) if record.headers else None
+        if value is None:
+            place = record.offset - begin  # by offset: compaction leaves gaps
+            if place < len(sequences):
+                own = HEADER_VALUE.pack(transaction, sequences[place])
+                yield record._replace(headers=[*record.headers, (RECORD_HEADER, own)])
+            else:
+                yield record
+            continue
+        try:
+            run = unpack_run(value)
+        except InvalidRequestError:
+            sequences = _NOTHING
+            yield record
+            continue
+        begin, sequences, transaction = record.offset, run.sequences(), run.transaction
+        yield record if run.records == 1 else _shortened(record, value)
+
+
+_NOTHING: Final[Sequence[int]] = ()
+
+
+def _shortened(record: LogRecord, value: bytes) -> LogRecord:
+    """Shorten the header of a run to that of its first record."""
+    own = RECORD_HEADER, value
+    short = RECORD_HEADER, value[:HEADER_VALUE_BYTES]
+    return record._replace(headers=[short if item == own else item for item in record.headers])
+
+
 def is_plain(headers: Headers) -> bool:
     """Return whether all header names encode as UTF-8, as :class:`BatchBuilder` requires."""
     try:
@@ -94,13 +132,13 @@ def _parse(batch: RawBatch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterat
     place = 0
     try:
         for _ in range(header.record_count):
-            length, place = _number(data, place)
+            length, place = decode_long(data, place)
             end = place + length
-            moment, place = _number(data, place + 1)  # behind the attributes
-            delta, place = _number(data, place)
+            moment, place = decode_long(data, place + 1)  # behind the attributes
+            delta, place = decode_long(data, place)
             key, place = _taken(data, place, end)
             value, place = _taken(data, place, end)
-            count, place = _number(data, place)
+            count, place = decode_long(data, place)
             headers: list[tuple[str, bytes | None]] = []
             for _ in range(count):
                 name, place = _taken(data, place, end)
@@ -112,30 +150,18 @@ def _parse(batch: RawBatch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterat
             yield LogRecord(header.base_offset + delta, timestamp, key, value, headers)
     except IndexError:
         raise CorruptDataError(f"a batch of {header.record_count} records ends within one") from None
+    except InvalidRequestError as fault:
+        raise CorruptDataError(f"a record does not parse: {fault}") from None
 
 
 def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
     """Read bytes behind their length; return them (None for -1) and the next place."""
-    size, place = _number(data, place)
+    size, place = decode_long(data, place)
     if size == _NONE:
         return None, place
     if not 0 <= size <= end - place:
         raise CorruptDataError(f"a record holds {size} bytes where {end - place} are left")
     return data[place : place + size], place + size
-
-
-def _number(data: bytes, place: int) -> tuple[int, int]:
-    """Read a zigzag varint; return it and the next place."""
-    found = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        found |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (found >> 1) ^ -(found & 1), place
-        shift += 7
-        if shift > 63:
-            raise CorruptDataError("a record holds a number of more than 64 bits")
 
 
 def _sized(content: bytes | None) -> bytes:
@@ -170,7 +196,7 @@ class CommittedRecords(NamedTuple):
 
 
 def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) -> CommittedRecords:
-    """Return the committed records from ``start`` on.
+    """Return the committed records from ``start`` on, each with the header that tells who wrote it.
 
     Args:
         raw: Consecutive batches; a last one that is cut short is left out.
@@ -184,7 +210,8 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     end, aborted_batches, epoch = start, 0, -1
     for header, batch, standing in judged_batches(raw, aborted):
         if standing is BatchStanding.COMMITTED:
-            records.extend(record for record in read_any_records(batch) if record.offset >= start)
+            found = attributed(iterate_any_records(batch))
+            records.extend(record for record in found if record.offset >= start)
         aborted_batches += standing is BatchStanding.ABORTED
         end = max(end, header.base_offset + header.last_offset_delta + 1)
         epoch = header.partition_leader_epoch

@@ -40,6 +40,25 @@ def encode_long(value: int) -> bytes:
     return bytes(out)
 
 
+def decode_long(data: bytes | bytearray | memoryview, place: int) -> tuple[int, int]:
+    """Decode an int or a long; return it and the place behind it.
+
+    Raises:
+        InvalidRequestError: it does not fit into 64 bits.
+        IndexError: the data ends within it.
+    """
+    found = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place
+        shift += 7
+        if shift > 63:
+            raise InvalidRequestError("a number has more than 64 bits")
+
+
 def encode_string(value: str) -> bytes:
     """Encode a string: its length in bytes, then UTF-8."""
     raw = value.encode()

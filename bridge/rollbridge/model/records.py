@@ -120,6 +120,28 @@ class StreamState(StrEnum):
     DELETING = "DELETING"
 
 
+class HeaderForm(StrEnum):
+    """Which records of a transaction carry rollbridge's header; see :mod:`rollbridge.model.attribution`."""
+
+    EACH = "each"
+    """Each of them, so that readers other than rollbridge's see who wrote it."""
+    FIRST = "first"
+    """The first of each frame."""
+
+
+def header_form(text: str) -> HeaderForm | None:
+    """Return what a request asks for; None if it leaves that as it is.
+
+    Raises:
+        InvalidRequestError: there is no such form.
+    """
+    try:
+        return HeaderForm(text) if text else None
+    except ValueError:
+        known = " and ".join(HeaderForm)
+        raise InvalidRequestError(f"{text!r} says not which records carry a header: {known} do") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long the records of a stream are kept; what one of the limits allows is deleted; by default nothing.
@@ -272,6 +294,8 @@ class StreamConfig(NodeRecord):
     """Kafka's id of its first buffer; empty if that is the present one."""
     prepared: int = 0
     """How many segments have been prepared for large transactions, so that no two of them ever have the same name."""
+    headers: HeaderForm = HeaderForm.EACH
+    """Which records of its transactions carry rollbridge's header; streams of earlier versions do not say it."""
 
     @property
     def identity(self) -> str:

@@ -72,6 +72,8 @@ class AdminRequest(NodeRecord):
     topic: str = ""
     partitioner: str = ""
     leave_topic: bool = False
+    headers: str = ""
+    """A :class:`.HeaderForm`; empty leaves it as it is, and is what clients of earlier versions say."""
 
 
 @dataclass(frozen=True, slots=True)

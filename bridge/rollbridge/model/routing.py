@@ -16,7 +16,7 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace, KnownKeys
-from rollbridge.model.records import StreamConfig, TopicLimits
+from rollbridge.model.records import HeaderForm, StreamConfig, TopicLimits
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS
@@ -67,6 +67,8 @@ class Route:
     """The topic that the stream has adopted, which is another name of the stream."""
     limits: TopicLimits | None = None
     """What the segments take beyond the stream's own limit, if they are partitions of an adopted topic."""
+    headers: HeaderForm = HeaderForm.FIRST
+    """Which records carry rollbridge's header."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -87,6 +89,7 @@ class Route:
             known=config.keys.known_keys() if _are_partitions(config.keys, lows) else None,
             topic=config.topic,
             limits=config.limits_in(record.reference_epoch),
+            headers=config.headers,
         )
 
 

@@ -24,21 +24,15 @@ from struct import Struct
 from typing import Final, Self
 
 from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId
 
-# DLSN, the place of a committed record in the order of its key's lineage, and the header of records.
+# DLSN, the place of a committed record in the order of its key's lineage.
 # Source: DistributedLog transactions, "DLSN, SequenceId", which adds the local sequence number to the position.
-
-RECORD_HEADER: Final = "rollbridge"
-"""Name of the Kafka header that each record of a transaction carries: 16 bytes of id, 8 of local sequence."""
 
 TRANSACTION_ID_HEADER: Final = "rollbridge-txid"
 """Name of the Kafka header under which the transaction id that a user gave a record is kept: 8 bytes, big-endian."""
 
 _DLSN: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([0-9]{1,19}):([0-9]{1,20})")
-HEADER_VALUE: Final = Struct(">16sQ")
-"""Layout of the header's value: the transaction id's 16 bytes, the local sequence number."""
-HEADER_VALUE_BYTES: Final = HEADER_VALUE.size
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,23 +69,6 @@ class DLSN:
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.number}:{self.offset}:{self.local_sequence}"
-
-
-def pack_record_header(transaction: TransactionId, local_sequence: int) -> bytes:
-    """Pack the value of the ``rollbridge`` header of a record."""
-    return HEADER_VALUE.pack(transaction.bytes, local_sequence)
-
-
-def unpack_record_header(value: bytes) -> tuple[TransactionId, int]:
-    """Unpack the transaction id and local sequence number of a record's ``rollbridge`` header.
-
-    Raises:
-        InvalidRequestError: not such a value.
-    """
-    if len(value) != HEADER_VALUE_BYTES:
-        raise InvalidRequestError(f"a {RECORD_HEADER} header has {HEADER_VALUE_BYTES} bytes, not {len(value)}")
-    raw, local = HEADER_VALUE.unpack(value)
-    return TransactionId.from_bytes(raw), local
 
 
 LONG_MAX: Final = (1 << 63) - 1

@@ -20,11 +20,10 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from rollbridge.consumer.records import OWN_HEADERS
-from rollbridge.errors import ConfigError, CorruptDataError
+from rollbridge.errors import ConfigError
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.sn import HEADER_VALUE_BYTES, RECORD_HEADER
 from rollbridge.spark.planning import SegmentPlace
-from rollbridge.spark.source_records import Bytes, Flags, Longs, Records, Slices, headers_of
+from rollbridge.spark.source_records import Flags, Longs, Records, Slices, equals, headers_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -95,11 +94,6 @@ def _plain(kind: T.DataType) -> str:
 # Records to Arrow columns
 
 
-_ID_BYTES: Final = 16
-_ID_ZEROS: Final = slice(2, 4)
-"""Bytes of a transaction id that are always 0."""
-
-
 def record_batch(records: Records, place: SegmentPlace, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns ``names`` of records, as ``schema`` calls them.
 
@@ -136,57 +130,37 @@ class _Maker:
 
     def headers(self) -> pa.Array:
         """Return the writer's own headers; null for a record without any, as in Spark's Kafka source."""
-        return _header_lists(self.records.buffer, self._walked[0], len(self.records))
+        return _header_lists(self.records.buffer, self._users_headers, len(self.records))
 
     def transaction_id(self) -> pa.Array:
-        record, values = self._walked[1]
-        ids = values[:, :_ID_BYTES]
+        known, ids, _ = self.records.writers()
         # Records of one transaction are adjacent, so each id is formatted once for a run of them.
-        starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]).any(axis=1)]) if len(ids) else np.zeros(0, np.int64)
-        run: Longs = np.zeros(len(ids), np.int64)
-        run[starts] = 1
+        begins: Flags = np.ones(len(ids), np.bool_)
+        begins[1:] = (ids[1:] != ids[:-1]).any(axis=1) | ~known[:-1]
+        begins &= known
+        starts = np.flatnonzero(begins)
         texts = pa.array(
             [str(TransactionId.from_bytes(ids[start].tobytes())) for start in starts.tolist()], pa.string()
         )
-        return texts.take(self._spread(record, np.cumsum(run) - 1))
+        return texts.take(pa.array(np.maximum(np.cumsum(begins) - 1, 0), mask=~known))
 
     def local_sequence(self) -> pa.Array:
-        record, values = self._walked[1]
-        numbers = np.ascontiguousarray(values[:, _ID_BYTES:]).view(">i8")[:, 0].astype(np.int64)
-        return pa.array(numbers).take(self._spread(record, np.arange(len(numbers))))
-
-    def _spread(self, record: Longs, index: Longs) -> pa.Array:
-        """Return an index for every record: the given one for some, null for the others."""
-        found: Longs = np.zeros(len(self.records), np.int64)
-        missing: Flags = np.ones(len(self.records), np.bool_)
-        found[record], missing[record] = index, False
-        return pa.array(found, mask=missing)
+        known, _, sequence = self.records.writers()
+        return pa.array(sequence, mask=~known)
 
     @cached_property
-    def _walked(self) -> tuple[list[tuple[Longs, Slices, Slices]], tuple[Longs, Bytes]]:
-        """Headers of users, and the records with a ``rollbridge`` header with its value."""
+    def _users_headers(self) -> list[tuple[Longs, Slices, Slices]]:
+        """Headers of users, the first ones of all records, then the second ones, and so on."""
         data = np.frombuffer(self.records.buffer, np.uint8)
         users: list[tuple[Longs, Slices, Slices]] = []
-        places: Longs = np.full(len(self.records), -1, np.int64)
-        sizes: Longs = np.zeros(len(self.records), np.int64)
         for record, name, value in headers_of(self.records):
-            own: Flags = np.zeros(len(record), np.bool_)
-            for known in OWN_HEADERS:
-                is_it = _equal(data, name, known.encode())
-                own |= is_it
-                if known == RECORD_HEADER:
-                    # Of several ``rollbridge`` headers the first one counts, as for the library's readers.
-                    is_it &= (value.end >= value.start) & (places[record] < 0)
-                    places[record[is_it]] = value.start[is_it]
-                    sizes[record[is_it]] = (value.end - value.start)[is_it]
-            kept = ~own
+            kept: Flags = np.ones(len(record), np.bool_)
+            for own in OWN_HEADERS:
+                kept &= ~equals(data, name, own.encode())
             users.append(
                 (record[kept], Slices(*(item[kept] for item in name)), Slices(*(item[kept] for item in value)))
             )
-        found = np.flatnonzero((places >= 0) & (sizes == HEADER_VALUE_BYTES))
-        values = _rows(data, places[found], HEADER_VALUE_BYTES)
-        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # else a plain writer used the name for something else
-        return users, (found[sound], values[sound])
+        return users
 
 
 _MAKE: Final[Mapping[str, Callable[[_Maker], pa.Array]]] = {
@@ -249,25 +223,3 @@ def _texts(found: pa.Array) -> pa.Array:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([item.decode(errors="replace") for item in found.to_pylist()], pa.string())
-
-
-def _equal(data: Bytes, field: Slices, text: bytes) -> Flags:
-    """Return a mask of the fields that hold exactly this text."""
-    found: Flags = field.end - field.start == len(text)
-    candidates = np.flatnonzero(found)
-    found[candidates] = (_rows(data, field.start[candidates], len(text)) == np.frombuffer(text, np.uint8)).all(axis=1)
-    return found
-
-
-def _rows(data: Bytes, start: Longs, size: int) -> Bytes:
-    """Return ``size`` bytes from each place on, as rows.
-
-    Raises:
-        CorruptDataError: a row would go beyond the data.
-    """
-    if not len(start):
-        return np.zeros((0, size), np.uint8)
-    if int(start.max()) + size > len(data):
-        raise CorruptDataError("a header goes beyond the end of its batch")
-    rows: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[start]
-    return rows

@@ -31,16 +31,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from xxhash import xxh64_intdigest
 
 from rollbridge.errors import InvalidRequestError, RowRefusedError
-from rollbridge.kafka.batches import Compression, framed
+from rollbridge.kafka.batches import Compression, compressed, framed
+from rollbridge.model.attribution import HEADER_VALUE_BYTES, ONE_BYTE, RECORD_HEADER, append_step, pack_run
 from rollbridge.model.avro import encode_long
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.ids import local_sequence
 from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.sn import HEADER_VALUE_BYTES, RECORD_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,14 +47,8 @@ if TYPE_CHECKING:
 Numbers = Any
 """NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
 
-_ENCODERS: Final = {
-    Compression.GZIP: gzip_encode,
-    Compression.SNAPPY: snappy_encode,
-    Compression.LZ4: lz4_encode,
-    Compression.ZSTD: zstd_encode,
-}
-_NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10
-"""Maximum bytes of length, attributes, offset delta and timestamp delta of a record."""
+_NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10 + 5
+"""Maximum bytes of length, attributes, offset delta, timestamp delta and number of headers of a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ class Rows:
         values: Binary; null is a tombstone.
         counts: Number of each record within its part, ascending.
         timestamps: Milliseconds since 1970.
-        sizes: Bytes of each record, as the limits of streams count them: key, value and headers, ours included.
+        sizes: Bytes of key, value and the user's headers of each record, as they are encoded.
         headers: The user's headers of each record as encoded in a batch, without their number; None if there are none.
         header_counts: Number of the user's headers of each record.
     """
@@ -90,10 +83,10 @@ class Rows:
         headers: tuple[pa.BinaryArray, Numbers] | None = None,
     ) -> Rows:
         """Return the rows with their sizes; ``headers`` are as :func:`encode_headers` returns them."""
-        sizes = _field_sizes(keys) + _field_sizes(values) + (len(_OWN) + HEADER_VALUE_BYTES)
+        sizes = _field_sizes(keys) + _field_sizes(values)
         if headers is None:
-            return cls(keys, values, counts, timestamps, sizes + 1)
-        sizes += _varint_sizes(headers[1] + 1) + _lengths(headers[0])
+            return cls(keys, values, counts, timestamps, sizes)
+        sizes += _lengths(headers[0])
         return cls(keys, values, counts, timestamps, sizes, *headers)
 
     def __len__(self) -> int:
@@ -140,25 +133,29 @@ class Rows:
         )
 
 
-def batch_bytes(rows: Rows) -> Numbers:
-    """Return an upper bound of the bytes of each row in a batch."""
-    return rows.sizes + _NUMBERS_BYTES_MAX
+def record_bytes(rows: Rows) -> Numbers:
+    """Return the bytes of each record, as the limits of streams count them: key, value and headers, ours included."""
+    return rows.sizes + _OWN_BYTES + (1 if rows.headers is None else _varint_sizes(rows.header_counts + 1))
 
 
-def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression) -> bytes:
-    """Return the record batch of some rows, each with the header that names its transaction.
+def batch_bytes(rows: Rows, *, each: bool) -> Numbers:
+    """Return an upper bound of the bytes of each row in a batch, but for what the first header says of the others."""
+    return rows.sizes + (_NUMBERS_BYTES_MAX + (_OWN_BYTES if each else 0))
+
+
+def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression, *, each: bool = False) -> bytes:
+    """Return the record batch of some rows, with the header that names their transaction.
 
     Args:
         rows: One or more rows.
         transaction: Id of the transaction, 16 bytes.
         part: Number of the part that the rows belong to.
         codec: Compression codec.
+        each: Whether each record has the header, or only the first.
     """
-    records = _records(rows, transaction, part)
-    encode = _ENCODERS.get(codec)
-    body = records if encode is None else encode(bytes(records))
+    body, used = compressed(_records(rows, transaction, part, each=each), codec)
     base, latest = int(rows.timestamps[0]), int(rows.timestamps.max())
-    return framed(body, codec=codec, count=len(rows), base_timestamp=base, max_timestamp=latest)
+    return framed(body, codec=used, count=len(rows), base_timestamp=base, max_timestamp=latest)
 
 
 def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[pa.BinaryArray, Numbers]:
@@ -167,29 +164,55 @@ def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[
     return pa.array(encoded, pa.binary()), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
-def _records(rows: Rows, transaction: bytes, part: int) -> memoryview:
+def _records(rows: Rows, transaction: bytes, part: int, *, each: bool) -> memoryview:
     """Return the records as encoded behind the header of a batch."""
     count = len(rows)
     offsets = _Varints.of(np.arange(count, dtype=np.int64))
     deltas = _Varints.of(rows.timestamps - rows.timestamps[0])
-    lengths = _Varints.of(1 + offsets.sizes + deltas.sizes + rows.sizes)
+    own = (_own_of_each if each else _own_of_first)(rows, transaction, part)
+    counts = np.zeros(count, np.int64) if rows.headers is None else rows.header_counts.copy()
+    counts[: count if each else 1] += 1
+    numbers = _Varints.of(counts)
+    lengths = _Varints.of(1 + offsets.sizes + deltas.sizes + rows.sizes + numbers.sizes + _lengths(own))
     attributes = _Varints.of(np.zeros(count, np.int64))
     front = _side_by_side(lengths, attributes, deltas, offsets, _Varints.of(_lengths(rows.keys, null=-1)))
     middle = _side_by_side(_Varints.of(_lengths(rows.values, null=-1)))
-    counts = np.ones(count, np.int64) if rows.headers is None else rows.header_counts + 1
-    own: Numbers = np.empty((count, len(_OWN) + HEADER_VALUE_BYTES), np.uint8)
-    own[:, : len(_OWN) + len(transaction)] = np.frombuffer(_OWN + transaction, np.uint8)
-    local = (rows.counts + local_sequence(part, 0)).astype(">u8")
-    own[:, len(_OWN) + len(transaction) :] = local.view(np.uint8).reshape(count, 8)
-    if rows.headers is None:
-        back = [_fixed(np.hstack((_Varints.of(counts).digits, own)))]
-    else:
-        back = [_side_by_side(_Varints.of(counts)), rows.headers, _fixed(own)]
-    columns = [front, rows.keys, middle, rows.values, *back]
+    users = [] if rows.headers is None else [rows.headers]
+    columns = [front, rows.keys, middle, rows.values, _side_by_side(numbers), *users, own]
     joined = pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
     _, ends, data = joined.buffers()
     first, last = np.frombuffer(ends, np.int32, count + 1)[[0, -1]]
     return memoryview(data)[first:last]
+
+
+def _own_of_each(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
+    """Return our header of each row, that of a run of one."""
+    own: Numbers = np.empty((len(rows), _OWN_BYTES), np.uint8)
+    own[:, : len(_OWN) + len(transaction)] = np.frombuffer(_OWN + transaction, np.uint8)
+    local = (rows.counts + local_sequence(part, 0)).astype(">u8")
+    own[:, len(_OWN) + len(transaction) :] = local.view(np.uint8).reshape(len(rows), 8)
+    return _fixed(own)
+
+
+def _own_of_first(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
+    """Return our header of the first row, that of a run of all, and nothing for the others."""
+    count = len(rows)
+    value = pack_run(transaction, local_sequence(part, int(rows.counts[0])), count, _steps(np.diff(rows.counts)))
+    header = _encode_header(RECORD_HEADER, value)
+    ends: Numbers = np.full(count + 1, len(header), np.int32)
+    ends[0] = 0
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(header)])
+
+
+def _steps(differences: Numbers) -> bytes | bytearray:
+    """Return numbers from 1 on in LEB128, one behind the other."""
+    if not len(differences) or int(differences.max()) < ONE_BYTE:
+        found: bytes = differences.astype(np.uint8).tobytes()
+        return found
+    steps = bytearray()
+    for step in differences.tolist():
+        append_step(steps, step)
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +291,8 @@ def _encode_header(name: str, value: bytes | None) -> bytes:
 
 
 _OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode() + encode_long(HEADER_VALUE_BYTES)
-"""Beginning of our header, the same in each record: lengths and name."""
+"""Beginning of the header of a run of one: lengths and name."""
+_OWN_BYTES: Final = len(_OWN) + HEADER_VALUE_BYTES
 
 
 # Columns of a data frame

@@ -23,7 +23,15 @@ from rollbridge.connection import Bridge
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
 from rollbridge.model.records import KEYLESS, TopicLimits
-from rollbridge.spark.sink_records import Numbers, PartitionReader, Rows, batch_bytes, encode_batch, hashes_of
+from rollbridge.spark.sink_records import (
+    Numbers,
+    PartitionReader,
+    Rows,
+    batch_bytes,
+    encode_batch,
+    hashes_of,
+    record_bytes,
+)
 
 
 class PartitionWriter:
@@ -68,6 +76,9 @@ class PartitionWriter:
         return self._part.finish()
 
 
+_ANY_NUMBER: Final = 1 << 31
+
+
 class _LaneRows:
     """Rows of one stream that wait for their frames, by segment."""
 
@@ -77,13 +88,14 @@ class _LaneRows:
         self._stream = lane.route.stream
         self._bounds = np.array(lane.bounds, np.uint64)
         self._sticky = lane.sticky
-        self._waiting = [_Waiting() for _ in lane.route.numbers]
+        self._waiting = [_Waiting(each=lane.each) for _ in lane.route.numbers]
 
     def add(self, rows: Rows, keys: Numbers) -> None:
-        worst = int(rows.sizes.argmax())
-        if rows.sizes[worst] > self._lane.record_bytes_max:
+        sizes = record_bytes(rows)
+        worst = int(sizes.argmax())
+        if sizes[worst] > self._lane.record_bytes_max:
             raise RowRefusedError(
-                f"it takes {rows.sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
+                f"it takes {sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
                 f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
             )
@@ -122,20 +134,24 @@ class _LaneRows:
     def _add(self, at: int, rows: Rows) -> None:
         """Queue rows for the frame of a segment, and send the frames that become full."""
         waiting, room = self._waiting[at], self._lane.frame_bytes - HEADER_BYTES
+        # Steps have their own room in a batch, for so many records.
+        most = _ANY_NUMBER if self._lane.each else 2 * self._lane.chunk
         waiting.add(rows)
-        if waiting.bytes <= room:
+        if waiting.bytes <= room and waiting.count <= most:
             return
         together = waiting.taken()
-        ends = np.cumsum(batch_bytes(together))
+        ends = np.cumsum(batch_bytes(together, each=self._lane.each))
         start = sent = 0
-        while ends[-1] - sent > room:
+        while ends[-1] - sent > room or len(together) - start > most:
             stop = max(int(np.searchsorted(ends, sent + room, side="right")), start + 1)
+            stop = min(stop, start + most)
             self._send(at, together.slice(start, stop))
             start, sent = stop, int(ends[stop - 1])
         waiting.add(together.slice(start, len(together)))
 
     def _send(self, at: int, rows: Rows) -> None:
-        batch = encode_batch(rows, self._part.id.bytes, self._part.number, self._part.compression)
+        part = self._part
+        batch = encode_batch(rows, part.id.bytes, part.number, part.compression, each=self._lane.each)
         self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
     def _segments(self, keys: pa.BinaryArray, hashes: Numbers) -> Numbers:
@@ -155,21 +171,23 @@ class _LaneRows:
 class _Waiting:
     """Rows that wait for the next frame of a segment, with an upper bound of their bytes in it."""
 
-    __slots__ = ("bytes", "rows")
+    __slots__ = ("bytes", "count", "each", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, *, each: bool) -> None:
         self.rows: list[Rows] = []
-        self.bytes = 0
+        self.bytes = self.count = 0
+        self.each = each
 
     def add(self, rows: Rows) -> None:
         """Queue rows behind the others."""
         if len(rows):
             self.rows.append(rows)
-            self.bytes += int(batch_bytes(rows).sum())
+            self.bytes += int(batch_bytes(rows, each=self.each).sum())
+            self.count += len(rows)
 
     def taken(self) -> Rows:
         """Remove all rows and return them."""
-        together, self.rows, self.bytes = Rows.together(self.rows), [], 0
+        together, self.rows, self.bytes, self.count = Rows.together(self.rows), [], 0, 0
         return together
 
 

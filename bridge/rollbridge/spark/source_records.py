@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, judged_batches
+from rollbridge.model.attribution import HEADER_VALUE_BYTES, RECORD_HEADER, unpack_run
 
 # Types are checked without NumPy, so only these names say what an array holds.
 Longs = Any
@@ -32,6 +34,10 @@ Flags = Any
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+_OWN_NAME: Final = RECORD_HEADER.encode()
+_ID_BYTES: Final = 16
+_ID_ZEROS: Final = slice(2, 4)
+"""Bytes of a transaction id that are always 0."""
 _VARINT_BYTES_MAX: Final = 10
 _LENGTH_BYTES_MAX: Final = 5
 _ALIKE: Final = 16
@@ -47,7 +53,7 @@ class Slices(NamedTuple):
     end: Longs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Records:
     """Records of one partition in order of offset, as positions in ``buffer``; arrays have one entry per record."""
 
@@ -61,12 +67,19 @@ class Records:
     """Position of the number of headers."""
     end: Longs
     """Position behind the record."""
+    batch: Longs
+    """Number of the batch that it stands in."""
+    whole: Records | None = None
+    """All records of the fetch, if these are some of them."""
+    index: Longs = None
+    """Their places among all records."""
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def where(self, chosen: Longs | Flags | slice) -> Records:
         """Return some of the records, chosen by a mask, indices or a slice."""
+        places = np.arange(len(self)) if self.index is None else self.index
         return Records(
             self.buffer,
             self.offset[chosen],
@@ -76,7 +89,68 @@ class Records:
             Slices(self.value.start[chosen], self.value.end[chosen]),
             self.headers[chosen],
             self.end[chosen],
+            self.batch[chosen],
+            self if self.whole is None else self.whole,
+            places[chosen],
         )
+
+    def writers(self) -> WrittenBy:
+        """Return who wrote the records. What says so may stand before the first of them, in its batch.
+
+        Raises:
+            CorruptDataError: headers do not parse.
+        """
+        if self.whole is None:
+            return self._writers
+        found = self.whole._writers
+        return WrittenBy(found.known[self.index], found.transaction[self.index], found.sequence[self.index])
+
+    @cached_property
+    def _writers(self) -> WrittenBy:
+        count = len(self)
+        data = np.frombuffer(self.buffer, np.uint8)
+        start: Longs = np.full(count, -1, np.int64)
+        end: Longs = np.full(count, -1, np.int64)
+        for record, name, value in headers_of(self):
+            # Of several ``rollbridge`` headers the first one counts, as for the library's readers.
+            chosen = equals(data, name, _OWN_NAME) & (value.end >= value.start) & (start[record] < 0)
+            start[record[chosen]], end[record[chosen]] = value.start[chosen], value.end[chosen]
+        heads = np.flatnonzero(start >= 0)
+        known: Flags = np.zeros(count, np.bool_)
+        transaction: Bytes = np.zeros((count, _ID_BYTES), np.uint8)
+        sequence: Longs = np.zeros(count, np.int64)
+        single = heads[end[heads] - start[heads] == HEADER_VALUE_BYTES]
+        values = rows_at(data, start[single], HEADER_VALUE_BYTES)
+        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # else a plain writer used the name for something else
+        known[single] = sound
+        transaction[single] = values[:, :_ID_BYTES]
+        sequence[single] = np.ascontiguousarray(values[:, _ID_BYTES:]).view(">i8")[:, 0]
+        following: Longs = np.append(heads[1:], count)
+        longer = np.flatnonzero(end[heads] - start[heads] > HEADER_VALUE_BYTES)
+        for head, until in zip(heads[longer].tolist(), following[longer].tolist(), strict=True):
+            try:
+                run = unpack_run(self.buffer[start[head] : end[head]])
+            except InvalidRequestError:
+                continue
+            delta = self.offset[head:until] - self.offset[head]
+            within = (delta < run.records) & (self.batch[head:until] == self.batch[head])
+            members, delta = head + np.flatnonzero(within), delta[within]
+            known[members] = True
+            transaction[members] = np.frombuffer(run.transaction, np.uint8)
+            steps = np.cumsum([0, *run.steps])[delta] if run.steps else delta
+            sequence[members] = run.first + steps
+        return WrittenBy(known, transaction, sequence)
+
+
+class WrittenBy(NamedTuple):
+    """Transactions that wrote records, an entry for each of them."""
+
+    known: Flags
+    """False for a record of no transaction."""
+    transaction: Bytes
+    """The 16 bytes of its id."""
+    sequence: Longs
+    """The local sequence number."""
 
 
 class HeaderCursor(NamedTuple):
@@ -160,7 +234,8 @@ def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, 
         appended = _repeated(kind, counts) == LOG_APPEND_TIME
         timestamp = np.where(appended, _repeated([header.max_timestamp for header in headers], counts), timestamp)
     kinds = _repeated(kind, counts).astype(np.int32)
-    return Records(buffer, offset, timestamp, kinds, key, value, place, record_end)
+    batch = _repeated(list(range(len(headers))), counts)
+    return Records(buffer, offset, timestamp, kinds, key, value, place, record_end, batch)
 
 
 def _find_starts(buffer: bytes, data: Bytes, begin: int, end: int, count: int, starts: list[int]) -> None:
@@ -265,6 +340,28 @@ def _field(data: Bytes, place: Longs) -> tuple[Slices, Longs]:
     """Return the bytes behind a length, -1 for none, and the position behind them."""
     length, start = varints(data, place)
     return Slices(start, start + length), start + np.maximum(length, 0)
+
+
+def equals(data: Bytes, field: Slices, text: bytes) -> Flags:
+    """Return a mask of the fields that hold exactly this text."""
+    found: Flags = field.end - field.start == len(text)
+    candidates = np.flatnonzero(found)
+    found[candidates] = (rows_at(data, field.start[candidates], len(text)) == np.frombuffer(text, np.uint8)).all(axis=1)
+    return found
+
+
+def rows_at(data: Bytes, start: Longs, size: int) -> Bytes:
+    """Return ``size`` bytes from each place on, as rows.
+
+    Raises:
+        CorruptDataError: a row would go beyond the data.
+    """
+    if not len(start):
+        return np.zeros((0, size), np.uint8)
+    if int(start.max()) + size > len(data):
+        raise CorruptDataError("a header goes beyond the end of its batch")
+    rows: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[start]
+    return rows
 
 
 def _repeated(values: list[int], counts: list[int]) -> Longs:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, Self
 from rollbridge.calls import Deadline, Timeout, as_seconds, in_chunks
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
 from rollbridge.forks import hold, is_gone
+from rollbridge.model.attribution import RECORD_HEADER
 from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.sn import RECORD_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
+from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.writer.accumulator import Account, Headers, PlainFuture, StreamAccumulator
 
 if TYPE_CHECKING:

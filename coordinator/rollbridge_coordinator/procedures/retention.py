@@ -38,6 +38,7 @@ from rollbridge.model.records import (
     SetNode,
     StreamConfig,
     Truncation,
+    header_form,
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest
@@ -118,16 +119,22 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
 
 
 def update_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
-    """Change the retention of a stream.
+    """Change the retention of a stream, and which records of later transactions carry a header.
 
     Raises:
-        InvalidRequestError: the retention is invalid, or limits what an adopted topic keeps; its owner does.
+        InvalidRequestError: the retention is invalid, or limits what an adopted topic keeps; its owner does. Or there
+            is no such form of headers.
     """
     policy = request.retention or Retention()
     policy.check()
     if stream.is_on_topic:
         check_topic_retention(stream.config.topic, policy)
-    config = replace(stream.config, retention=policy, revision=stream.config.revision + 1)
+    config = replace(
+        stream.config,
+        retention=policy,
+        headers=header_form(request.headers) or stream.config.headers,
+        revision=stream.config.revision + 1,
+    )
     written = yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),

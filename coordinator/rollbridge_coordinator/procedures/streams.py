@@ -33,6 +33,7 @@ from rollbridge.model.records import (
     RECORD_BYTES_MAX_DEFAULT,
     CreateNode,
     DeleteNode,
+    HeaderForm,
     NodeOperation,
     Retention,
     SetNode,
@@ -41,6 +42,7 @@ from rollbridge.model.records import (
     Truncation,
     bytes_of,
     check_segments,
+    header_form,
     leading,
 )
 from rollbridge.model.records import StreamState as Lifecycle
@@ -131,6 +133,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         buffer_topic_id="",
         retention=retention,
         first_epoch=former.epoch,
+        headers=header_form(request.headers) or HeaderForm.EACH,
     )
     claimed: list[NodeOperation] = []
     if topic is not None:

@@ -1,0 +1,294 @@
+"""Who wrote a record: headers of runs, and how each reader finds the record's own part of them, from any start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbridge.consumer.records import message_of
+from rollbridge.consumer.writers import RUNS_MAX, Heads, Writers
+from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.batches import BatchBuilder, LogRecord, read_records, rebatch
+from rollbridge.kafka.committed import attributed
+from rollbridge.model.attribution import (
+    HEADER_VALUE_BYTES,
+    RECORD_HEADER,
+    append_step,
+    own_header,
+    pack_record_header,
+    pack_run,
+    unpack_record_header,
+    unpack_run,
+)
+from rollbridge.model.ids import TransactionId, local_sequence
+from rollbridge.model.names import Partition
+
+T = TransactionId.of(3, 42)
+PLACE: Partition = ("sales.orders.0.#epoch.0", 0)
+Written = tuple[TransactionId | None, int]
+
+
+def packed(transaction: TransactionId, sequences: Sequence[int]) -> bytes:
+    """The header of a run with these local sequence numbers."""
+    steps = bytearray()
+    for before, after in itertools.pairwise(sequences):
+        append_step(steps, after - before)
+    return pack_run(transaction.bytes, sequences[0], len(sequences), steps)
+
+
+# The header
+
+
+def test_the_header_of_a_run_is_as_the_protocol_says() -> None:
+    start = "0003000000000000000000000000002a" + "0000000000000102"
+    assert pack_record_header(T, 0x102).hex() == start
+    assert packed(T, [0x102]).hex() == start
+    assert packed(T, range(0x102, 0x106)).hex() == start + "01" + "04"
+    assert (
+        packed(T, [0x102, 0x103, 0x104 + 0x7F, 0x104 + 0x7F + 300]).hex()
+        == start + "01" + "04" + "01" + "8001" + "ac02"
+    )
+    assert packed(T, range(0x102, 0x102 + 300)).hex() == start + "01" + "ac02"
+
+
+_sequences = st.tuples(
+    st.integers(0, 1 << 39), st.lists(st.one_of(st.just(1), st.integers(1, 300), st.integers(1, 1 << 39)), max_size=40)
+).map(lambda drawn: list(itertools.accumulate(drawn[1], initial=drawn[0])))
+
+
+@given(st.integers(0, 65_535), st.integers(0, (1 << 90) - 1), _sequences)
+def test_what_a_run_says_is_read_back(epoch: int, counter: int, sequences: list[int]) -> None:
+    transaction = TransactionId.of(epoch, counter)
+    found = unpack_run(packed(transaction, sequences))
+    assert found.transaction == transaction.bytes
+    assert list(found.sequences()) == sequences
+    assert unpack_record_header(packed(transaction, sequences)) == (transaction, sequences[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        bytes(HEADER_VALUE_BYTES - 1),
+        b"\xff" * HEADER_VALUE_BYTES,
+        pack_record_header(T, 1) + b"\1",
+        pack_record_header(T, 1) + b"\1\0",
+        pack_record_header(T, 1) + b"\1\1",
+        pack_record_header(T, 1) + b"\1\x80",
+        pack_record_header(T, 1) + b"\1\3\1",
+        pack_record_header(T, 1) + b"\1\3\1\1\1",
+        pack_record_header(T, 1) + b"\1\3\1\x80",
+        pack_record_header(T, 1) + b"\1" + b"\xff" * 30,
+        pack_record_header(T, (1 << 64) - 1) + b"\1\2",
+        pack_record_header(T, 1) + b"\1\2" + b"\xff" * 9 + b"\1",
+        pack_record_header(T, 1) + b"\1\xff\xff\xff\xff\x0f",
+    ],
+)
+def test_a_header_that_is_none_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        unpack_run(value)
+
+
+def test_of_a_later_version_the_first_record_is_known() -> None:
+    found = unpack_run(pack_record_header(T, 7) + b"\2whatever it says")
+    assert (found.transaction, found.records, list(found.sequences())) == (T.bytes, 1, [7])
+
+
+# Logs, as leaders and plain writers write them
+
+
+@dataclass
+class Log:
+    """Batches one behind the other, and who wrote each record; offsets have gaps where markers stand."""
+
+    batches: list[list[LogRecord]]
+    written: dict[int, Written]
+
+    def from_offset(self, offset: int) -> Iterator[LogRecord]:
+        """What a native consumer hands out."""
+        return (record for batch in self.batches for record in batch if record.offset >= offset)
+
+    def look(self, place: Partition, offset: int) -> Heads:
+        """What a broker returns for an offset: the batch that holds it, and the next one."""
+        assert place == PLACE
+        at = next(number for number, batch in enumerate(self.batches) if batch[-1].offset >= offset)
+        some = list(itertools.chain.from_iterable(self.batches[at : at + 2]))
+        heads = [(record.offset, value) for record in some if (value := own_header(record.headers)) is not None]
+        return range(some[0].offset, some[-1].offset + 1), heads
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    log, offset = Log([], {}), draw(st.integers(0, 5))
+    for number in range(draw(st.integers(1, 8))):
+        parts: list[bytes] = []
+        written: list[Written] = []
+        for _ in range(draw(st.integers(1, 3))):
+            size = draw(st.integers(1, 6))
+            sequences = draw(_sequences)[:size]
+            transaction = draw(st.sampled_from([None, TransactionId.of(0, number), TransactionId.of(1, number)]))
+            each = draw(st.booleans())
+            builder = BatchBuilder(1 << 20)
+            for place, sequence in enumerate(sequences):
+                headers: list[tuple[str, bytes | None]] = [("user", b"x")] * draw(st.integers(0, 1))
+                if transaction is not None and each:
+                    headers.append((RECORD_HEADER, pack_record_header(transaction, sequence)))
+                elif transaction is not None and place == 0:
+                    headers.append((RECORD_HEADER, packed(transaction, sequences)))
+                elif transaction is None and draw(st.integers(0, 5)) == 0:
+                    headers.append((RECORD_HEADER, draw(st.sampled_from([b"", b"theirs", b"\xff" * 30]))))
+                builder.append(1, b"k", b"v", headers)
+                written.append((transaction, -1 if transaction is None else sequence))
+            parts.append(builder.build())
+        # Small frames of several transactions are joined by the leader.
+        [joined] = rebatch(parts, 1 << 20).batches
+        batch = [record._replace(offset=offset + record.offset) for record in read_records(joined)]
+        log.batches.append(batch)
+        log.written |= dict(enumerate(written, offset))
+        offset += len(batch) + draw(st.integers(0, 2))
+    return log
+
+
+def written_by(record: LogRecord) -> Written:
+    """What the header of a record says, which stands for itself."""
+    value = own_header(record.headers)
+    if value is None or len(value) != HEADER_VALUE_BYTES:
+        return None, -1
+    return unpack_record_header(value)
+
+
+@given(logs())
+def test_each_record_of_a_batch_gets_a_header_of_its_own(log: Log) -> None:
+    found = {record.offset: written_by(record) for batch in log.batches for record in attributed(batch)}
+    assert found == log.written
+    kept = [[item for item in record.headers if item[0] == "user"] for batch in log.batches for record in batch]
+    assert kept == [
+        [item for item in record.headers if item[0] == "user"] for batch in log.batches for record in attributed(batch)
+    ]
+
+
+@given(logs(), st.data())
+def test_compaction_takes_nobody_else_s_number(log: Log, data: st.DataObject) -> None:
+    for batch in log.batches:
+        left = [record for record in batch if data.draw(st.booleans())]
+        for record in attributed(left):
+            assert written_by(record) in (log.written[record.offset], (None, -1))
+
+
+# What a native consumer hands out
+
+
+def message(record: LogRecord) -> Message:
+    return message_of(PLACE, record, 1, 0)
+
+
+@given(logs(), st.data())
+@settings(deadline=None)
+def test_a_consumer_knows_who_wrote_what_it_has_handed_out_from_any_start(log: Log, data: st.DataObject) -> None:
+    offsets = sorted(log.written)
+    writers = Writers(log.look)
+    held: list[LogRecord] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        # It begins somewhere, or goes back or ahead; and reads on in pieces.
+        rest = list(log.from_offset(data.draw(st.sampled_from(offsets))))
+        writers.moved(PLACE)
+        while rest:
+            some = rest[: data.draw(st.integers(1, len(rest)))]
+            rest = rest[len(some) :] if data.draw(st.booleans()) else []
+            writers.handed_out([message(record) for record in some])
+            held += some
+            for record in data.draw(st.lists(st.sampled_from(held), max_size=5)):
+                assert found_by(writers, record) == log.written[record.offset]
+    for record in held:
+        assert found_by(writers, record) == log.written[record.offset]
+
+
+def found_by(writers: Writers, record: LogRecord) -> Written:
+    """As the attributes of a record find it: by its own header, if it has one."""
+    if own_header(record.headers) is not None:
+        try:
+            return unpack_record_header(own_header(record.headers) or b"")
+        except InvalidRequestError:
+            return None, -1
+    found = writers.find(PLACE, record.offset)
+    return (None, -1) if found is None else (TransactionId.from_bytes(found[0]), found[1])
+
+
+def one_frame(first: int, records: int, headers: bool = True) -> list[LogRecord]:
+    head = [(RECORD_HEADER, packed(T, range(records)))] if headers else []
+    return [LogRecord(first + place, 1, b"k", b"v", [*head] if place == 0 else []) for place in range(records)]
+
+
+def test_nobody_is_asked_where_reading_began_with_a_batch() -> None:
+    def look(place: Partition, offset: int) -> Heads:
+        raise AssertionError(f"{place} is fetched again at {offset}")
+
+    writers = Writers(look)
+    writers.handed_out([message(record) for record in one_frame(0, 5)[:2]])
+    assert writers.find(PLACE, 1) == (T.bytes, 1)
+    writers.handed_out([message(record) for record in one_frame(0, 5)[2:] + one_frame(7, 3, headers=False)])
+    assert writers.find(PLACE, 4) == (T.bytes, 4)
+    assert [writers.find(PLACE, offset) for offset in (7, 8, 9)] == [None] * 3
+
+
+def test_a_broker_is_asked_once_where_reading_began_within_a_batch() -> None:
+    asked: list[int] = []
+
+    def look(_: Partition, offset: int) -> Heads:
+        asked.append(offset)
+        return range(5), [(0, packed(T, range(5)))]
+
+    writers = Writers(look)
+    writers.handed_out([message(record) for record in one_frame(0, 5)[2:] + one_frame(7, 3, headers=False)])
+    assert [writers.find(PLACE, offset) for offset in (2, 3, 4, 9)] == [(T.bytes, 2), (T.bytes, 3), (T.bytes, 4), None]
+    assert asked == [2]
+
+
+def test_what_was_long_ago_is_forgotten_and_fetched_again() -> None:
+    log = Log([one_frame(5 * number, 5) for number in range(RUNS_MAX + 10)], {})
+    writers = Writers(log.look)
+    for batch in log.batches:
+        writers.handed_out([message(record) for record in batch])
+        assert writers.find(PLACE, batch[-1].offset) == (T.bytes, 4)
+    assert writers.find(PLACE, 3) == (T.bytes, 3)
+
+
+# Spark's columns
+
+
+@given(logs(), st.data())
+@settings(deadline=None)
+def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObject) -> None:
+    pytest.importorskip("pyarrow")
+    from rollbridge.spark.source_records import committed_end
+
+    raw = b"".join(_stamped(batch) for batch in log.batches)
+    start = data.draw(st.sampled_from(sorted(log.written)))
+    records, _ = committed_end(raw, start, [])
+    some = records.where(slice(data.draw(st.integers(0, len(records))), None))
+    for chosen in (records, some):
+        known, ids, sequences = chosen.writers()
+        found = {
+            offset: (TransactionId.from_bytes(ids[at].tobytes()), int(sequences[at])) if known[at] else (None, -1)
+            for at, offset in enumerate(chosen.offset.tolist())
+        }
+        assert found == {offset: log.written[offset] for offset in found}
+    assert records.offset.tolist() == [offset for offset in sorted(log.written) if offset >= start]
+
+
+def _stamped(batch: list[LogRecord]) -> bytes:
+    builder = BatchBuilder(1 << 20)
+    for record in batch:
+        builder.append(record.timestamp, record.key, record.value, record.headers)
+    return batch[0].offset.to_bytes(8, "big") + builder.build()[8:]
+
+
+def test_a_part_has_its_place_in_the_number() -> None:
+    sequences = [local_sequence(5, count) for count in (0, 1, 9)]
+    assert list(unpack_run(packed(T, sequences)).sequences()) == sequences
