@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import rollbridge_schemas
 from rollbridge.kafka.batches import BatchBuilder, Compression, framed
+from rollbridge.model.attribution import pack_run
 from rollbridge.model.frames import HEADER, MAGIC, VERSION, FrameHeader, FrameKind, pack_bundle
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.requests import RequestKind
@@ -306,12 +307,20 @@ class Content:
     def record(self) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]:
         """A record of a segment: key, value and headers, among them names of ours and names that are no text."""
         names = ("rollbridge", "rollbridge-late", "rollbridge-token", "\udcff\udcfe", "", "h" * 300)
+        values = (None, b"", self._choice.randbytes(24), self._run(), self._run()[:-1])
         headers = [
-            (self._choice.choice(names), self._choice.choice((None, b"", self._choice.randbytes(24))))
-            for _ in range(self._choice.choice((0, 1, 3)))
+            (self._choice.choice(names), self._choice.choice(values)) for _ in range(self._choice.choice((0, 1, 3)))
         ]
         key, value = self._noise()
         return key, value, headers
+
+    def _run(self) -> bytes:
+        """The header of a run of any length, which claims the records of others behind its own."""
+        count = self._choice.choice((2, 3, 1_000, (1 << 31) - 1))
+        steps = bytes(
+            self._choice.choices(range(1, 256), k=self._choice.choice((0, 1, count - 1 if count < 5_000 else 7)))
+        )
+        return pack_run(TransactionId.of(0, self._choice.randrange(1, OLD)).bytes, 0, count, steps)
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 

@@ -267,8 +267,9 @@ class Record(_Fields):
         return self.origin.commit_position
 
     def __repr__(self) -> str:
-        where = f"{self.stream} {self.dlsn}" if self.committed else f"{self.stream} preview of {self.transaction_id}"
-        return f"<Record {where} key={self.key!r} value of {len(self.value or b'')} bytes>"
+        # Without who wrote it: nobody is asked for that by who prints a record.
+        where = f"{self.segment}:{self.offset}" if self.committed else f"preview of {self.transaction_id}"
+        return f"<Record {self.stream} {where} key={self.key!r} value of {len(self.value or b'')} bytes>"
 
 
 _key, _value = KafkaMessage.key, KafkaMessage.value
@@ -621,5 +622,5 @@ class Message:
     def __repr__(self) -> str:
         if self._raw.error() is not None:
             return f"<Message {self._raw.error()}>"
-        where = self.dlsn or f"{self.partition()}:{self.offset()}"
+        where = f"{self.partition()}:{self.offset()}"
         return f"<Message {self.topic()} {where} key={self.key()!r} value of {len(self)} bytes>"

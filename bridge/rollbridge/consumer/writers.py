@@ -20,6 +20,7 @@ Source: Kafka's ``Fetcher``, which skips the records of a batch before the offse
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ from rollbridge.model.names import Partition
 
 RUNS_MAX: Final = 4_096
 """Runs of a partition beyond which the older half is forgotten; whoever asks for them then has them fetched."""
+NUMBERS_MAX: Final = 1_000_000
+"""The same for single numbers of runs with gaps: a stranger's header may have a million."""
 _FETCH_BYTES: Final = 256 * 1024
 
 Heads = tuple[range, Iterable[tuple[int, bytes]]]
@@ -56,6 +59,7 @@ class Writers:
         """
         self._fetch = fetch
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._known: dict[Partition, _KnownRuns] = {}
         self._latest: Sequence[Message] = ()
         self._is_asked = self._has_moved = False
@@ -84,6 +88,8 @@ class Writers:
         Raises:
             KafkaUnavailableError, NotFoundError: it would have to be looked up, and cannot be.
         """
+        if self._process != os.getpid():  # in a child, another thread of the parent may have held the lock at the fork
+            self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock:
             if not self._is_asked:
                 self._is_asked = True
@@ -126,9 +132,10 @@ class _KnownRuns:
         looked: Offsets that were looked through at last.
     """
 
-    __slots__ = ("_begins", "_runs", "end", "looked", "since")
+    __slots__ = ("_begins", "_numbers", "_runs", "end", "looked", "since")
 
     def __init__(self) -> None:
+        self._numbers = 0
         self._begins: list[int] = []
         self._runs: list[tuple[Attribution, Sequence[int]]] = []
         self.since: int | None = None
@@ -148,8 +155,11 @@ class _KnownRuns:
             return
         self._begins.insert(at, offset)
         self._runs.insert(at, (run, run.sequences()))
-        if len(self._begins) > RUNS_MAX:
-            del self._begins[: RUNS_MAX // 2], self._runs[: RUNS_MAX // 2]
+        self._numbers += len(run.steps)
+        if len(self._begins) > 1 and (len(self._begins) > RUNS_MAX or self._numbers > NUMBERS_MAX):
+            half = len(self._begins) // 2
+            self._numbers -= sum(len(old.steps) for old, _ in self._runs[:half])
+            del self._begins[:half], self._runs[:half]
             self.looked = range(0)
             if self.since is not None:
                 self.since = max(self.since, self._begins[0])

@@ -30,6 +30,7 @@ header for a batch, instead of one for each record, is ours.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from struct import Struct
@@ -68,7 +69,7 @@ class Attribution(NamedTuple):
         """Return the local sequence numbers of all records."""
         if not self.steps:
             return range(self.first, self.first + self.records)
-        return list(accumulate(self.steps, initial=self.first))
+        return array("Q", accumulate(self.steps, initial=self.first))
 
 
 def pack_record_header(transaction: TransactionId, local_sequence: int) -> bytes:
