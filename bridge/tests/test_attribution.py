@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbridge.consumer.records import message_of
-from rollbridge.consumer.writers import RUNS_MAX, Heads, Writers
+from rollbridge.consumer.writers import NUMBERS_MAX, RUNS_MAX, Heads, Writers
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.batches import BatchBuilder, LogRecord, read_records, rebatch
-from rollbridge.kafka.committed import attributed
+from rollbridge.kafka.committed import attributed, committed_records
 from rollbridge.model.attribution import (
     HEADER_VALUE_BYTES,
     RECORD_HEADER,
@@ -250,6 +250,28 @@ def test_a_broker_is_asked_once_where_reading_began_within_a_batch() -> None:
     assert asked == [2]
 
 
+def test_a_broker_is_asked_again_where_reading_goes_on_within_another_batch() -> None:
+    log = Log([one_frame(0, 5), one_frame(5, 5)], {})
+    writers = Writers(log.look)
+    writers.handed_out([message(record) for record in log.batches[0]])
+    assert writers.find(PLACE, 4) == (T.bytes, 4)
+    writers.moved(PLACE)
+    writers.handed_out([message(record) for record in log.batches[1][3:]])
+    assert writers.find(PLACE, 8) == (T.bytes, 3)
+
+
+def test_numbers_of_strangers_take_bounded_memory() -> None:
+    tall = pack_run(T.bytes, 0, NUMBERS_MAX // 2, b"\2" * (NUMBERS_MAX // 2 - 1))
+    writers = Writers(lambda *_: (range(0), []))
+    found = []
+    for place in range(8):
+        head = LogRecord(place * NUMBERS_MAX, 1, b"k", b"v", [(RECORD_HEADER, tall)])
+        writers.handed_out([message(head)])
+        found.append(writers.find(PLACE, place * NUMBERS_MAX + 3))
+    assert found == [(T.bytes, 6)] * 8
+    assert sum(writers.find(PLACE, place * NUMBERS_MAX + 3) is not None for place in range(8)) <= 2
+
+
 def test_what_was_long_ago_is_forgotten_and_fetched_again() -> None:
     log = Log([one_frame(5 * number, 5) for number in range(RUNS_MAX + 10)], {})
     writers = Writers(log.look)
@@ -280,6 +302,18 @@ def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObje
         }
         assert found == {offset: log.written[offset] for offset in found}
     assert records.offset.tolist() == [offset for offset in sorted(log.written) if offset >= start]
+
+
+def test_a_run_ends_with_its_batch_whatever_its_header_says() -> None:
+    pytest.importorskip("pyarrow")
+    from rollbridge.spark.source_records import committed_end
+
+    forged = one_frame(0, 5)[:2]
+    plain = one_frame(2, 3, headers=False)
+    records, _ = committed_end(_stamped(forged) + _stamped(plain), 0, [])
+    assert records.writers().known.tolist() == [True, True, False, False, False]
+    found = committed_records(_stamped(forged) + _stamped(plain), 0, []).records
+    assert [written_by(record) for record in found] == [(T, 0), (T, 1), *[(None, -1)] * 3]
 
 
 def _stamped(batch: list[LogRecord]) -> bytes:

@@ -233,11 +233,11 @@ def test_the_numbers_of_scattered_records_have_their_room_in_a_frame() -> None:
         key_of.setdefault(history_of(256).active.segment_at(KeySpace().position(key)).id.number, key)
         if len(key_of) == 256:
             break
-    for one_by_one in (False, True):
+    for one_by_one, size in itertools.product((False, True), (0, 18, 20, 22, 100)):
         frames = Frames()
-        writer = writer_for(frames, route)
-        turn = [(key_of[number], None) for number in range(256)]
-        for _ in range(4_000):
+        writer = writer_for(frames, route, limits=FrameLimits())
+        turn = [(key_of[number], b"x" * size) for number in range(256)]
+        for _ in range(2_500):
             if one_by_one:
                 for key, value in turn[:2]:
                     writer.write(ORDERS, key, value, (), 5)
