@@ -17,6 +17,7 @@ from integration_tests.coordinators import until
 from rollbridge.client.adoption import Adoption
 from rollbridge.consumer.writers import fetching
 from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.attribution import HEADER_VALUE, RECORD_HEADER, unpack_record_header, unpack_run
@@ -203,7 +204,7 @@ def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Seque
             transaction, sequences = parsed_run(own[0])
         if offset - begin < len(sequences):
             header = HEADER_VALUE.pack(transaction, sequences[offset - begin])
-            others = [item for item in _listed(message) if item[0] != RECORD_HEADER]
+            others = [item for item in get_headers(message) or [] if item[0] != RECORD_HEADER]
             message.set_headers([*others, (RECORD_HEADER, header)])
 
 
@@ -218,18 +219,7 @@ def parsed_run(value: bytes) -> tuple[bytes, Sequence[int]]:
 
 def own_headers(message: Message) -> list[bytes]:
     """The values of a record's headers of our name."""
-    try:
-        message.headers()
-    except (SystemError, UnicodeDecodeError):  # of strangers
-        message.set_headers([("unreadable", None)])
-        return []
-    return [value for name, value in _listed(message) if name == RECORD_HEADER and isinstance(value, bytes)]
-
-
-def _listed(message: Message) -> list[tuple[str, str | bytes | None]]:
-    headers = message.headers()
-    assert headers is None or isinstance(headers, list)
-    return headers or []
+    return [value for name, value in get_headers(message) or [] if name == RECORD_HEADER and isinstance(value, bytes)]
 
 
 def consumer_of(cluster: AnyCluster, root: str, group: str, stream: str) -> rollbridge.Consumer:
