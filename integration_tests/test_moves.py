@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from rollbridge.errors import RollbridgeError, StreamBusyError
 from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.names import StreamName
+
+OPEN = "open transactions|have just come in"
+"""Why a stream is not moved while something is open: the leader has read it, or knows that there is more to read."""
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_a_stream_moves_while_clients_use_it_and_back(
         abort_many(b, stream, 60)
         open_one = b.begin(stream)
         write_on(open_one, stream, b"2")
-        with pytest.raises(StreamBusyError, match="open transactions"):
+        with pytest.raises(StreamBusyError, match=OPEN):
             b.admin.move_stream(stream, "audit")
         open_one.commit(timeout=120)
         with b.reader(stream) as reader, b.writer(stream) as plain, b.cas_writer(stream) as conditional:
@@ -201,7 +205,7 @@ def test_streams_are_moved_on_the_command_line(cluster: AnyCluster, root: str, s
         write_on(open_one, stream, b"1")
         refused = cli("stream", "move", stream, "audit")
         assert refused.code == ExitCode.CONFLICT
-        assert "open transactions" in refused.err
+        assert re.search(OPEN, refused.err)
         open_one.abort()
         assert cli.json("stream", "move", stream, "audit") == {"stream": stream, "group": "audit"}
         assert cli.json("stream", "describe", stream)["group"].endswith("/audit")
