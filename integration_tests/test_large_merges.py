@@ -41,7 +41,7 @@ POINTS = [
     "prepare/Write:before",
     "prepare/Write:after",
     "prepare/Prepare:after",
-    "follow_preparations/LookAtPrepared:after:2",
+    "follow_preparations/LookAtPrepared:after",
     "roll/Write:after",
     "roll/CreateTopics:after",
     "roll/Seal:after",
