@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, Compression, LogRecord, parse_header, read_records
-from rollbridge.kafka.committed import _parse, batch_of_one, committed_records, is_plain, read_any_records
+from rollbridge.kafka.committed import _parse, batch_of_one, committed_records, is_plain, iterate_any_records
 
 contents = st.none() | st.binary(max_size=300)
 names = st.text(max_size=8)
@@ -33,7 +33,7 @@ def test_a_batch_is_read_as_our_usual_reader_reads_it(
     for record in given_records:
         builder.append(*record)
     batch = builder.build()
-    assert list(_parse(batch)) == list(read_records(batch)) == list(read_any_records(batch))
+    assert list(_parse(batch)) == list(read_records(batch)) == list(iterate_any_records(batch))
 
 
 @given(times, contents, contents, st.lists(st.tuples(names, contents), max_size=4))
@@ -50,7 +50,7 @@ def test_any_names_are_written_and_read_again(
     timestamp: int, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
 ) -> None:
     batch = batch_of_one(timestamp, key, value, headers)
-    [record] = read_any_records(batch)
+    [record] = iterate_any_records(batch)
     assert record == LogRecord(0, timestamp, key, value, headers)
     assert batch_of_one(*record[1:]) == batch
     assert committed_records(batch, 0, []).records == [record]
@@ -65,4 +65,4 @@ def test_what_is_cut_or_forged_is_corrupt_or_a_record_and_nothing_else(data: st.
     for _ in range(data.draw(st.integers(1, 3))):
         batch[data.draw(st.integers(HEADER_BYTES, len(batch) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptDataError):
-        assert len(list(read_any_records(batch))) <= parse_header(batch).record_count
+        assert len(list(iterate_any_records(batch))) <= parse_header(batch).record_count

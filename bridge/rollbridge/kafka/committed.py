@@ -44,15 +44,6 @@ _HOW: Final = "surrogateescape"
 _NONE: Final = -1
 
 
-def read_any_records(batch: RawBatch) -> list[LogRecord]:
-    """Return the records of a complete batch, decompressed, whatever their header names.
-
-    Raises:
-        CorruptDataError: A record does not parse, or the records exceed ``DECOMPRESSED_BYTES_MAX``.
-    """
-    return list(iterate_any_records(batch))
-
-
 def iterate_any_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
     """Iterate over the records of a complete batch, of which a megabyte can hold millions.
 
