@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -24,7 +24,7 @@ from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
-from rollbridge.client.results import Ends, Outcome, Piece, TransactionStory, find_ends
+from rollbridge.client.results import Outcome, Piece, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
@@ -100,10 +100,8 @@ class ResumedTransaction(Transaction):
     def _records_committed(self) -> int:
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
-    def _ends(self) -> Ends:
-        """Return the ends of what was written here; only the segments know earlier local sequence numbers."""
-        record = self._completion.record
-        return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._writer.pieces())
+    def _merged_pieces(self) -> Sequence[Piece]:
+        return self._writer.pieces()
 
 
 def settled(known: KnownTransaction) -> Completion:

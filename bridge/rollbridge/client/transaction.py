@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -353,7 +353,9 @@ class Transaction(Writing):
         if not self._is_mine():
             raise self._completion.fenced_error()
         if self._result is None:
-            self._result = CommitResult(self.id, self._records_committed(), self._completion.offset, self._ends)
+            # The result does not refer to the transaction, which refers to it: each would be garbage in a cycle.
+            find = partial(_ends_of, self._completion, self._plan.begin.places, self._merged_pieces())
+            self._result = CommitResult(self.id, self._records_committed(), self._completion.offset, find)
         return self._result
 
     def _is_mine(self) -> bool:
@@ -367,9 +369,9 @@ class Transaction(Writing):
         """Return the pieces that the manifest names beside the parts of other processes."""
         return self._writer.pieces()
 
-    def _ends(self) -> Ends:
-        record = self._completion.record
-        return (None, None) if record is None else find_ends(record, self._plan.begin.places, self._pieces)
+    def _merged_pieces(self) -> Sequence[Piece]:
+        """Return the pieces among which the first and the last committed record stand."""
+        return self._pieces
 
     def check_aborted(self) -> None:
         """Return if the settled transaction is aborted; raise otherwise."""
@@ -588,6 +590,11 @@ class AbortFuture(OutcomeFuture[None]):
 
     def _value(self) -> None:
         self._transaction.check_aborted()
+
+
+def _ends_of(completion: Completion, places: Mapping[str, int], pieces: Sequence[Piece]) -> Ends:
+    record = completion.record
+    return (None, None) if record is None else find_ends(record, places, pieces)
 
 
 @lru_cache(maxsize=4096)
