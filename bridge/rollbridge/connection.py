@@ -31,7 +31,7 @@ from rollbridge.client.identity import ClientSessions, CommitNumbers, GroupCount
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.recovery import Resumer, Resuming
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Housekeeper, Planner, Runtime
-from rollbridge.client.sender import Sender
+from rollbridge.client.sender import FrameSender
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.config import ConnectionSettings, load_settings
@@ -59,7 +59,7 @@ from rollbridge.model.records import TransactionRecord
 from rollbridge.model.synchronizer import Codec, Machine, S, U
 from rollbridge.model.transaction import State
 from rollbridge.writer.accumulator import WriterOptions
-from rollbridge.writer.engine import PlainSender
+from rollbridge.writer.sender import PlainSender
 from rollbridge.writer.writer import StreamWriter
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -174,7 +174,7 @@ class Bridge(Resuming):
             client_id=settings.client_name,
             changed=self._housekeeper.poke,
         )
-        self._sender = Sender(
+        self._sender = FrameSender(
             settings.bootstrap_servers,
             security=settings.kafka,
             client_id=settings.client_name,

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from confluent_kafka import KafkaError, Message
-
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
@@ -26,6 +24,7 @@ from rollbridge.client.identity import ClientSessions
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
 from rollbridge.client.results import Outcome, Piece, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
+from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
     InvalidRequestError,
@@ -38,7 +37,6 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge.kafka.errors import translate
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.model.ids import TransactionId
@@ -361,9 +359,9 @@ class Resumer:
         header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
         place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
         answered = threading.Event()
-        faults: list[KafkaError] = []
+        faults: list[Undelivered] = []
 
-        def delivered(fault: KafkaError | None, _: Message | None) -> None:
+        def delivered(fault: Undelivered | None) -> None:
             if fault is not None:
                 faults.append(fault)
             answered.set()
@@ -376,7 +374,7 @@ class Resumer:
                 transaction=str(identifier),
             )
         if faults:
-            raise translate(faults[0], "extend a lease", place[0])
+            raise faults[0].error("extend a lease", f"topic {place[0]}")
         return self.lease_end(group, identifier, deadline.left())
 
     def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:

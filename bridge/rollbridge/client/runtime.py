@@ -13,7 +13,7 @@ from typing import Final
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import ClientSessions, CommitNumbers
 from rollbridge.client.outcomes import OutcomeTail
-from rollbridge.client.sender import Sender
+from rollbridge.client.sender import FrameSender
 from rollbridge.errors import (
     ConfigError,
     GroupMismatchError,
@@ -39,7 +39,7 @@ from rollbridge.zookeeper.catalog import Catalog
 class Runtime:
     """Machinery of one connection."""
 
-    sender: Sender
+    sender: FrameSender
     catalog: Catalog
     outcomes: OutcomeTail
     limits: FrameLimits

@@ -1,46 +1,102 @@
-"""Sender of frames: one idempotent producer, a bounded queue, and a thread that receives delivery reports.
+"""Sender of frames: several go in one batch, which is sent as soon as its broker has answered for the one before.
 
-Frames of one buffer partition keep their order, also when they are sent again, because the producer is idempotent. A
-delivery report without an offset leaves open whether, or where, the frame stands (librdkafka reports so what a broker
-calls a duplicate): such a frame is sent once more, behind the others, which the fold of the buffer allows. The sender
-never stops trying by itself: a frame is refused only for lasting causes (its topic is gone, it is too large, access is
-denied), so no transaction fails because brokers are away for an hour. The queue is bounded: when it is full,
-:meth:`Sender.send` waits for a bounded time, then raises.
+A frame that finds nothing in flight goes at once, on the thread that sends it; others are collected meanwhile and go
+together. Frames of one buffer partition keep their order, also when they are sent again.
 
-Delivery callbacks run on the delivery thread and must never take a lock under which somebody may send: the thread that
-sends may be waiting for just that delivery.
+The sender never stops trying by itself: a frame is refused only for lasting causes (its topic is gone or closed, access
+is denied), so no transaction fails because brokers are away for an hour. Where nobody can tell whether a frame stands
+in the buffer, it is sent once more, behind the others, which the fold of the buffer allows. What waits is bounded: when
+there is no room, :meth:`FrameSender.send` waits for a bounded time, then raises.
+
+Delivery callbacks run on the sender's thread and must never take a lock under which somebody may send: the thread that
+sends may be waiting for just that delivery. They may send something themselves, with :meth:`FrameSender.send_soon`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from rollbridge.calls import Deadline
-from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError
+from rollbridge.errors import InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
-from rollbridge.kafka.clients import library_logger, producer_config
-from rollbridge.kafka.errors import kafka_error, translate
+from rollbridge.kafka.errors import refusal
+from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
 from rollbridge.kafka.ratelimit import limited
+from rollbridge.kafka.sender import Sender, SenderLimits, cluster_of
+from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 
-Delivered = Callable[[KafkaError | None, Message | None], None]
-"""Takes the error of a delivery, or None, and the message; no message if it could not even be queued."""
-
 BUFFER_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 BATCH_BYTES: Final = 1_000_000
-_QUEUE_MESSAGES_MAX: Final = 1_000_000
-_POLL_S: Final = 0.1
+"""Bytes of a batch of several frames, for which a buffer topic's limit holds; none is set below this."""
+_IN_FLIGHT_MAX: Final = 5
+_REQUEST_TIMEOUT_S: Final = 30.0
+_ABSENT_S: Final = 30.0
+"""Seconds for which brokers may not know a topic: of a new one, not all learn at once."""
+_ATTEMPTS_MAX: Final = 5
+"""Attempts at a batch for which brokers give answers that should pass, but leave no reason to wait."""
+_NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
+_CLOSED: Final = frozenset(
+    {ErrorCode.message_too_large, ErrorCode.record_list_too_large, ErrorCode.unknown_topic_or_partition}
+)
 
 
-class Sender:
+class Undelivered(NamedTuple):
+    """Reason why a frame could not be delivered."""
+
+    code: ErrorCode
+    is_refusal: bool
+    """True if a broker refused the frame, and it is certainly not in the buffer."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the buffer takes nothing any more; frames are never too large for one that is open."""
+        return self.code in _CLOSED
+
+    def error(self, doing: str, resource: str = "") -> RollbridgeError:
+        """Return the error to raise, a new one each time."""
+        return refusal(self.code, doing, resource)
+
+    def __str__(self) -> str:
+        return str(self.error("deliver it"))
+
+
+Delivered = Callable[[Undelivered | None], None]
+"""Takes the reason why a frame could not be delivered; None if it stands in the buffer."""
+
+
+class FrameBatch(QueuedBatch):
+    """Frames of one buffer partition: being collected, waiting, or in flight.
+
+    Attributes:
+        append: Method of the builder.
+        delivered: Callback of each frame.
+        attempts: Number of attempts that have ended with an answer of no known meaning.
+        fault: Reason why it could not be delivered, once that is settled.
+    """
+
+    __slots__ = ("append", "attempts", "builder", "delivered", "fault")
+
+    def __init__(self, opened_s: float) -> None:
+        super().__init__(opened_s)
+        self.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
+        self.append = self.builder.append
+        self.delivered: list[Delivered] = []
+        self.attempts = 0
+        self.fault: Undelivered | None = None
+
+
+FrameQueue = PartitionQueue[FrameBatch]
+
+
+class FrameSender(Sender[FrameBatch]):
     """Sender of frames. Safe to use from several threads."""
 
     def __init__(
@@ -51,9 +107,8 @@ class Sender:
         client_id: str = "rollbridge",
         buffer_bytes: int = BUFFER_BYTES_DEFAULT,
         block_s: float = 60.0,
-        linger_ms: float = 0.0,
     ) -> None:
-        """Start the producer and its delivery thread.
+        """Start the thread; brokers are reached when there is something to send.
 
         Args:
             bootstrap_servers: ``host:port``, several with commas between.
@@ -61,184 +116,185 @@ class Sender:
             client_id: Names this client in the brokers' logs and quotas.
             buffer_bytes: Maximum bytes that wait to be sent.
             block_s: Seconds that :meth:`send` waits while the buffer is full.
-            linger_ms: Milliseconds for which the producer holds a frame back to send it together with others.
         """
-        self._settings: dict[str, Any] = {
-            **producer_config(bootstrap_servers, security=security, client_id=client_id),
-            "linger.ms": linger_ms,
-            # A frame that finds nothing in flight goes at once; later ones are collected meanwhile and go together.
-            "max.in.flight.requests.per.connection": 1,
-            "message.timeout.ms": 0,  # without end; whoever waits for the outcome has a time-out of its own
-            "message.max.bytes": 1_000_000_000,  # the topic's limit decides, and frames respect it
-            # Several frames go in one batch, for which a buffer topic's limit holds; none is set below this.
-            "batch.size": BATCH_BYTES,
-            "queue.buffering.max.kbytes": max(buffer_bytes // 1024, 1),
-            "queue.buffering.max.messages": _QUEUE_MESSAGES_MAX,
-            "delivery.report.only.error": False,  # acknowledgements are counted
-            "error_cb": self._on_error,
-        }
-        self._buffer_bytes = buffer_bytes
-        self._block_s = block_s
-        self._progress = threading.Condition()
-        self._deferred: deque[tuple[str, int, bytes, bytes, Delivered]] = deque()
-        self._failed = False
-        self._fatal: KafkaError | None = None
-        self._stopping = threading.Event()
-        self._producer = self._connect()
-        hold(self, "_producer", "_progress")
-        self._thread = threading.Thread(target=self._deliver, name="rollbridge-delivery", daemon=True)
-        self._thread.start()
+        super().__init__(
+            cluster_of(bootstrap_servers, security, client_id, _REQUEST_TIMEOUT_S),
+            SenderLimits(
+                buffer_bytes=buffer_bytes,
+                block_s=block_s,
+                request_timeout_s=_REQUEST_TIMEOUT_S,
+                in_flight_max=_IN_FLIGHT_MAX,
+            ),
+            name="rollbridge-delivery",
+        )
+        self._by_target: dict[Partition, FrameQueue] = {}
+        self._opened: dict[FrameQueue, None] = {}
+        self._absent: dict[FrameQueue, float] = {}
+        self._waiters = 0
+        hold(self, "lock", "_progress", "_cluster", "_dispatch")
+        self.start()
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        """Queue a frame; ``delivered`` is called with its delivery report.
+        """Queue a frame; ``delivered`` is called once it stands in the buffer, or cannot be delivered.
 
         Raises:
-            BackpressureError: the queue stayed full; the frame was not queued.
+            BackpressureError: there was no room in time; the frame was not queued.
             InvalidRequestError: the sender is closed; the frame was not queued.
         """
-        try:
-            self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
-        except (BufferError, KafkaException, RuntimeError) as fault:
-            self._send_patiently(topic, partition, key, value, delivered, fault)
+        with self.lock:
+            if self.bytes >= self._limits.buffer_bytes:
+                self.await_room()
+            self._add((topic, partition), key, value, delivered)
 
     def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        """Queue a frame from a delivery callback: never waits, and lets the delivery thread retry until it works."""
-        self._deferred.append((topic, partition, key, value, delivered))
+        """Queue a frame without waiting for room, as delivery callbacks have to.
+
+        Raises:
+            InvalidRequestError: the sender is closed; the frame was not queued.
+        """
+        with self.lock:
+            self._add((topic, partition), key, value, delivered)
 
     def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until ``reached`` is true, re-evaluated after deliveries; return False if not in time."""
         with self._progress:
-            return self._progress.wait_for(reached, timeout_s)
-
-    @property
-    def queued(self) -> int:
-        """Number of frames without a delivery report."""
-        return len(self._producer) + len(self._deferred)
-
-    def cause_of(self, fault: KafkaError) -> KafkaError:
-        """Return why a delivery failed; a producer that was replaced reports only that it was."""
-        purged = fault.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-        return self._fatal if purged and self._fatal is not None else fault
-
-    def is_refusal(self, fault: KafkaError) -> bool:
-        """Return True if a broker itself refused the frame, so that it is certainly not in the buffer."""
-        if fault.code() == KafkaError._PURGE_QUEUE:
-            # Without a right to write anywhere a producer gets no id, and sends nothing at all.
-            return self.cause_of(fault).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
-        return fault.code() > 0
+            self._waiters += 1
+            try:
+                return self._progress.wait_for(reached, timeout_s)
+            finally:
+                self._waiters -= 1
 
     def close(self, timeout_s: float) -> int:
         """Send what is queued and disconnect; return the number of frames not acknowledged in time.
 
         Of these nobody hears any more: whether they stand in the buffer is unknown.
         """
-        self.wait_until(lambda: self.queued == 0, timeout_s)
-        left = self.queued
-        self._stopping.set()
-        self._thread.join()
-        if left:
-            self._producer.purge()
-        # Producer and sender refer to each other, so the connections would stay until garbage is collected.
-        self._producer.close()
+        left = self.stop(timeout_s)
+        self.tell()
+        self.disconnect()
         return left
 
-    def _connect(self) -> Producer:
-        try:
-            return Producer(self._settings, logger=library_logger)
-        except (KafkaException, ValueError, TypeError) as fault:
-            raise translate(fault, "start a producer") from fault
+    def _add(self, target: Partition, key: bytes, value: bytes, delivered: Delivered) -> None:
+        if self._stopping:
+            raise InvalidRequestError("this connection is closed; connect again; nothing was written")
+        queue = self._by_target.get(target)
+        if queue is None:
+            queue = self._by_target[target] = PartitionQueue(target, placed=True)
+        batch = queue.open
+        if batch is None or batch.append(batch.count, None, key, value, _NO_HEADERS) is None:
+            if batch is not None:
+                self._close(queue, batch)
+            batch = queue.open = FrameBatch(time.monotonic())
+            batch.append(0, None, key, value, _NO_HEADERS)
+            self._opened[queue] = None
+        batch.count += 1
+        batch.delivered.append(delivered)
+        if not queue.in_flight and not queue.waiting:
+            if self._dispatch.is_free(queue):
+                self._close(queue, batch)
+            elif batch.count == 1:
+                self.wake()  # nobody else may be there to send it
 
-    def _send_patiently(
-        self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered, fault: Exception
-    ) -> None:
-        """Retry while the queue is full or the producer is being replaced."""
-        deadline = Deadline(self._block_s)
-        while True:
-            if self._stopping.is_set() and isinstance(fault, RuntimeError):
-                raise InvalidRequestError("this connection is closed; connect again; nothing was written") from fault
-            if not _is_passing(fault):
-                raise translate(fault, f"send a frame to {topic}", topic) from fault
-            if deadline.passed() or self._stopping.is_set():
-                raise BackpressureError(
-                    f"the buffer of {self._buffer_bytes} bytes stayed full for {self._block_s:g} s: the brokers take "
-                    "nothing; this record was not written"
-                ) from fault
-            with self._progress:
-                self._progress.wait(min(deadline.left(), _POLL_S))
-            try:
-                self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
-            except (BufferError, KafkaException, RuntimeError) as again:
-                fault = again
-            else:
-                return
+    def _close(self, queue: FrameQueue, batch: FrameBatch) -> None:
+        batch.data = bytes(batch.builder.build())
+        queue.open = None
+        self._opened.pop(queue, None)
+        queue.pending.append(batch)
+        self.queued(queue, batch)
 
-    def _deliver(self) -> None:
-        """Serve delivery reports, deferred frames and the replacement of the producer; body of the delivery thread."""
-        while not self._stopping.is_set():
-            try:
-                served = self._producer.poll(_POLL_S)
-                while self._deferred and self._send_deferred(*self._deferred[0]):
-                    self._deferred.popleft()
-                if self._failed:
-                    self._replace()
-            except Exception as fault:  # all other transactions depend on this thread
-                error = kafka_error(fault)
-                if error is not None and error.fatal():
-                    self._on_error(error)  # the library raises these instead of calling back
-                else:
-                    logger.exception("a delivery could not be dealt with")
-                served = 1
-            if served:
-                with self._progress:
-                    self._progress.notify_all()
+    # Fate of batches, under the lock ----------------------------------------------------------------------------------
 
-    def _send_deferred(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> bool:
-        """Try to send a deferred frame; return True if it needs no further attempt."""
-        try:
-            self._producer.produce(topic, value, key, partition, partial(self._report, delivered))
-        except (BufferError, KafkaException) as fault:
-            if _is_passing(fault):
-                return False
-            logger.warning("a frame for %s was refused: %s", topic, fault)
-            delivered(kafka_error(fault) or KafkaError(KafkaError._FAIL, str(fault)), None)
-        return True
+    def written(self, queue: FrameQueue, batch: FrameBatch, base_offset: int) -> None:
+        """Settle a batch that stands in the buffer."""
+        self._absent.pop(queue, None)
+        self._settle(batch)
 
-    def _report(self, delivered: Delivered, fault: KafkaError | None, message: Message) -> None:
-        """Pass on the delivery report of a frame, or send the frame again if the report has no offset."""
-        if self._stopping.is_set():
-            return  # purged
-        if fault is None and message.offset() is None:
-            topic, number = message.topic() or "", message.partition() or 0
-            logger.info("a frame for %s[%d] was acknowledged without an offset; it is sent again", topic, number)
-            self.send_soon(topic, number, message.key() or b"", message.value() or b"", delivered)
+    def too_large(self, queue: FrameQueue, batch: FrameBatch) -> None:
+        """Give a batch up: its buffer was closed."""
+        self._fail(queue, batch, ErrorCode.message_too_large)
+
+    def refused(self, queue: FrameQueue, batch: FrameBatch, answer: PartitionProduceResponse) -> None:
+        """Give a batch up; one that was damaged on its way is sent again."""
+        batch.attempts += 1
+        if answer.error_code is ErrorCode.corrupt_message and batch.attempts < _ATTEMPTS_MAX:
+            queue.give_back(batch, doubtful=False)
         else:
-            delivered(fault, message)
+            self._fail(queue, batch, answer.error_code)
 
-    def _replace(self) -> None:
-        """Replace the producer after a fatal error; the old one reports its frames as failed."""
-        try:
-            fresh = self._connect()
-        except RollbridgeError as fault:
-            logger.warning("%s; trying again", fault)
+    def denied(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
+        """Give a batch up: the principal may not write to the buffer."""
+        self._fail(queue, batch, code)
+
+    def unclear(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
+        """Send a batch again that may or may not stand in the buffer, with a new producer id."""
+        batch.attempts += 1
+        if batch.attempts < _ATTEMPTS_MAX:
+            queue.give_back(batch, doubtful=True)
+            self._dispatch.expired = True
+            self._dispatch.back_off()
+        else:
+            batch.doubtful = True
+            self._fail(queue, batch, code)
+
+    def absent(self, queue: FrameQueue, code: ErrorCode) -> None:
+        """Give up what is sent to a topic that does not exist; one that is new may not be known everywhere."""
+        if code is not ErrorCode.unknown_topic_or_partition:
+            self._absent.pop(queue, None)
             return
-        old, self._producer = self._producer, fresh
-        self._failed = False
-        old.purge()
-        while len(old) and not self._stopping.is_set():
-            old.poll(_POLL_S)
-        with self._progress:
-            self._progress.notify_all()
+        now = time.monotonic()
+        if now - self._absent.setdefault(queue, now) > _ABSENT_S and not queue.in_flight:
+            for batch in tuple(queue.held()):
+                self._fail(queue, batch, code)
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            logger.error("the producer met a fatal error and is replaced: %s", error)
-            self._fatal = error
-            self._failed = True
-        else:
-            logger.info("the producer reports: %s", error)
+    def changed(self, queue: FrameQueue) -> None:
+        """Mark a queue as ready."""
+        if queue.may_send():
+            self._dispatch.ready[queue] = None
 
+    def _fail(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
+        batch.fault = Undelivered(code, not batch.doubtful)
+        logger.info("%d frames for %s were not delivered: %s", batch.count, queue.topic, code.name)
+        queue.drop(batch)
+        self._settle(batch)
 
-def _is_passing(fault: Exception) -> bool:
-    """Return True if the queue is full, or the producer about to be replaced."""
-    inner = kafka_error(fault)
-    return inner is None or inner.fatal() or inner.code() in (KafkaError._QUEUE_FULL, KafkaError._FATAL)
+    def _forgotten(self, queue: FrameQueue, batch: FrameBatch) -> None:
+        """Leave a possibly persisted batch where it is: it is sent again, and stands in the buffer twice at worst."""
+
+    def _identify_denied(self, fault: NotAuthorizedError) -> None:
+        for queue in self._by_target.values():
+            for batch in tuple(queue.held()):
+                self._fail(queue, batch, ErrorCode.cluster_authorization_failed)
+
+    # Turns of the thread ----------------------------------------------------------------------------------------------
+
+    def _queues(self) -> Iterable[FrameQueue]:
+        return self._by_target.values()
+
+    def _unsettled(self) -> int:
+        waiting = sum(batch.count for queue in self._by_target.values() for batch in queue.held())
+        return waiting + sum(queue.open.count for queue in self._opened if queue.open is not None)
+
+    def _cut(self, now: float) -> None:
+        for queue in tuple(self._opened):
+            batch = queue.open
+            if batch is not None and not queue.in_flight and not queue.waiting:
+                self._close(queue, batch)
+
+    def _due(self) -> float:
+        return float("inf")
+
+    def _check(self, now: float) -> None:
+        """Wait on: frames have no time-out of their own, only whoever waits for an outcome has."""
+
+    def _tell(self, batch: FrameBatch) -> None:
+        fault = batch.fault
+        if fault is not None and self._stopping:
+            return
+        for delivered in batch.delivered:
+            try:
+                delivered(fault)
+            except Exception:  # all other transactions depend on this thread
+                logger.exception("a delivery could not be dealt with")
+        if self._waiters:
+            with self.lock:
+                self._progress.notify_all()

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from types import TracebackType
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import TopicPartition
 
 from rollbridge.calls import Deadline, Timeout, answers_within
 from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
@@ -28,7 +28,7 @@ from rollbridge.client.futures import Completion, OutcomeFuture
 from rollbridge.client.identity import AskedCommit
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
 from rollbridge.client.runtime import BeginPlan, Runtime, extension_ms, new_condition, with_condition
-from rollbridge.client.sender import Delivered
+from rollbridge.client.sender import Delivered, Undelivered
 from rollbridge.client.writing import Writing
 from rollbridge.consumer.commits import check_offsets
 from rollbridge.errors import (
@@ -530,32 +530,32 @@ class Transaction(Writing):
 
     # On the delivery thread: these take no lock, see rollbridge.client.sender.
 
-    def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
-        self._delivered(fault, message)
-        if fault is not None and self._runtime.sender.is_refusal(fault):
+    def _first_delivered(self, fault: Undelivered | None) -> None:
+        self._delivered(fault)
+        if fault is not None and fault.is_refusal:
             # The broker itself refused it, so no leader will ever hear of this transaction, or report on it.
             self._runtime.outcomes.waiting.pop(self._completion.key, None)
             self._completion.fail()
 
-    def _whole_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
+    def _whole_delivered(self, fault: Undelivered | None) -> None:
         """Handle the delivery report of a message that was the whole transaction, from its BEGIN to its COMMIT."""
-        self._first_delivered(fault, message)
+        self._first_delivered(fault)
         if fault is not None and not self._completion.settled:
             self._send_abort_soon(f"its commit was refused: {fault}")
 
-    def _delivered_elsewhere(self, fault: KafkaError | None, message: Message | None) -> None:
-        super()._delivered_elsewhere(fault, message)
+    def _delivered_elsewhere(self, fault: Undelivered | None) -> None:
+        super()._delivered_elsewhere(fault)
         if self._held and self._acked_elsewhere >= self._sent_elsewhere:
             self._send_held()
 
-    def _commit_delivered(self, fault: KafkaError | None, _: Message | None) -> None:
+    def _commit_delivered(self, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
             # The commit may have arrived all the same: of the two frames, the one that the leader reads first decides.
             self._send_abort_soon(f"its commit was refused: {fault}")
 
-    def _abort_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
-        _ignore(fault, message)
+    def _abort_delivered(self, fault: Undelivered | None) -> None:
+        _ignore(fault)
         if fault is not None and self._asked is not None:
             self._asked.is_void = True
 
@@ -622,7 +622,7 @@ def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
                 yield item.topic, item.partition, item.offset
 
 
-def _ignore(fault: KafkaError | None, _: Message | None) -> None:
+def _ignore(fault: Undelivered | None) -> None:
     """Log an end that could not be delivered: an abort that does not arrive becomes one by expiry in the end."""
     if fault is not None:
         logger.warning("an end could not be asked for again: %s", fault)

@@ -1,7 +1,7 @@
 """Common base of a transaction and its parts: records go in, frames go out, deliveries are counted.
 
-Callers hold ``_lock``, also while :meth:`~rollbridge.client.sender.Sender.send` waits for room. Delivery callbacks run
-on the delivery thread and must not take it.
+Callers hold ``_lock``, also while :meth:`~rollbridge.client.sender.FrameSender.send` waits for room. Delivery callbacks
+run on the sender's thread and must not take it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import Final
-
-from confluent_kafka import KafkaError, Message
 
 from rollbridge.calls import Timeout, as_seconds, in_chunks
 from rollbridge.client.frame_writer import HOLD_S, Outbox, PartWriter, check_parts
 from rollbridge.client.futures import Completion, Headers, PartStream, WriteFuture
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import BeginPlan, Runtime
-from rollbridge.client.sender import Delivered
+from rollbridge.client.sender import Delivered, Undelivered
 from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosedError, UnavailableError
 from rollbridge.forks import GONE
 from rollbridge.kafka.batches import Compression
-from rollbridge.kafka.errors import translate
 from rollbridge.model.ids import TransactionId
 
 logger = logging.getLogger(__name__)
@@ -237,35 +233,29 @@ class Writing:
 
     # On the delivery thread: these take no lock, see rollbridge.client.sender.
 
-    def _delivered(self, fault: KafkaError | None, _: Message | None) -> None:
+    def _delivered(self, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked += 1
 
-    def _first_delivered(self, fault: KafkaError | None, message: Message | None) -> None:
-        self._delivered(fault, message)
+    def _first_delivered(self, fault: Undelivered | None) -> None:
+        self._delivered(fault)
 
-    def _delivered_elsewhere(self, fault: KafkaError | None, _: Message | None) -> None:
+    def _delivered_elsewhere(self, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
         self._acked_elsewhere += 1
 
-    def _fail(self, fault: KafkaError) -> None:
+    def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
-            cause = self._runtime.sender.cause_of(fault)
-            logger.warning("a frame of transaction %s was refused: %s", self.id, cause)
+            logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
             doing = "send a frame"
-            if cause.code() in _CLOSED:
-                # Frames are never too large for a buffer that is open.
+            if fault.is_closed:
                 doing += f"; {self._buffers_named()} was closed: a stream was moved into another group, or deleted"
-            self._completion.failure = translate(cause, doing)
+            self._completion.failure = fault.error(doing)
 
     def _buffers_named(self) -> str:
         return " or ".join(sorted({topic for topic, _ in self._buffers}))
-
-
-_CLOSED: Final = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-"""What brokers answer, or librdkafka by itself, of a buffer that takes nothing any more."""
 
 
 class Part(Writing):

@@ -44,6 +44,7 @@ from rollbridge.kafka.batches import (
     uncompressed,
 )
 from rollbridge.kafka.errors import NotAuthorizedError
+from rollbridge.kafka.queues import QueuedBatch
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange
@@ -52,7 +53,7 @@ from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import KEYLESS, TopicLimits
 from rollbridge.model.routing import StreamView, locator
 from rollbridge.model.sn import DLSN, SN
-from rollbridge.writer.lanes import Parcel, PartitionQueue, StreamQueues
+from rollbridge.writer.segments import SegmentQueue, StreamQueues
 
 # Errors of plain writes, as factories: each raise needs a new object
 
@@ -165,16 +166,14 @@ class Account:
         self.refused: Fault | None = None
 
 
-class ProducerBatch(Parcel):
+class ProducerBatch(QueuedBatch):
     """Records of one segment: being collected, waiting, in flight, or answered.
 
     Attributes:
         channel: Channel of its stream.
         append: Method of the builder, while records are collected.
-        data: The batch in Kafka's format, once it is closed.
-        opened_s: Time of the first record (monotonic seconds).
         settled: True once the records were written or have failed.
-        lane: Lane in which it was written, once it was.
+        queue: Queue in which it was written, once it was.
         base_offset: Offset of its first record, once it was written.
         fault: Reason why it was not written, or why that is unknown.
         ids: Transaction ids that the user gave, by index of the record.
@@ -192,24 +191,20 @@ class ProducerBatch(Parcel):
         "base_offset",
         "builder",
         "channel",
-        "data",
         "fault",
         "ids",
-        "lane",
-        "opened_s",
+        "queue",
         "settled",
         "where",
     )
 
     def __init__(self, channel: StreamAccumulator, builder: DefaultRecordBatchBuilder, opened_s: float) -> None:
-        super().__init__()
+        super().__init__(opened_s)
         self.channel = channel
         self.builder: DefaultRecordBatchBuilder | None = builder
         self.append: Callable[..., object] = builder.append
-        self.data = b""
-        self.opened_s = opened_s
         self.settled = False
-        self.lane: PartitionQueue[ProducerBatch] | None = None
+        self.queue: SegmentQueue[ProducerBatch] | None = None
         self.base_offset = -1
         self.fault: Fault | None = None
         self.ids: dict[int, int] | None = None
@@ -232,9 +227,9 @@ class ProducerBatch(Parcel):
             self.builder = None
             self.append = _closed
 
-    def written(self, lane: PartitionQueue[ProducerBatch], base_offset: int) -> None:
+    def written(self, queue: SegmentQueue[ProducerBatch], base_offset: int) -> None:
         """Settle as written, at ``base_offset``. Watchers are notified later, by :meth:`tell`."""
-        self.lane = lane
+        self.queue = queue
         self.base_offset = base_offset
         self._settle()
 
@@ -295,11 +290,11 @@ class ProducerBatch(Parcel):
         event.wait(timeout_s)
 
     def take_apart(
-        self, heirs: Sequence[PartitionQueue[ProducerBatch]], keys: KeySpace, limit_bytes: int
-    ) -> Iterator[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
-        """Divide it by key: yield new batches, each with its lane.
+        self, heirs: Sequence[SegmentQueue[ProducerBatch]], keys: KeySpace, limit_bytes: int
+    ) -> Iterator[tuple[ProducerBatch, SegmentQueue[ProducerBatch]]]:
+        """Divide it by key: yield new batches, each with its queue.
 
-        A record goes to the first lane whose range holds its key, without a key to the first lane.
+        A record goes to the first queue whose range holds its key, without a key to the first queue.
         """
         ranges = [heir.segment.range for heir in heirs]
         pieces = self._divide(
@@ -366,9 +361,9 @@ class ProducerBatch(Parcel):
         """Return the SN of a record of this settled batch; raise its fault if it has one."""
         if self.fault is not None:
             raise self.fault()
-        assert self.lane is not None
+        assert self.queue is not None
         offset = self.base_offset + index
-        segment = self.lane.id
+        segment = self.queue.id
         base = self.channel.sequence_base(segment)
         return SN(
             DLSN.of(segment, offset),
@@ -438,7 +433,7 @@ class Sending(Protocol):
     def opened(self, channel: StreamAccumulator) -> None:
         """Take note of a new open batch."""
 
-    def queued(self, lane: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
+    def queued(self, queue: SegmentQueue[ProducerBatch], batch: ProducerBatch) -> None:
         """Take note of a batch that was closed and queued."""
 
     def read_again(self, stream: str) -> StreamView | None:
@@ -452,10 +447,10 @@ class StreamAccumulator:
     """Stream that is being written. Guarded by the engine's lock, except :meth:`sequence_base`.
 
     Attributes:
-        course: Its lanes.
-        bounds: Smallest hash of each active lane but the first.
-        lanes: Active lanes.
-        opened: Lanes with an open batch.
+        course: Its queues.
+        bounds: Smallest hash of each active queue but the first.
+        queues: Active queues.
+        opened: Queues with an open batch.
         unsettled: Batches that are not settled, oldest first.
         records: Records in these batches.
         failure: Factory of the error with which writes fail; None while they succeed.
@@ -467,7 +462,7 @@ class StreamAccumulator:
         self.stream = str(view.config.name)
         self.limits: TopicLimits | None = None
         self._limit(view)
-        self.opened: dict[PartitionQueue[ProducerBatch], None] = {}
+        self.opened: dict[SegmentQueue[ProducerBatch], None] = {}
         self.unsettled: dict[ProducerBatch, None] = {}
         self.failure: Callable[[], RollbridgeError] | None = None
         self._sticky = 0
@@ -481,11 +476,11 @@ class StreamAccumulator:
         """Number of records that are not settled."""
         return sum(batch.count for batch in self.unsettled)
 
-    def lane_of(self, key: bytes | None) -> PartitionQueue[ProducerBatch]:
-        """Return the lane of a record; records without a key share one until its batch is full."""
+    def queue_of(self, key: bytes | None) -> SegmentQueue[ProducerBatch]:
+        """Return the queue of a record; records without a key share one until its batch is full."""
         if key is None:
-            return self.lanes[self._sticky % len(self.lanes)]
-        return self.lanes[bisect_right(self.bounds, self.hash_of(key, HASH_SEED))] if self.bounds else self.lanes[0]
+            return self.queues[self._sticky % len(self.queues)]
+        return self.queues[bisect_right(self.bounds, self.hash_of(key, HASH_SEED))] if self.bounds else self.queues[0]
 
     def append(
         self,
@@ -518,18 +513,18 @@ class StreamAccumulator:
         self._engine.await_room()
         if self.failure is not None:
             raise self.failure()
-        lane = self.lane_of(key)  # only now: the segments may have changed while this waited
-        batch = lane.open
+        queue = self.queue_of(key)  # only now: the segments may have changed while this waited
+        batch = queue.open
         if batch is not None:
             if batch.append(batch.count, timestamp_ms, key, value, headers) is not None:
                 batch.count += 1
                 return batch
-            self.cut(lane)
+            self.cut(queue)
             if key is None:
                 self._sticky += 1
-                lane = self.lane_of(None)
-                if lane.open is not None:
-                    self.cut(lane)
+                queue = self.queue_of(None)
+                if queue.open is not None:
+                    self.cut(queue)
         batch = self.new_batch(time.monotonic(), self.batch_bytes)
         if self.batch_bytes > self.record_bytes_max:
             batch.append = _checked(batch.append, self.record_bytes_max)
@@ -537,8 +532,8 @@ class StreamAccumulator:
             batch.append = keyed(batch.append)
         batch.append(0, timestamp_ms, key, value, headers)
         batch.count = 1
-        lane.open = batch
-        self.opened[lane] = None
+        queue.open = batch
+        self.opened[queue] = None
         self._engine.opened(self)
         return batch
 
@@ -549,30 +544,30 @@ class StreamAccumulator:
         self.unsettled[batch] = None
         return batch
 
-    def cut(self, lane: PartitionQueue[ProducerBatch]) -> None:
-        """Close a lane's open batch and queue it."""
-        batch = lane.open
+    def cut(self, queue: SegmentQueue[ProducerBatch]) -> None:
+        """Close a queue's open batch and queue it."""
+        batch = queue.open
         if batch is not None:
-            lane.open = None
-            self.opened.pop(lane, None)
+            queue.open = None
+            self.opened.pop(queue, None)
             batch.close()
-            lane.queue.append(batch)
-            self._engine.queued(lane, batch)
+            queue.pending.append(batch)
+            self._engine.queued(queue, batch)
 
     def cut_older(self, than_s: float) -> None:
         """Close the open batches begun before ``than_s`` (monotonic seconds)."""
-        for lane in [lane for lane in self.opened if lane.open is not None and lane.open.opened_s <= than_s]:
-            self.cut(lane)
+        for queue in [queue for queue in self.opened if queue.open is not None and queue.open.opened_s <= than_s]:
+            self.cut(queue)
 
     def adopt(self, view: StreamView) -> None:
         """Adopt the current epochs, and route records to the active segments."""
         ids = view.history.active.segment_ids
-        for lane in self.lanes:
-            if lane.id not in ids:
-                self.cut(lane)
+        for queue in self.queues:
+            if queue.id not in ids:
+                self.cut(queue)
         if view.config.limits != self.view.config.limits:
-            for lane in self.lanes:
-                self.cut(lane)
+            for queue in self.queues:
+                self.cut(queue)
         self._limit(view)
         self.view = view
         self.course.adopt(view.history)
@@ -602,8 +597,8 @@ class StreamAccumulator:
     def stop(self, fault: Callable[[], RollbridgeError]) -> list[ProducerBatch]:
         """Fail all further records with ``fault``; return the batches that are not settled."""
         self.failure = fault
-        for lane in tuple(self.opened):
-            lane.open = None
+        for queue in tuple(self.opened):
+            queue.open = None
         self.opened.clear()
         self.course.close()
         return [batch for batch in self.unsettled if batch.where is None]
@@ -633,8 +628,8 @@ class StreamAccumulator:
         return base
 
     def _route(self) -> None:
-        self.lanes = self.course.active
-        self.bounds, self.hash_of = locator(self.view.config.keys, [lane.segment.range.low for lane in self.lanes])
+        self.queues = self.course.active
+        self.bounds, self.hash_of = locator(self.view.config.keys, [queue.segment.range.low for queue in self.queues])
 
     def take_out(
         self, batch: ProducerBatch, faulty: Collection[int]
@@ -667,8 +662,8 @@ class StreamAccumulator:
         )
 
     def _split(
-        self, batch: ProducerBatch, heirs: Sequence[PartitionQueue[ProducerBatch]]
-    ) -> Iterable[tuple[ProducerBatch, PartitionQueue[ProducerBatch]]]:
+        self, batch: ProducerBatch, heirs: Sequence[SegmentQueue[ProducerBatch]]
+    ) -> Iterable[tuple[ProducerBatch, SegmentQueue[ProducerBatch]]]:
         size = len(batch.data)
         made = list(batch.take_apart(heirs, self.view.config.keys, self._piece_bytes))
         self._replaced(batch, size, [piece for piece, _ in made])

@@ -17,7 +17,7 @@ from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.writer.accumulator import Account, Headers, PlainFuture, StreamAccumulator
 
 if TYPE_CHECKING:
-    from rollbridge.writer.engine import PlainSender
+    from rollbridge.writer.sender import PlainSender
 
 
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
@@ -89,9 +89,9 @@ class StreamWriter:
             if transaction_id is not None and self._rising_ids and transaction_id < self._last_id:
                 raise self._falling(transaction_id)
             if key is not None and channel.bounds:
-                batch = channel.lanes[bisect_right(channel.bounds, channel.hash_of(key, HASH_SEED))].open
+                batch = channel.queues[bisect_right(channel.bounds, channel.hash_of(key, HASH_SEED))].open
             else:
-                batch = channel.lane_of(key).open
+                batch = channel.queue_of(key).open
             if batch is not None and batch.append(batch.count, timestamp, key, value, headers) is not None:
                 batch.count += 1
             else:
@@ -134,12 +134,12 @@ class StreamWriter:
         headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
         for key, value in records:
-            # Look the lane up for each record: waiting for room releases the lock, and lanes may change meanwhile.
+            # Look the queue up for each record: waiting for room releases the lock, and queues may change meanwhile.
             if key is None:
-                batch = channel.lane_of(None).open
+                batch = channel.queue_of(None).open
             else:
                 bounds = channel.bounds
-                batch = channel.lanes[locate(bounds, channel.hash_of(key, seed)) if bounds else 0].open
+                batch = channel.queues[locate(bounds, channel.hash_of(key, seed)) if bounds else 0].open
             if batch is not None and batch.append(batch.count, now_ms, key, value, headers) is not None:
                 batch.count += 1
             else:

@@ -1,0 +1,429 @@
+"""Dispatcher: sending of batches to their brokers, and the consequences of the answers. Runs under its sender's lock.
+
+Up to five requests are in flight to a broker. Each carries at most one batch per partition, so batches of a partition
+are answered in the order in which they were sent.
+
+Where the log may have to be searched for possibly persisted batches, its leader is asked for its end before the first
+batch, over the same connection and for all such partitions at once: the search begins there, not at offset 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol
+
+from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v7 import ListOffsetsResponse
+from kio.schema.produce.v12 import ProduceResponse
+from kio.schema.produce.v12.response import PartitionProduceResponse
+
+from rollbridge.calls import Backoff
+from rollbridge.errors import RollbridgeError
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.batches import stamped_header
+from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.errors import ConnectionLostError, Meaning
+from rollbridge.kafka.fetch import NO_EPOCH
+from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
+from rollbridge.kafka.offsets import LATEST, offsets_request
+from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, ProduceVerdict, produce_body, request_start, verdict
+from rollbridge.kafka.queues import P, PartitionQueue
+from rollbridge.model.names import Partition
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_BYTES: Final = 1 << 20
+_REQUEST_BATCHES: Final = 500
+BACKOFF_FIRST_S: Final = 0.005
+BACKOFF_MAX_S: Final = 0.5
+_HOLD_S: Final = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class BatchRequest(Generic[P]):
+    """Produce request in flight: queue and batch by partition."""
+
+    items: dict[Partition, tuple[PartitionQueue[P], P]]
+
+
+@dataclass(slots=True, eq=False)
+class EndInquiry(Generic[P]):
+    """ListOffsets request in flight, for the log ends of queues that have sent nothing yet, by partition."""
+
+    queues: dict[Partition, PartitionQueue[P]]
+
+
+@dataclass(slots=True, eq=False)
+class BrokerLink(Generic[P]):
+    """Connection to one broker, and its requests in flight."""
+
+    connection: Connection
+    requests: deque[BatchRequest[P] | EndInquiry[P]] = field(default_factory=deque)
+
+
+class BatchOwner(Protocol[P]):
+    """Owner of queues: decides what becomes of the batches that brokers have answered for. Called under the lock."""
+
+    def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None:
+        """Settle a batch that was written at ``base_offset``; it is in the queue no more."""
+
+    def too_large(self, queue: PartitionQueue[P], batch: P) -> None:
+        """Deal with a batch in flight that is larger than the topic takes: it is sealed, or its limit was lowered."""
+
+    def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
+        """Deal with a batch in flight that the broker rejects, as it always will."""
+
+    def denied(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
+        """Deal with a batch that the principal may not write."""
+
+    def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
+        """Deal with a batch in flight of which the answer does not tell whether it was written."""
+
+    def absent(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
+        """Take note of why the leader of a queue is not known; it is looked up again."""
+
+    def changed(self, queue: PartitionQueue[P]) -> None:
+        """React to a queue from which a batch has gone, or to which one came back."""
+
+
+class Dispatcher(Generic[P]):
+    """Sender of batches and receiver of answers.
+
+    Attributes:
+        producer: Producer id and epoch.
+        expired: True if a new producer id is needed.
+        links: Connections in use.
+        ready: Queues that may have something to send.
+        retry_at: End of the back-off (monotonic seconds); nothing is sent before.
+        has_new_link: True since a connection was used for the first time, until somebody resets it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        owner: BatchOwner[P],
+        producer: tuple[int, int] | None,
+        *,
+        request_timeout_s: float,
+        in_flight_max: int,
+    ) -> None:
+        """Start with nothing to send.
+
+        Args:
+            cluster: Cluster for exclusive use.
+            owner: Owner of the queues.
+            producer: Producer id and epoch; None if one is to be got.
+            request_timeout_s: Seconds for which an answer is waited for; brokers wait half as long for replicas.
+            in_flight_max: Most requests in flight to one broker.
+        """
+        self.producer = producer or (-1, -1)
+        self.expired = producer is None
+        self.links: dict[NodeId, BrokerLink[P]] = {}
+        self.ready: dict[PartitionQueue[P], None] = {}
+        self.retry_at = 0.0
+        self.has_new_link = False
+        self._cluster = cluster
+        self._owner = owner
+        self._in_flight_max = in_flight_max
+        self._start = request_start(None, int(request_timeout_s * 500))
+        self._held: dict[Partition, float] = {}
+        self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        self._unknown: dict[Partition, PartitionQueue[P]] = {}
+        self._unreached: set[NodeId] = set()
+        self._asked: set[PartitionQueue[P]] = set()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if :meth:`reach` has work: leaders to look up or brokers to connect to."""
+        return bool(self._unknown or self._unreached)
+
+    def reach(self, lock: threading.Lock) -> None:
+        """Look up unknown leaders, and connect to brokers for which batches wait.
+
+        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. Only
+        the engine's thread calls this.
+        """
+        with lock:
+            if not self.is_cut_off or time.monotonic() < self.retry_at:
+                return
+            queues, self._unknown = self._unknown, {}
+            nodes, self._unreached = self._unreached, set()
+        why: RollbridgeError | None = None
+        missing: dict[str, ErrorCode] = {}
+        try:
+            missing = self._cluster.learn(topic for topic, _ in queues)
+            with lock:
+                led = {self._cluster.known_leader(*target) for target in queues}
+                nodes = {node for node in nodes | led if node is not None and self._is_unreached(node)}
+            for node in sorted(nodes):
+                self._cluster.connection(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+        except RollbridgeError as fault:
+            why = fault
+        with lock:
+            for (topic, number), queue in queues.items():
+                if topic in missing:
+                    self._missing(queue, missing[topic])
+                elif why is None and self._cluster.known_leader(topic, number) is None:
+                    self._cluster.forget_leader(topic)  # other partitions have one: look again for this one
+                    self._missing(queue, ErrorCode.leader_not_available)
+            if why is not None:
+                logger.info("a broker cannot be reached now: %s", why)
+                for topic, _ in queues:
+                    self._cluster.forget_leader(topic)
+                for node in nodes:
+                    self._forget(node)
+                self.back_off()
+
+    def _is_unreached(self, node: NodeId) -> bool:
+        """Return True if a broker needs a new connection: not while answers are awaited on the present one."""
+        link = self.links.get(node)
+        return (link is None or not link.requests) and self._cluster.ready_connection(node) is None
+
+    def _forget(self, node: NodeId) -> None:
+        """Forget a broker as leader of ready queues: it may stay away, and other brokers know its successor."""
+        for queue in self.ready:
+            if self._cluster.known_leader(*queue.target) == node:
+                self._cluster.forget_leader(queue.topic)
+
+    def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
+        logger.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
+        if verdict(code) is ProduceVerdict.DENIED:
+            batch = next(iter(queue.held()), None)
+            if batch is not None:
+                self._owner.denied(queue, batch, code)
+        else:
+            self._owner.absent(queue, code)
+        self._hold(queue)
+
+    def pump(self) -> None:
+        """Send what may be sent now over existing connections; the rest waits for :meth:`reach`."""
+        while self.ready and not self.expired and time.monotonic() >= self.retry_at:
+            requests: dict[NodeId, BatchRequest[P]] = {}
+            inquiries: dict[NodeId, EndInquiry[P]] = {}
+            sizes: dict[NodeId, int] = {}
+            for queue in tuple(self.ready):
+                if queue in self._asked or not queue.may_send():
+                    del self.ready[queue]  # put back when its state changes
+                    continue
+                node = self._leader(queue)
+                if node is None:
+                    continue
+                link = self.links.get(node)
+                if link is not None and link.requests and not self._has_room(link):
+                    continue
+                if not queue.placed:
+                    inquiries.setdefault(node, EndInquiry({})).queues[queue.target] = queue
+                    continue
+                request = requests.setdefault(node, BatchRequest({}))
+                size = sizes.get(node, 0)
+                if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
+                    batch = queue.take()
+                    request.items[queue.target] = (queue, batch)
+                    sizes[node] = size + len(batch.data)
+            if not requests and not inquiries:
+                return
+            for node, inquiry in inquiries.items():
+                self._inquire(node, inquiry)
+            for node, request in requests.items():
+                self._send(node, request)
+
+    def is_free(self, queue: PartitionQueue[P]) -> bool:
+        """Return True if the broker of a queue is connected and has nothing in flight."""
+        node = self._cluster.known_leader(*queue.target)
+        link = None if node is None else self.links.get(node)
+        return link is not None and not link.requests
+
+    def drop_idle(self, readable: set[int]) -> None:
+        """Drop connections that have nothing in flight and are readable all the same: the broker has closed them."""
+        for node, link in list(self.links.items()):
+            if not link.requests and link.connection.fileno() in readable:
+                link.connection.close()
+                del self.links[node]
+
+    def _has_room(self, link: BrokerLink[P]) -> bool:
+        return len(link.requests) < self._in_flight_max and not link.connection.expired()
+
+    def _leader(self, queue: PartitionQueue[P]) -> NodeId | None:
+        if self._held and time.monotonic() < self._held.get(queue.target, 0.0):
+            return None
+        node = self._cluster.known_leader(*queue.target)
+        if node is None:
+            self._unknown[queue.target] = queue
+            return None
+        if self._is_unreached(node):
+            self._unreached.add(node)  # a new connection, as the present one is gone or too old
+            return None
+        return node
+
+    def _link(self, node: NodeId) -> BrokerLink[P] | None:
+        """Return the link to a broker; None if its connection was lost a moment ago."""
+        link = self.links.get(node)
+        if link is None or not link.requests:
+            connection = self._cluster.ready_connection(node)
+            if connection is None:
+                return None
+            if link is None or link.connection is not connection:
+                link = self.links[node] = BrokerLink(connection)
+                self.has_new_link = True
+        return link
+
+    def _inquire(self, node: NodeId, inquiry: EndInquiry[P]) -> None:
+        """Ask for the ends of logs; their queues send nothing until the answer."""
+        link = self._link(node)
+        if link is None:
+            return
+        self._asked.update(inquiry.queues.values())
+        for queue in inquiry.queues.values():
+            self.ready.pop(queue, None)
+        link.requests.append(inquiry)
+        try:
+            link.connection.send(offsets_request(LATEST, Isolation.READ_UNCOMMITTED, inquiry.queues))
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def _send(self, node: NodeId, request: BatchRequest[P]) -> None:
+        link = self._link(node)
+        if link is None:
+            self._return(request, doubtful=False)
+            return
+        items = [
+            (
+                queue.target,
+                stamped_header(
+                    batch.data,
+                    producer_id=self.producer[0],
+                    producer_epoch=self.producer[1],
+                    base_sequence=batch.sequence,
+                    transactional=False,
+                ),
+                batch.data,
+            )
+            for queue, batch in request.items.values()
+        ]
+        link.requests.append(request)
+        try:
+            link.connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, produce_body(self._start, items))
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def receive(self, node: NodeId, link: BrokerLink[P]) -> None:
+        """Process the answers that have arrived."""
+        try:
+            while link.requests and link.connection.has_answer():
+                request = link.requests[0]
+                if isinstance(request, EndInquiry):
+                    self._place(request, link.connection.receive(ListOffsetsResponse))
+                    link.requests.popleft()
+                    continue
+                answer = link.connection.receive(ProduceResponse)
+                link.requests.popleft()
+                for topic in answer.responses:
+                    for partition in topic.partition_responses:
+                        queue, batch = request.items.pop((topic.name, partition.index))
+                        self._judge(queue, batch, partition)
+                self._return(request, doubtful=True)  # a batch left out of the answer counts as lost
+        except ConnectionLostError as fault:
+            self.lost(node, fault)
+
+    def _place(self, inquiry: EndInquiry[P], answer: ListOffsetsResponse) -> None:
+        """Record the ends of logs. Errors that would persist are left to the batches, whose answers tell the reason."""
+        for name, found in ((topic.name, found) for topic in answer.topics for found in topic.partitions):
+            queue = inquiry.queues.get((name, found.partition_index))
+            if queue is None:
+                continue
+            meaning = codes.meaning(codes.READ, found.error_code)
+            if meaning is Meaning.DONE:
+                queue.place(int(found.offset), int(found.leader_epoch))
+            elif meaning in (Meaning.RETRY, Meaning.REFRESH):
+                logger.info("segment %s: its end is not told: %s", queue.topic, codes.name(found.error_code))
+                if meaning is Meaning.REFRESH:
+                    self._cluster.forget_leader(queue.topic)
+                self._hold(queue)
+            else:
+                queue.place(0, NO_EPOCH)
+        self._end(inquiry)
+
+    def _end(self, inquiry: EndInquiry[P]) -> None:
+        """Release the queues of an answered or lost request; those without an answer will ask again."""
+        for queue in inquiry.queues.values():
+            self._asked.discard(queue)
+            if queue.may_send():
+                self.ready[queue] = None
+
+    def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
+        code = answer.error_code
+        found = verdict(code)
+        if found is ProduceVerdict.WRITTEN and answer.base_offset < 0:
+            # The answer does not prove that the batch was written; sending it again will tell, with the offset.
+            found = ProduceVerdict.DOUBTFUL
+        if found is not ProduceVerdict.WRITTEN:
+            logger.info("topic %s: a batch met %s", queue.topic, codes.name(code))
+        match found:
+            case ProduceVerdict.WRITTEN:
+                self._backoff.reset()
+                queue.acknowledge(batch, answer.base_offset + batch.count - 1)
+                self._owner.written(queue, batch, answer.base_offset)
+            case ProduceVerdict.SEALED:
+                self._owner.too_large(queue, batch)
+            case ProduceVerdict.MISPLACED:
+                is_lost = queue.is_next(batch)
+                queue.misplace(batch)
+                if is_lost:
+                    # A predecessor was acknowledged but is missing: the log has lost its end, and accepts no sequence
+                    # number of this producer any more. Begin with a new producer id, as Kafka's producer does
+                    # (KIP-360).
+                    self.expired = True
+                    self.back_off()
+            case ProduceVerdict.RETRY | ProduceVerdict.MOVED | ProduceVerdict.DOUBTFUL:
+                if found is not ProduceVerdict.RETRY:
+                    self._cluster.forget_leader(queue.topic)
+                queue.give_back(batch, doubtful=found is ProduceVerdict.DOUBTFUL)
+                self._hold(queue)
+                if found is ProduceVerdict.MOVED:
+                    self._owner.absent(queue, code)
+            case ProduceVerdict.EXPIRED:
+                self.expired = True
+                queue.give_back(batch, doubtful=False)
+                self.back_off()
+            case ProduceVerdict.DENIED:
+                self._owner.denied(queue, batch, code)
+            case ProduceVerdict.REFUSED:
+                self._owner.refused(queue, batch, answer)
+            case ProduceVerdict.UNKNOWN:
+                self._owner.unclear(queue, batch, code)
+        self._owner.changed(queue)
+
+    def _return(self, request: BatchRequest[P], *, doubtful: bool) -> None:
+        """Give all batches of a request back to their queues, to be sent again."""
+        for queue, batch in request.items.values():
+            queue.give_back(batch, doubtful=doubtful)
+            self._owner.changed(queue)
+        request.items.clear()
+
+    def lost(self, node: NodeId, fault: ConnectionLostError) -> None:
+        """Drop a connection; the outcome of its requests is unknown."""
+        logger.info("%s; what was under way is sent again", fault)
+        link = self.links.pop(node)
+        link.connection.close()
+        for request in link.requests:
+            asked = request.queues if isinstance(request, EndInquiry) else request.items
+            for topic, _ in asked:
+                self._cluster.forget_leader(topic)  # the broker may stay away, and others know the new leader
+            if isinstance(request, EndInquiry):
+                self._end(request)
+            else:
+                self._return(request, doubtful=True)
+        self.back_off()
+
+    def _hold(self, queue: PartitionQueue[P]) -> None:
+        """Send nothing of a segment for ``_HOLD_S``; others go on."""
+        now = time.monotonic()
+        self._held = {target: until for target, until in self._held.items() if until > now}
+        self._held[queue.target] = now + _HOLD_S
+
+    def back_off(self) -> None:
+        self.retry_at = time.monotonic() + self._backoff.grow()

@@ -1,0 +1,239 @@
+"""Queues of batches, one per partition and producer: what may be sent, what came back, and its numbers. Pure, no I/O.
+
+The batches of a queue wait, are in flight, and are answered in order::
+
+    inherited ─┐
+               ├─ take ──► in_flight ── acknowledge ──► written
+    pending ───┘              │
+        ▲                     └─ give_back ──► back in front, once nothing is in flight
+        └─ open (being filled)
+
+A batch whose answer was lost is *doubtful*, that is possibly persisted. It is sent again with the same sequence number,
+by which the broker recognises it.
+
+Source: KIP-98 for sequence numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, TypeVar
+
+from rollbridge.model.names import Partition
+
+SEQUENCE_MAX: Final = (1 << 31) - 1
+UNNUMBERED: Final = -1
+
+
+class QueuedBatch:
+    """Batch, as far as queues and their sender look at it.
+
+    Attributes:
+        count: Number of its records, and so of the sequence numbers that it takes.
+        data: The batch in Kafka's format, once it is closed.
+        opened_s: Time of its first record (monotonic seconds).
+        sequence: Its first sequence number in its queue; negative before it was sent.
+        doubtful: True if it may have been written although no answer says so (possibly persisted).
+    """
+
+    __slots__ = ("count", "data", "doubtful", "opened_s", "sequence")
+
+    def __init__(self, opened_s: float = 0.0) -> None:
+        self.count = 0
+        self.data = b""
+        self.opened_s = opened_s
+        self.sequence = UNNUMBERED
+        self.doubtful = False
+
+
+P = TypeVar("P", bound=QueuedBatch)
+
+
+class PartitionQueue(Generic[P]):
+    """Queue of one partition and one producer.
+
+    Attributes:
+        target: Topic and partition.
+        open: Batch that is being filled; in no queue yet.
+        inherited: Batches that were written to another queue first; sent before the others.
+        pending: Batches written to this queue.
+        in_flight: Batches sent and not answered, in order.
+        last_offset: Offset of the last record acknowledged, or at the end of the log before the first batch was sent:
+            possibly persisted batches can only stand behind it. -1 if unknown.
+        epoch: Leader epoch at which the log had that end; -1 if unknown.
+        placed: True once the log end was asked for under the present producer id, which precedes any batch; or where
+            nobody will want to know it.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_known",
+        "_next",
+        "_renumber",
+        "_returned",
+        "epoch",
+        "in_flight",
+        "inherited",
+        "last_offset",
+        "open",
+        "pending",
+        "placed",
+        "target",
+    )
+
+    def __init__(self, target: Partition, *, placed: bool = False) -> None:
+        self.target = target
+        self.open: P | None = None
+        self.inherited: deque[P] = deque()
+        self.pending: deque[P] = deque()
+        self.in_flight: deque[P] = deque()
+        self.last_offset = self.epoch = -1
+        self.placed = placed
+        self._returned: list[P] = []
+        self._renumber = False
+        self._known = False
+        self._next = 0
+        self._acked = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.target}, {len(self.in_flight)} in flight>"
+
+    @property
+    def topic(self) -> str:
+        """Topic that is written to."""
+        return self.target[0]
+
+    @property
+    def waiting(self) -> bool:
+        """True if a batch waits to be sent."""
+        return bool(self.inherited or self.pending)
+
+    def held(self) -> Iterator[P]:
+        """Yield all batches that are neither written nor given up, in order, except the open one."""
+        yield from self._returned
+        yield from self.in_flight
+        yield from self.inherited
+        yield from self.pending
+
+    def may_send(self) -> bool:
+        """Return True if :meth:`take` may be called.
+
+        A broker that has no state of a producer accepts any sequence number, so the first batch goes alone: were it
+        rejected temporarily, the second would be written before it. Doubtful batches go alone as well: a broker
+        recognises the last five batches only, so nothing may be written behind one without an answer.
+        """
+        if self._returned or self._renumber or not self.waiting:
+            return False
+        if self.in_flight:
+            fresh = self.inherited[0] if self.inherited else self.pending[0]
+            if not self._known or fresh.doubtful or self.in_flight[-1].doubtful:
+                return False
+        return True
+
+    def take(self) -> P:
+        """Return the next batch to send, numbered and now in flight. Requires :meth:`may_send`."""
+        batch = self.inherited.popleft() if self.inherited else self.pending.popleft()
+        if batch.sequence < 0:
+            batch.sequence = self._next
+        self._next = _later(self._next, following(batch.sequence, batch.count))
+        self.in_flight.append(batch)
+        return batch
+
+    def place(self, end: int, epoch: int) -> None:
+        """Record the end of the log before anything was sent: no batch of this producer stands before it.
+
+        Args:
+            end: Offset of that end; 0 if it is unknown.
+            epoch: Leader epoch at that time; -1 if it is unknown.
+        """
+        self.last_offset, self.epoch, self.placed = end - 1, epoch, True
+
+    def acknowledge(self, batch: P, last_offset: int) -> None:
+        """Remove a batch in flight that was written; ``last_offset`` is that of its last record.
+
+        That offset may be lower than the last one known: then the log has lost its end, and later batches follow this
+        one.
+        """
+        self.in_flight.remove(batch)
+        batch.doubtful = False
+        self.last_offset = last_offset
+        self._acked = _later(self._acked, following(batch.sequence, batch.count))
+        self._known = True
+        self._gather()
+
+    def give_back(self, batch: P, *, doubtful: bool) -> None:
+        """Take back a batch in flight, to be sent again; ``doubtful`` if this attempt may have written it."""
+        self.in_flight.remove(batch)
+        batch.doubtful |= doubtful
+        self._returned.append(batch)
+        self._gather()
+
+    def is_next(self, batch: P) -> bool:
+        """Return True if all batches before this one were acknowledged."""
+        return batch.sequence == self._acked
+
+    def misplace(self, batch: P) -> None:
+        """Take back a batch in flight that was out of order, because one before it was refused.
+
+        Such a batch is not written and gets another sequence number.
+        """
+        batch.doubtful = False
+        self._renumber = True
+        self.give_back(batch, doubtful=False)
+
+    def exchange(self, batch: P, others: Iterable[P]) -> None:
+        """Replace a batch in flight that was refused, and so is not written, by others."""
+        self.in_flight.remove(batch)
+        self._returned.extend(others)
+        self._renumber = True
+        self._gather()
+
+    def drop(self, batch: P) -> None:
+        """Give up a batch, in flight or not.
+
+        Later batches must not leave a gap in the sequence numbers, so they are numbered again. The numbers of a
+        doubtful batch are not reused: it may have been written, and a batch with the same numbers would be taken for
+        it.
+        """
+        for place in (self.in_flight, self._returned, self.inherited, self.pending):
+            if batch in place:
+                place.remove(batch)
+        self._renumber |= not batch.doubtful
+        self._gather()
+
+    def restart(self) -> None:
+        """Start over with a new producer id, whose sequence numbers begin at 0.
+
+        Requires that no batch is in flight. Of a doubtful batch a second copy will be written, if there is a first.
+        """
+        self._next = self._acked = 0
+        self._known = False
+        self.last_offset = self.epoch = -1
+        self.placed = False  # the log may have lost its end, the reason for the new id
+        for batch in self.held():
+            batch.sequence = UNNUMBERED
+            batch.doubtful = False
+
+    def _gather(self) -> None:
+        """Once nothing is in flight, put what came back in front of the queue."""
+        if self.in_flight:
+            return
+        self.inherited.extendleft(reversed(self._returned))
+        self._returned.clear()
+        if self._renumber:
+            self._renumber = False
+            self._next = self._acked
+            for batch in self.held():
+                if not batch.doubtful:
+                    batch.sequence = UNNUMBERED
+
+
+def following(sequence: int, count: int) -> int:
+    """Return the sequence number after ``count`` records from ``sequence`` on: 2^31-1 is followed by 0."""
+    return (sequence + count) & SEQUENCE_MAX
+
+
+def _later(one: int, other: int) -> int:
+    """Return the later of two sequence numbers that are not far apart."""
+    return other if (other - one) & SEQUENCE_MAX < SEQUENCE_MAX >> 1 else one

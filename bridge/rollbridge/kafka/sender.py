@@ -1,0 +1,350 @@
+"""Sender: one idempotent producer, one connection to each broker, one lock and one thread, as Kafka's Sender.
+
+A thread of the application that fills a batch sends it, under the lock, if its broker may be sent something at once.
+The sender's thread takes the answers, sends what has waited for them, and reaches brokers. It never holds the lock
+while it waits for a broker, looks up leaders, connects, or calls code of the user.
+
+Subclasses own the queues and decide what becomes of what a broker did not take; see
+:class:`~rollbridge.kafka.dispatch.BatchOwner`, whose methods they have.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic
+
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v12.response import PartitionProduceResponse
+
+from rollbridge.calls import Deadline
+from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
+from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
+from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.pipeline import new_producer_id
+from rollbridge.kafka.queues import P, PartitionQueue
+
+logger = logging.getLogger(__name__)
+
+_CHECK_S: Final = 0.5
+_POLL_MAX_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderLimits:
+    """Bounds of a sender."""
+
+    buffer_bytes: int
+    """Bytes of batches that may wait for the brokers; beyond that, writers block."""
+    block_s: float
+    """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
+    request_timeout_s: float
+    """Seconds without an answer to a request after which its connection is given up."""
+    in_flight_max: int
+    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
+
+
+def cluster_of(
+    bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str, request_timeout_s: float
+) -> Callable[[], Cluster]:
+    """Return a function that opens the connections of a sender, or of a search of its thread."""
+    return partial(
+        Cluster,
+        bootstrap_servers,
+        security=security,
+        client_id=client_id,
+        connect_timeout_s=min(10.0, request_timeout_s),
+        request_timeout_s=request_timeout_s,
+    )
+
+
+class Sender(ABC, Generic[P]):
+    """Sender of the batches of its queues.
+
+    Attributes:
+        lock: Guards the sender, its dispatcher, queues and batches.
+        bytes: Size of the closed batches that are not settled.
+    """
+
+    def __init__(
+        self,
+        new_cluster: Callable[[], Cluster],
+        limits: SenderLimits,
+        *,
+        name: str,
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        """Prepare; :meth:`start` starts the thread.
+
+        Args:
+            new_cluster: Opens the connections.
+            limits: Bounds.
+            name: Name of the thread.
+            producer: Producer id and epoch; None if one is to be got when something is sent.
+        """
+        self.lock = threading.Lock()
+        self.bytes = 0
+        self._limits = limits
+        # Shares the lock, so a writer that waits for room lets the thread take answers. Notified when batches settle.
+        self._progress = threading.Condition(self.lock)
+        self._cluster = new_cluster()
+        self._dispatch: Dispatcher[P] = Dispatcher(
+            self._cluster,
+            self,
+            producer,
+            request_timeout_s=limits.request_timeout_s,
+            in_flight_max=limits.in_flight_max,
+        )
+        self._settled: deque[P] = deque()
+        """Settled batches of which nobody has been told."""
+        self._checked_at = 0.0
+        self._woken = False
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread take a turn. May be called from anywhere."""
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):  # full, which wakes it as well, or closed
+                self._ring.send(b"\0")
+
+    def await_room(self) -> None:
+        """Return once there is room for another batch. The caller holds the lock; waiting releases it.
+
+        Raises:
+            BackpressureError: There was no room within the time for that.
+        """
+        limits = self._limits
+        if self.bytes < limits.buffer_bytes:
+            return
+        self._dispatch.pump()
+        if not self._progress.wait_for(self._has_room, limits.block_s) or self._stopping:
+            raise BackpressureError(
+                f"the buffer of {limits.buffer_bytes} bytes stayed full for {limits.block_s:g} s: the brokers take "
+                "nothing, or a segment's successors are awaited; this record was not written"
+            )
+
+    def queued(self, queue: PartitionQueue[P], batch: P) -> None:
+        """Send a batch that was closed and queued, if it may be sent now. The caller holds the lock."""
+        self.bytes += len(batch.data)
+        self._dispatch.ready[queue] = None
+        self._dispatch.pump()
+        dispatch = self._dispatch
+        if dispatch.ready or dispatch.is_cut_off or dispatch.has_new_link:
+            self.wake()
+
+    def stop(self, timeout_s: float) -> int:
+        """Send what is left within ``timeout_s``, then end the thread; return what was not acknowledged.
+
+        Afterwards nothing uses the cluster, which the caller closes with :meth:`disconnect`.
+        """
+        deadline = Deadline(timeout_s)
+        with self.lock:
+            self._cut(float("inf"))
+            self._dispatch.pump()
+            self.wake()
+            self._progress.wait_for(lambda: not self._unsettled(), deadline.left())
+            left = self._unsettled()
+            self._stopping = True
+            self._progress.notify_all()
+        self.wake()
+        self._thread.join()  # not under the lock, which the thread needs to end
+        return left
+
+    def disconnect(self) -> None:
+        """Close the connections, once the thread has ended."""
+        self._cluster.close()
+        self._bell.close()
+        self._ring.close()
+
+    # What subclasses decide, beside the methods of a batch owner ------------------------------------------------------
+
+    @abstractmethod
+    def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None: ...
+
+    @abstractmethod
+    def too_large(self, queue: PartitionQueue[P], batch: P) -> None: ...
+
+    @abstractmethod
+    def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None: ...
+
+    @abstractmethod
+    def denied(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None: ...
+
+    @abstractmethod
+    def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None: ...
+
+    @abstractmethod
+    def absent(self, queue: PartitionQueue[P], code: ErrorCode) -> None: ...
+
+    @abstractmethod
+    def changed(self, queue: PartitionQueue[P]) -> None: ...
+
+    @abstractmethod
+    def _queues(self) -> Iterable[PartitionQueue[P]]:
+        """Return all queues. Called under the lock."""
+
+    @abstractmethod
+    def _unsettled(self) -> int:
+        """Return the number of what waits for an acknowledgement, open batches included. Called under the lock."""
+
+    @abstractmethod
+    def _cut(self, now: float) -> None:
+        """Close and queue the open batches that are due at this time. Called under the lock."""
+
+    @abstractmethod
+    def _due(self) -> float:
+        """Return the time at which :meth:`_cut` will have work; infinite if at none. Called under the lock."""
+
+    @abstractmethod
+    def _check(self, now: float) -> None:
+        """Look after what only time tells, twice a second. Called under the lock."""
+
+    @abstractmethod
+    def _forgotten(self, queue: PartitionQueue[P], batch: P) -> None:
+        """Deal with a possibly persisted batch of a producer id that brokers do not accept any more; under the lock."""
+
+    @abstractmethod
+    def _identify_denied(self, fault: NotAuthorizedError) -> None:
+        """Deal with the refusal of a producer id: the principal may write nowhere. Called under the lock."""
+
+    @abstractmethod
+    def _tell(self, batch: P) -> None:
+        """Tell everybody who waits for a settled batch. Called without the lock: it runs code of the user."""
+
+    def _errands(self) -> None:
+        """Do what may wait for brokers, once in each turn. Called without the lock."""
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception:  # all writers depend on this thread
+                logger.exception("sending met a defect and goes on")
+                time.sleep(BACKOFF_MAX_S)
+        with self.lock:
+            for link in self._dispatch.links.values():
+                link.connection.close()
+            self._dispatch.links.clear()
+
+    def _turn(self) -> None:
+        """Wait for an answer, or for what is due, then do all work that there is."""
+        readable = self._wait()
+        dispatch = self._dispatch
+        with self.lock:
+            if self._woken:
+                with suppress(OSError):
+                    self._bell.recv(1024)
+                self._woken = False
+            now = time.monotonic()
+            for node, link in list(dispatch.links.items()):
+                dispatch.receive(node, link)
+            dispatch.drop_idle(readable)
+            self._cut(now)
+            is_renewing = dispatch.expired and bool(dispatch.ready) and now >= dispatch.retry_at and self._let_go()
+            if now - self._checked_at >= _CHECK_S:
+                self._checked_at = now
+                for node, link in list(dispatch.links.items()):
+                    if link.requests and (link.connection.overdue() or not link.connection.in_flight):
+                        dispatch.lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
+                self._check(now)
+            dispatch.pump()
+            is_cut_off = dispatch.is_cut_off
+        # Not under the lock: reaching brokers and a new producer id may wait, and whoever is told is code of the user.
+        if is_cut_off:
+            dispatch.reach(self.lock)
+            with self.lock:
+                dispatch.pump()
+        if is_renewing:
+            self._renew_id()
+        self._errands()
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell everybody who waits for the batches settled meanwhile; called without the lock."""
+        settled = self._settled
+        while settled:
+            self._tell(settled.popleft())
+
+    def _wait(self) -> set[int]:
+        """Wait until there is something to do; return the connections that are readable."""
+        dispatch = self._dispatch
+        with self.lock:
+            links = [link.connection for link in dispatch.links.values()]
+            if self._settled or any(connection.has_answer() for connection in links):
+                return set()
+            dispatch.has_new_link = False
+            now = time.monotonic()
+            until = min(now + _POLL_MAX_S, self._due())
+            if dispatch.ready or dispatch.is_cut_off:
+                until = min(until, max(dispatch.retry_at, now + BACKOFF_FIRST_S))
+            poller = select.poll()
+            poller.register(self._bell, select.POLLIN)
+            for connection in links:
+                poller.register(connection, select.POLLIN)
+        return {number for number, _ in poller.poll(max(until - now, 0.0) * 1000)}
+
+    def _has_room(self) -> bool:
+        return self.bytes < self._limits.buffer_bytes or self._stopping
+
+    def _settle(self, batch: P) -> None:
+        """Count a batch as settled, and have it told. The caller holds the lock."""
+        self.bytes -= len(batch.data)
+        self._settled.append(batch)
+        self._progress.notify_all()
+
+    def _let_go(self) -> bool:
+        """Deal with batches that only the old producer id could identify; return False while any are in flight."""
+        queues = list(self._queues())
+        if any(queue.in_flight for queue in queues):
+            return False
+        for queue in queues:
+            for batch in tuple(queue.held()):
+                if batch.doubtful:
+                    self._forgotten(queue, batch)
+        return True
+
+    def _renew_id(self) -> None:
+        """Get a new producer id; nothing is sent before there is one.
+
+        The broker is asked without the lock, because it may be silent for long and writing threads hold the lock.
+        """
+        dispatch = self._dispatch
+        try:
+            # Ask once, without retries: this thread serves all writers, and comes back by itself.
+            producer = new_producer_id(self._cluster, timeout_s=0.0)
+        except RollbridgeError as fault:
+            logger.info("a producer id cannot be had now: %s", fault)
+            with self.lock:
+                dispatch.back_off()
+                if isinstance(fault, NotAuthorizedError):
+                    self._identify_denied(fault)
+            return
+        with self.lock:
+            dispatch.producer = producer
+            dispatch.expired = False
+            for queue in self._queues():
+                queue.restart()
+                if queue.may_send():
+                    dispatch.ready[queue] = None
+            dispatch.pump()
