@@ -20,7 +20,7 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import StreamWriter, WriterOptions
-from rollbridge.writer.engine import PlainSender
+from rollbridge.writer.sender import PlainSender
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.state import free_port

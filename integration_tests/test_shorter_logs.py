@@ -359,7 +359,7 @@ def test_a_synchronizer_of_nothing_yet_finds_a_state_that_was_begun_below_where_
 def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
     site: Site, cluster: AnyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "rollbridge.writer.dispatch")
+    caplog.set_level(logging.INFO, "rollbridge.kafka.dispatch")
     with site.connect() as client:
         client.admin.create_stream(STREAM)
         with client.writer(STREAM) as writer:

@@ -1,14 +1,21 @@
-"""Deliveries that librdkafka reports without an offset: nobody knows what became of the frame, so it is sent again."""
+"""Frames that a broker acknowledges without an offset: nobody knows what became of them, so they are sent again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from confluent_kafka import KafkaError, Message
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v12.response import PartitionProduceResponse
+from kio.static.primitive import i32, i64
 
 import rollbridge
 from integration_tests.clients import Site
-from rollbridge.client.sender import Delivered, Sender
+from rollbridge.client.sender import FrameBatch
 from rollbridge.client.transaction import CommitFuture
+from rollbridge.kafka.dispatch import Dispatcher
+from rollbridge.kafka.queues import PartitionQueue
 
 TRANSACTIONS = 40
 
@@ -17,29 +24,29 @@ TRANSACTIONS = 40
 def test_a_frame_that_is_acknowledged_without_an_offset_is_sent_again(
     site: Site, orders: str, payments: str, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
-    report, send = Sender._report, Sender.send
-    doubted: set[tuple[str, bytes, bytes]] = set()
+    judge, send = Dispatcher._judge, Dispatcher._send
+    doubted: list[FrameBatch] = []
 
-    def without_offset(message: Message) -> Message | None:
-        """What the library says of a frame's first delivery; None of those that follow."""
-        key, value, topic = message.key() or b"", message.value() or b"", message.topic() or ""
-        if (topic, key, value) in doubted:
-            return None
-        doubted.add((topic, key, value))
-        return Message(topic=topic, partition=message.partition() or 0, offset=-1001, key=key, value=value)
+    def judge_without_offset(
+        dispatcher: Any, queue: PartitionQueue[FrameBatch], batch: FrameBatch, answer: PartitionProduceResponse
+    ) -> None:
+        if written and batch not in doubted:
+            doubted.append(batch)
+            answer = replace(answer, base_offset=i64(-1))
+        judge(dispatcher, queue, batch, answer)
 
-    def report_without(sender: Sender, delivered: Delivered, fault: KafkaError | None, message: Message) -> None:
-        report(sender, delivered, fault, (without_offset(message) if written else None) or message)
+    def lose(dispatcher: Any, node: int, request: Any) -> None:
+        """Answer for each batch without sending it, the first time."""
+        for target, (queue, batch) in list(request.items.items()) if not written else ():
+            if batch not in doubted:
+                doubted.append(batch)
+                del request.items[target]
+                judge(dispatcher, queue, batch, unheard(target[1]))
+        if request.items:
+            send(dispatcher, node, request)
 
-    def lose(sender: Sender, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        lost = without_offset(Message(topic=topic, partition=partition, offset=7, key=key, value=value))
-        if written or lost is None:
-            send(sender, topic, partition, key, value, delivered)
-        else:
-            report(sender, delivered, None, lost)
-
-    monkeypatch.setattr(Sender, "_report", report_without)
-    monkeypatch.setattr(Sender, "send", lose)
+    monkeypatch.setattr(Dispatcher, "_judge", judge_without_offset)
+    monkeypatch.setattr(Dispatcher, "_send", lose)
     with site.connect() as client:
         futures = [write(client, number, orders, payments) for number in range(TRANSACTIONS)]
         positions = [future.result(60).position for future in futures]
@@ -49,7 +56,14 @@ def test_a_frame_that_is_acknowledged_without_an_offset_is_sent_again(
     assert sorted(message.value() or b"" for message in site.committed(payments)) == sorted(
         b"%d" % number for number in range(0, TRANSACTIONS, 3)
     )
-    assert len(doubted) > TRANSACTIONS
+    assert sum(batch.count for batch in doubted) >= TRANSACTIONS
+
+
+def unheard(partition: int) -> PartitionProduceResponse:
+    """An acknowledgement without an offset."""
+    return PartitionProduceResponse(
+        index=i32(partition), error_code=ErrorCode.none, base_offset=i64(-1), record_errors=()
+    )
 
 
 def write(client: rollbridge.Bridge, number: int, orders: str, payments: str) -> CommitFuture:

@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from kio.schema.errors import ErrorCode
 
 from rollbridge.client.futures import Completion, FrameLimits
 from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.results import PartHandle, Piece
 from rollbridge.client.runtime import BeginPlan, Runtime
+from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
@@ -48,8 +49,8 @@ from rollbridge.model.routing import Route
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")
-REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
-LOST = KafkaError(KafkaError._PURGE_INFLIGHT)
+REFUSED = Undelivered(ErrorCode.message_too_large, is_refusal=True)
+LOST = Undelivered(ErrorCode.unknown_server_error, is_refusal=False)
 LEASE_END = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -61,7 +62,7 @@ class Sent:
     """The kinds of the frames in the message; several if it is a bundle."""
     value: bytes
     """The value of the last frame."""
-    delivered: Callable[[Any, Any], object]
+    delivered: Callable[[Any], object]
     soon: bool
 
 
@@ -84,12 +85,6 @@ class RecordingSender:
     def wait_until(self, reached: Callable[[], bool], timeout_s: float | None) -> bool:
         return reached()
 
-    def cause_of(self, fault: KafkaError) -> KafkaError:
-        return fault
-
-    def is_refusal(self, fault: KafkaError) -> bool:
-        return fault.code() > 0
-
     def _note(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any, *, soon: bool) -> None:
         header = unpack_header(key)
         assert header is not None
@@ -102,12 +97,12 @@ class RecordingSender:
         topic = StreamName.parse(stream).buffer_topic()
         return [kind for item in self.sent if item.topic == topic for kind in item.kinds]
 
-    def acknowledge(self, count: int | None = None, fault: KafkaError | None = None) -> None:
+    def acknowledge(self, count: int | None = None, fault: Undelivered | None = None) -> None:
         """Report the fate of the oldest frames that have none yet."""
         end = len(self.sent) if count is None else self.acknowledged + count
         for item in self.sent[self.acknowledged : end]:
             self.acknowledged += 1
-            item.delivered(fault, None)
+            item.delivered(fault)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from rollbridge.model.truncation import (
     step_towards,
     without_epochs,
 )
-from rollbridge.writer.lanes import StreamQueues as LaneCourse
+from rollbridge.writer.segments import StreamQueues as QueueCourse
 
 LONG_AGO = 1_000_000
 """Later than every epoch of a drawn history, so that none is kept for what clients may not have heard."""
@@ -311,10 +311,10 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
 
 
 def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:
-    course: LaneCourse[Any] = LaneCourse(GROWN.before(4), lambda segment: (str(segment), 0), lambda parcel, lanes: [])
-    assert [lane.id for lane in course.active] == [SegmentId.of(3, 3)]
+    course: QueueCourse[Any] = QueueCourse(GROWN.before(4), lambda segment: (str(segment), 0), lambda batch, heirs: [])
+    assert [item.id for item in course.active] == [SegmentId.of(3, 3)]
     course.adopt(without_epochs(REMOVED, 7))
-    assert [lane.id for lane in course.lanes()] == [SegmentId.of(9, 9)]
+    assert [item.id for item in course.queues()] == [SegmentId.of(9, 9)]
 
 
 def test_steps_are_bounded() -> None:

@@ -18,7 +18,7 @@ from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.accumulator import PlainFuture, ProducerBatch, WriterOptions
-from rollbridge.writer.lanes import PartitionQueue, StreamQueues
+from rollbridge.writer.segments import SegmentQueue, StreamQueues
 
 
 class Home:
@@ -40,7 +40,7 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
     return batch
 
 
-def lanes(count: int) -> list[PartitionQueue[ProducerBatch]]:
+def queues(count: int) -> list[SegmentQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
     course: StreamQueues[ProducerBatch] = StreamQueues(
         history, lambda segment: (str(segment), 0), lambda batch, heirs: batch.take_apart(heirs, KeySpace(), 1 << 20)
@@ -64,15 +64,15 @@ def test_taken_apart_every_record_goes_on_and_its_future_follows(
     batch = batch_of(rows)
     batch.ids = dict.fromkeys(range(0, len(rows), 3), 7)
     before = [(item.timestamp, item.key, item.value, item.headers) for item in read_records(batch.data)]
-    made = list(batch.take_apart(lanes(count), KeySpace(), limit_bytes))
+    made = list(batch.take_apart(queues(count), KeySpace(), limit_bytes))
     assert not batch.settled
     written: dict[DLSN, Any] = {}
-    for number, (piece, lane) in enumerate(made):
+    for number, (piece, queue) in enumerate(made):
         base = 10_000 * number
         for delta, item in enumerate(read_records(piece.data)):
-            assert item.key is None or KeySpace().position(item.key) in lane.segment.range
-            written[DLSN.of(lane.id, base + delta)] = (item.timestamp, item.key, item.value, item.headers)
-        piece.written(lane, base)
+            assert item.key is None or KeySpace().position(item.key) in queue.segment.range
+            written[DLSN.of(queue.id, base + delta)] = (item.timestamp, item.key, item.value, item.headers)
+        piece.written(queue, base)
     assert len(written) == len(rows)
     for index, row in enumerate(before):
         sn = future_of(batch, index).result(0)
@@ -80,18 +80,22 @@ def test_taken_apart_every_record_goes_on_and_its_future_follows(
         assert written[sn.dlsn] == row
         assert sn.transaction_id == (7 if index % 3 == 0 else None)
         assert sn.sequence_id == sn.dlsn.offset
-    for lane in {lane for _, lane in made}:  # what goes to one lane keeps its order
+    for queue in {queue for _, queue in made}:  # what goes to one queue keeps its order
         order = [
-            index for piece, mine in made if mine is lane for index in range(len(rows)) if batch.find(index)[0] is piece
+            index
+            for piece, mine in made
+            if mine is queue
+            for index in range(len(rows))
+            if batch.find(index)[0] is piece
         ]
         assert order == sorted(order)
 
 
 def test_a_key_goes_to_the_first_lane_that_holds_it() -> None:
-    """Of two lanes in line the older one, which may be about to hand over what came later for the same key."""
-    older, newer = lanes(1)[0], lanes(1)[0]
-    [(piece, lane)] = batch_of([(b"a", b"1"), (b"b", b"2")]).take_apart([older, newer], KeySpace(), 1 << 20)
-    assert (lane, piece.count) == (older, 2)
+    """Of two queues in line the older one, which may be about to hand over what came later for the same key."""
+    older, newer = queues(1)[0], queues(1)[0]
+    [(piece, queue)] = batch_of([(b"a", b"1"), (b"b", b"2")]).take_apart([older, newer], KeySpace(), 1 << 20)
+    assert (queue, piece.count) == (older, 2)
     assert KeyRange(0.0, 1.0).holds(KeyRange(0.25, 0.5))
     assert not KeyRange(0.25, 0.5).holds(KeyRange(0.25, 0.6))
 
@@ -103,9 +107,9 @@ def test_who_waits_is_woken_by_the_batch_that_holds_the_record_in_the_end() -> N
     thread.start()
     seen: list[int] = []
     batch.watch(0, lambda held, index: seen.append(held.base_offset + index))
-    [lane] = lanes(1)
-    for piece, _ in list(batch.take_apart([lane], KeySpace(), 1 << 20)):
-        piece.written(lane, 40)
+    [queue] = queues(1)
+    for piece, _ in list(batch.take_apart([queue], KeySpace(), 1 << 20)):
+        piece.written(queue, 40)
         piece.tell()
     thread.join(30)
     assert found == [SN(DLSN(0, 0, 41), None, 41)]
@@ -116,8 +120,8 @@ def test_a_callback_that_comes_late_is_called_at_once_and_one_that_fails_is_logg
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     batch = batch_of([(b"a", b"1")])
-    [lane] = lanes(1)
-    batch.written(lane, 3)
+    [queue] = queues(1)
+    batch.written(queue, 3)
     batch.tell()
     seen: list[PlainFuture] = []
     future = future_of(batch, 0)

@@ -10,25 +10,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rollbridge.kafka.queues import SEQUENCE_MAX, QueuedBatch, following
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.writer.lanes import (
-    SEQUENCE_MAX,
-    TRANSITIONS,
-    Parcel,
-    PartitionQueue,
-    SegmentEvent,
-    SegmentPhase,
-    StreamQueues,
-    following,
-)
+from rollbridge.writer.segments import TRANSITIONS, SegmentEvent, SegmentPhase, SegmentQueue, StreamQueues
 
 Row = tuple[float, int]
 """Position of a key, and a number that grows with each record of it."""
 
 
-class Box(Parcel):
+class Box(QueuedBatch):
     """A batch of the simulation."""
 
     def __init__(self, rows: Sequence[Row] = ()) -> None:
@@ -37,8 +29,8 @@ class Box(Parcel):
         self.count = len(self.rows)
 
 
-def split(box: Box, heirs: Sequence[PartitionQueue[Box]]) -> Iterable[tuple[Box, PartitionQueue[Box]]]:
-    rows: dict[PartitionQueue[Box], list[Row]] = {heir: [] for heir in heirs}
+def split(box: Box, heirs: Sequence[SegmentQueue[Box]]) -> Iterable[tuple[Box, SegmentQueue[Box]]]:
+    rows: dict[SegmentQueue[Box], list[Row]] = {heir: [] for heir in heirs}
     for row in box.rows:
         rows[next(heir for heir in heirs if row[0] in heir.segment.range)].append(row)
     return [(Box(mine), heir) for heir, mine in rows.items() if mine]
@@ -62,18 +54,18 @@ def start(count: int = 1) -> EpochHistory:
     return EpochHistory.create(even_ranges(count), 0)
 
 
-def put(course: StreamQueues[Box], *boxes: Box, lane: int = 0) -> PartitionQueue[Box]:
-    course.active[lane].queue.extend(boxes)
-    return course.active[lane]
+def put(course: StreamQueues[Box], *boxes: Box, queue: int = 0) -> SegmentQueue[Box]:
+    course.active[queue].pending.extend(boxes)
+    return course.active[queue]
 
 
-def drain_all(lane: PartitionQueue[Box]) -> list[list[Row]]:
+def drain_all(queue: SegmentQueue[Box]) -> list[list[Row]]:
     """Write everything, and give it in the order in which it was sent."""
     sent = []
-    while lane.may_send():
-        box = lane.take()
+    while queue.may_send():
+        box = queue.take()
         sent.append(box.rows)
-        lane.acknowledge(box, 0)
+        queue.acknowledge(box, 0)
     return sent
 
 
@@ -88,27 +80,27 @@ def test_every_pair_of_phase_and_event_is_in_the_table(phase: SegmentPhase, even
         assert after is SegmentPhase.OPEN
 
 
-def test_only_an_open_lane_sends() -> None:
+def test_only_an_open_queue_sends() -> None:
     course = course_of(start())
-    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
-    lane.refuse(lane.take())
-    assert lane.phase is SegmentPhase.REFUSED
-    assert not lane.may_send()
-    lane.retry()
-    assert drain_all(lane) == [[(0.1, 1)], [(0.1, 2)]]
+    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    queue.refuse(queue.take())
+    assert queue.phase is SegmentPhase.REFUSED
+    assert not queue.may_send()
+    queue.retry()
+    assert drain_all(queue) == [[(0.1, 1)], [(0.1, 2)]]
 
 
 def test_what_was_refused_goes_to_the_successors_before_what_came_later() -> None:
     history = start()
     course = course_of(history)
-    lane = put(course, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
-    first, second = lane.take(), lane.take()
-    lane.refuse(first)
-    lane.refuse(second)
+    queue = put(course, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
+    first, second = queue.take(), queue.take()
+    queue.refuse(first)
+    queue.refuse(second)
     course.adopt(scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0))
     low, high = course.active
-    low.queue.append(Box([(0.1, 3)]))
-    high.queue.append(Box([(0.9, 3)]))
+    low.pending.append(Box([(0.1, 3)]))
+    high.pending.append(Box([(0.9, 3)]))
     assert drain_all(low) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
     assert drain_all(high) == [[(0.9, 1)], [(0.9, 2)], [(0.9, 3)]]
 
@@ -125,24 +117,24 @@ def test_a_batch_that_stays_whole_is_handed_over_as_it_is() -> None:
 def test_a_successor_waits_for_all_of_its_predecessors() -> None:
     history = start(2)
     course = course_of(history)
-    low, high = put(course, Box([(0.1, 1)])), put(course, Box([(0.9, 1)]), lane=1)
+    low, high = put(course, Box([(0.1, 1)])), put(course, Box([(0.9, 1)]), queue=1)
     low.refuse(low.take())
     under_way = high.take()
     course.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 1))
     [joined] = course.active
-    joined.queue.append(Box([(0.1, 2)]))
+    joined.pending.append(Box([(0.1, 2)]))
     assert not joined.may_send(), "an answer of the other predecessor is still to come"
     high.acknowledge(under_way, 0)
     course.drain()
     assert drain_all(joined) == [[(0.1, 1)], [(0.1, 2)]]
 
 
-def test_lanes_beside_the_sealed_one_go_on() -> None:
+def test_queues_beside_the_sealed_one_go_on() -> None:
     history = start(2)
     course = course_of(history)
     low = put(course, Box([(0.1, 1)]))
     low.refuse(low.take())
-    other = put(course, Box([(0.9, 1)]), lane=1)
+    other = put(course, Box([(0.9, 1)]), queue=1)
     assert other.may_send()
     course.adopt(scaled(history, [0], [(0.0, 0.2), (0.2, 0.5)], 0))
     assert other.may_send()
@@ -161,7 +153,7 @@ def test_several_generations_keep_their_order() -> None:
     history = scaled(history, [1, 2], [(0.0, 1.0)], 0)
     course.adopt(history)
     [third] = course.active
-    third.queue.append(Box([(0.1, 3)]))
+    third.pending.append(Box([(0.1, 3)]))
     assert not third.may_send()
     first.refuse(under_way)
     course.drain()
@@ -171,21 +163,21 @@ def test_several_generations_keep_their_order() -> None:
 def test_a_doubtful_batch_of_a_sealed_segment_waits_until_its_log_was_read() -> None:
     history = start()
     course = course_of(history)
-    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]), Box([(0.1, 3)]))
-    sent = [lane.take() for _ in range(3)]
-    lane.acknowledge(sent[0], 7)
-    lane.give_back(sent[1], doubtful=True)
-    lane.give_back(sent[2], doubtful=True)
-    again = lane.take()
-    lane.refuse(again)
+    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]), Box([(0.1, 3)]))
+    sent = [queue.take() for _ in range(3)]
+    queue.acknowledge(sent[0], 7)
+    queue.give_back(sent[1], doubtful=True)
+    queue.give_back(sent[2], doubtful=True)
+    again = queue.take()
+    queue.refuse(again)
     assert again.doubtful, "a sealed segment refuses without looking whether it has the batch"
     course.adopt(scaled(history, [0], [(0.0, 1.0)], 9))
     [heir] = course.active
-    heir.queue.append(Box([(0.1, 4)]))
+    heir.pending.append(Box([(0.1, 4)]))
     assert not heir.may_send()
-    assert course.unresolved() == [lane]
-    assert (lane.last_offset, lane.sealed_end) == (7, 9)
-    assert course.resolve(lane, {sent[1].sequence: 8}) == ([(sent[1], 8)], [])
+    assert course.unresolved() == [queue]
+    assert (queue.last_offset, queue.sealed_end) == (7, 9)
+    assert course.resolve(queue, {sent[1].sequence: 8}) == ([(sent[1], 8)], [])
     assert drain_all(heir) == [[(0.1, 3)], [(0.1, 4)]]
 
 
@@ -210,16 +202,16 @@ def test_what_may_have_stood_where_a_log_was_truncated_is_unknown(
 ) -> None:
     history = start()
     course = course_of(history)
-    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
-    lane.place(5, 1)
-    lane.acknowledge(lane.take(), 4)  # so that others may go without waiting for it
-    lane.queue.append(Box([(0.1, 3)]))
-    sent = [lane.take() for _ in range(3)]
+    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    queue.place(5, 1)
+    queue.acknowledge(queue.take(), 4)  # so that others may go without waiting for it
+    queue.pending.append(Box([(0.1, 3)]))
+    sent = [queue.take() for _ in range(3)]
     for box in sent:
-        lane.give_back(box, doubtful=True)
+        queue.give_back(box, doubtful=True)
     course.adopt(scaled(history, [0], [(0.0, 1.0)], 12))
     offsets = {sent[place].sequence: offset for place, offset in written.items()}
-    found, lost = course.resolve(lane, offsets, gap)
+    found, lost = course.resolve(queue, offsets, gap)
     assert found == [(sent[place], offset) for place, offset in written.items()]
     assert lost == [sent[place] for place in unknown]
     rest = [[(0.1, place + 1)] for place in range(3) if place not in written and place not in unknown]
@@ -228,25 +220,25 @@ def test_what_may_have_stood_where_a_log_was_truncated_is_unknown(
 
 def test_a_log_that_is_shorter_than_it_was_is_known_so_far_only() -> None:
     course = course_of(start())
-    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
-    assert not lane.placed
-    lane.place(10, 3)
-    assert (lane.last_offset, lane.epoch, lane.placed) == (9, 3, True)
-    lane.acknowledge(lane.take(), 10)
-    lane.acknowledge(lane.take(), 5)
-    assert lane.last_offset == 5, "what is doubtful from now on stands behind this"
-    lane.restart()
-    assert (lane.last_offset, lane.epoch, lane.placed) == (-1, -1, False), "with a new id it is asked for anew"
+    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    assert not queue.placed
+    queue.place(10, 3)
+    assert (queue.last_offset, queue.epoch, queue.placed) == (9, 3, True)
+    queue.acknowledge(queue.take(), 10)
+    queue.acknowledge(queue.take(), 5)
+    assert queue.last_offset == 5, "what is doubtful from now on stands behind this"
+    queue.restart()
+    assert (queue.last_offset, queue.epoch, queue.placed) == (-1, -1, False), "with a new id it is asked for anew"
 
 
 def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
     history = start()
     course = course_of(history)
-    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
-    under_way = lane.take()
+    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    under_way = queue.take()
     course.close()
-    lane.give_back(under_way, doubtful=True)
-    assert not lane.may_send()
+    queue.give_back(under_way, doubtful=True)
+    assert not queue.may_send()
     course.adopt(scaled(history, [0], [(0.0, 1.0)], 1))
     assert not course.drain()
     assert course.unresolved() == []
@@ -255,80 +247,80 @@ def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
 
 def test_sequence_numbers_stay_with_what_is_sent_again() -> None:
     course = course_of(start())
-    lane = put(course, Box([(0.1, 1)] * 3), Box([(0.1, 2)] * 2), Box([(0.1, 3)]))
-    first, second = lane.take(), lane.take()
+    queue = put(course, Box([(0.1, 1)] * 3), Box([(0.1, 2)] * 2), Box([(0.1, 3)]))
+    first, second = queue.take(), queue.take()
     assert (first.sequence, second.sequence) == (0, 3)
-    lane.give_back(first, doubtful=True)
-    assert not lane.may_send(), "an answer is still to come"
-    lane.acknowledge(second, 9)
-    assert lane.take() is first
+    queue.give_back(first, doubtful=True)
+    assert not queue.may_send(), "an answer is still to come"
+    queue.acknowledge(second, 9)
+    assert queue.take() is first
     assert first.sequence == 0
-    assert lane.take().sequence == 5
+    assert queue.take().sequence == 5
 
 
 def test_the_first_batch_goes_alone() -> None:
     """A broker that knows nothing of a producer would take the second before the first."""
     course = course_of(start())
-    lane = put(course, *(Box([(0.1, number)]) for number in range(3)))
-    first = lane.take()
-    assert not lane.may_send()
-    lane.acknowledge(first, 0)
-    lane.take()
-    assert lane.may_send()
+    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    first = queue.take()
+    assert not queue.may_send()
+    queue.acknowledge(first, 0)
+    queue.take()
+    assert queue.may_send()
 
 
 def test_a_doubtful_batch_goes_alone() -> None:
     """A broker recognises the last five batches only: it must not be pushed out by those behind it."""
     course = course_of(start())
-    lane = put(course, *(Box([(0.1, number)]) for number in range(4)))
-    lane.acknowledge(lane.take(), 0)
-    lost = lane.take()
-    lane.give_back(lost, doubtful=True)
-    assert lane.take() is lost
-    assert not lane.may_send()
-    lane.acknowledge(lost, 1)
-    assert lane.may_send()
+    queue = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    queue.acknowledge(queue.take(), 0)
+    lost = queue.take()
+    queue.give_back(lost, doubtful=True)
+    assert queue.take() is lost
+    assert not queue.may_send()
+    queue.acknowledge(lost, 1)
+    assert queue.may_send()
 
 
 def test_what_is_given_up_leaves_no_gap_in_the_numbers() -> None:
     course = course_of(start())
-    lane = put(course, *(Box([(0.1, number)]) for number in range(4)))
-    sent = [lane.take() for _ in range(3)]
-    lane.acknowledge(sent[0], 0)
-    lane.drop(sent[1])
-    assert not lane.may_send()
-    lane.misplace(sent[2])
-    again = lane.take()
+    queue = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    sent = [queue.take() for _ in range(3)]
+    queue.acknowledge(sent[0], 0)
+    queue.drop(sent[1])
+    assert not queue.may_send()
+    queue.misplace(sent[2])
+    again = queue.take()
     assert (again, again.sequence) == (sent[2], 1)
-    assert lane.take().sequence == 2
+    assert queue.take().sequence == 2
 
 
 def test_a_doubtful_batch_that_is_given_up_keeps_its_numbers() -> None:
     course = course_of(start())
-    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
-    first = lane.take()
-    lane.give_back(first, doubtful=True)
-    lane.drop(first)
-    assert lane.take().sequence == 1
+    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    first = queue.take()
+    queue.give_back(first, doubtful=True)
+    queue.drop(first)
+    assert queue.take().sequence == 1
 
 
 def test_a_new_producer_id_begins_at_zero() -> None:
     course = course_of(start())
-    lane = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
-    lane.acknowledge(lane.take(), 0)
-    lane.restart()
-    assert lane.take().sequence == 0
+    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    queue.acknowledge(queue.take(), 0)
+    queue.restart()
+    assert queue.take().sequence == 0
 
 
 def test_after_the_largest_sequence_number_comes_zero() -> None:
     assert following(SEQUENCE_MAX, 1) == 0
     assert following(SEQUENCE_MAX - 1, 3) == 1
     course = course_of(start())
-    lane = put(course, Box([(0.1, 1)] * 4), Box([(0.1, 2)]))
-    lane._next = lane._acked = SEQUENCE_MAX - 1
-    first = lane.take()
-    lane.acknowledge(first, 3)
-    assert (first.sequence, lane.take().sequence) == (SEQUENCE_MAX - 1, 2)
+    queue = put(course, Box([(0.1, 1)] * 4), Box([(0.1, 2)]))
+    queue._next = queue._acked = SEQUENCE_MAX - 1
+    first = queue.take()
+    queue.acknowledge(first, 3)
+    assert (first.sequence, queue.take().sequence) == (SEQUENCE_MAX - 1, 2)
 
 
 @dataclass
@@ -368,8 +360,8 @@ class World:
         self.pending: EpochHistory | None = None
         self.logs: dict[str, Log] = {target_of(item)[0]: Log() for item in self.history.segments()}
         self.course = course_of(self.history)
-        self.pipe: deque[tuple[PartitionQueue[Box], Box, int]] = deque()
-        self.answers: deque[tuple[PartitionQueue[Box], Box, str, int]] = deque()
+        self.pipe: deque[tuple[SegmentQueue[Box], Box, int]] = deque()
+        self.answers: deque[tuple[SegmentQueue[Box], Box, str, int]] = deque()
         self.keys = [self.rng.random() for _ in range(8)]
         self.counts = dict.fromkeys(self.keys, 0)
         self.acked: list[Row] = []
@@ -393,69 +385,69 @@ class World:
         elif chance < 0.99:
             self.publish()
         else:
-            for lane in self.course.lanes():
-                lane.retry()
+            for queue in self.course.queues():
+                queue.retry()
 
     def write(self) -> None:
-        """A batch for one lane of the active epoch."""
-        lane = self.rng.choice(self.course.active)
+        """A batch for one queue of the active epoch."""
+        queue = self.rng.choice(self.course.active)
         rows = []
         for key in self.keys:
-            if key in lane.segment.range and self.rng.random() < 0.6:
+            if key in queue.segment.range and self.rng.random() < 0.6:
                 self.counts[key] += 1
                 rows.append((key, self.counts[key]))
         if rows:
-            lane.queue.append(Box(rows))
+            queue.pending.append(Box(rows))
 
     def send(self) -> None:
-        lanes = [lane for lane in self.course.lanes() if lane.may_send() and len(lane.in_flight) < 5]
-        if lanes:
-            lane = self.rng.choice(lanes)
-            box = lane.take()
-            self.pipe.append((lane, box, box.sequence))
+        queues = [queue for queue in self.course.queues() if queue.may_send() and len(queue.in_flight) < 5]
+        if queues:
+            queue = self.rng.choice(queues)
+            box = queue.take()
+            self.pipe.append((queue, box, box.sequence))
 
     def process(self) -> None:
         """The broker takes the next request from the connection."""
         if self.pipe:
-            lane, box, sequence = self.pipe.popleft()
+            queue, box, sequence = self.pipe.popleft()
             if self.rng.random() < 0.04:
-                self.answers.append((lane, box, self.rng.choice(["retry", "refused"]), -1))
+                self.answers.append((queue, box, self.rng.choice(["retry", "refused"]), -1))
             else:
-                self.answers.append((lane, box, *self.logs[lane.topic].append(box, sequence)))
+                self.answers.append((queue, box, *self.logs[queue.topic].append(box, sequence)))
 
     def answer(self) -> None:
         if not self.answers:
             return
-        lane, box, verdict, base = self.answers.popleft()
+        queue, box, verdict, base = self.answers.popleft()
         if verdict == "written":
-            lane.acknowledge(box, base + box.count - 1)
-            self.note(lane, box, base)
+            queue.acknowledge(box, base + box.count - 1)
+            self.note(queue, box, base)
         elif verdict == "sealed":
-            lane.refuse(box)
+            queue.refuse(box)
             if self.defect == "guess":
                 box.doubtful = False
         elif verdict == "misplaced":
-            lane.misplace(box)
+            queue.misplace(box)
         elif verdict == "retry":
-            lane.give_back(box, doubtful=False)
+            queue.give_back(box, doubtful=False)
         elif box.doubtful:
-            lane.give_back(box, doubtful=True)
+            queue.give_back(box, doubtful=True)
         else:
-            lane.drop(box)
+            queue.drop(box)
             self.dropped.update(box.rows)
         self.settle()
 
     def lose(self) -> None:
         """The connection breaks: some requests are processed, no answer arrives, and old ones never arrive later."""
         for _ in range(self.rng.randint(0, len(self.pipe))):
-            lane, box, sequence = self.pipe[0]
-            self.logs[lane.topic].append(box, sequence)
+            queue, box, sequence = self.pipe[0]
+            self.logs[queue.topic].append(box, sequence)
             self.pipe.rotate(-1)
         self.pipe.clear()
         self.answers.clear()
-        for lane in self.course.lanes():
-            for box in tuple(lane.in_flight):
-                lane.give_back(box, doubtful=True)
+        for queue in self.course.queues():
+            for box in tuple(queue.in_flight):
+                queue.give_back(box, doubtful=True)
         self.settle()
 
     def seal(self) -> None:
@@ -491,28 +483,28 @@ class World:
     def settle(self) -> None:
         """What the engine does after each change."""
         self.course.drain()
-        for lane in self.course.unresolved():
-            assert lane.sealed_end is not None
+        for queue in self.course.unresolved():
+            assert queue.sealed_end is not None
             found = {
                 sequence: base
-                for sequence, base in self.logs[lane.topic].bases.items()
-                if lane.last_offset < base < lane.sealed_end
+                for sequence, base in self.logs[queue.topic].bases.items()
+                if queue.last_offset < base < queue.sealed_end
             }
-            for box, base in self.course.resolve(lane, found)[0]:
-                self.note(lane, box, base)
+            for box, base in self.course.resolve(queue, found)[0]:
+                self.note(queue, box, base)
 
-    def note(self, lane: PartitionQueue[Box], box: Box, base: int) -> None:
+    def note(self, queue: SegmentQueue[Box], box: Box, base: int) -> None:
         """A future resolves: its offset must be where the record stands."""
-        assert self.logs[lane.topic].rows[base : base + box.count] == box.rows
+        assert self.logs[queue.topic].rows[base : base + box.count] == box.rows
         self.acked += box.rows
 
     def finish(self) -> None:
         for _ in range(20_000):
             for happening in (self.publish, self.send, self.process, self.answer):
                 happening()
-            for lane in self.course.lanes():
-                lane.retry()
-            if not any(lane.waiting or lane.in_flight for lane in self.course.lanes()) and not self.pending:
+            for queue in self.course.queues():
+                queue.retry()
+            if not any(queue.waiting or queue.in_flight for queue in self.course.queues()) and not self.pending:
                 return
         raise AssertionError("the writer does not come to rest")
 
