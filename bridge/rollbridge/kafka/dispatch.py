@@ -237,10 +237,10 @@ class Dispatcher(Generic[P]):
         link = None if node is None else self.links.get(node)
         return link is not None and not link.requests
 
-    def drop_idle(self, readable: set[int]) -> None:
-        """Drop connections that have nothing in flight and are readable all the same: the broker has closed them."""
+    def drop_closed(self, readable: set[int]) -> None:
+        """Drop connections that brokers have closed: readable ones on which no answer is awaited."""
         for node, link in list(self.links.items()):
-            if not link.requests and link.connection.fileno() in readable:
+            if not link.requests and link.connection.fileno() in readable and not link.connection.alive():
                 link.connection.close()
                 del self.links[node]
 

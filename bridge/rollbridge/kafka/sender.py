@@ -259,7 +259,7 @@ class Sender(ABC, Generic[P]):
             now = time.monotonic()
             for node, link in list(dispatch.links.items()):
                 dispatch.receive(node, link)
-            dispatch.drop_idle(readable)
+            dispatch.drop_closed(readable)
             self._cut(now)
             is_renewing = dispatch.expired and bool(dispatch.ready) and now >= dispatch.retry_at and self._let_go()
             if now - self._checked_at >= _CHECK_S:
