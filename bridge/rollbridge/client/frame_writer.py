@@ -29,6 +29,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -128,6 +129,7 @@ class ManifestRoom:
         self.bytes += size
 
 
+@lru_cache(maxsize=4096)
 def piece_bytes(key: PieceKey) -> int:
     """Return the maximum bytes of a piece in a manifest, however many records it will have."""
     return sum(map(long_bytes, key)) + _RECORDS_BYTES
@@ -312,10 +314,13 @@ class PartWriter:
         lane = self.lanes.get(stream) or self.lane_of(stream)
         first = self.count
         write = self._write_to_one if len(lane.slots) == 1 else self._write_to_many
-        known = lane.known if lane.known is not None and lane.known.helps(len(records)) else None
+        known = lane.route.known
+        if known is not None and not known.helps(len(records)):
+            known = None
         now_ms = int(time.time() * 1000)
-        for at in range(0, len(records), lane.chunk):
-            write(lane, records if len(records) <= lane.chunk else records[at : at + lane.chunk], now_ms, known)
+        chunk = lane.layout.chunk
+        for at in range(0, len(records), chunk):
+            write(lane, records if len(records) <= chunk else records[at : at + chunk], now_ms, known)
             for slot in lane.slots:
                 if slot is not None and len(slot.steps) > lane.steps_max:
                     slot.append = no_batch
@@ -496,7 +501,8 @@ class PartWriter:
 
         Raises before anything is changed, except that a cut batch may have been handed over.
         """
-        if key is None and lane.needs_key:
+        layout = lane.layout
+        if key is None and layout.needs_key:
             raise InvalidRequestError(
                 f"{KEYLESS} such as {lane.route.topic}; it was not written, the transaction is usable"
             )
@@ -505,12 +511,13 @@ class PartWriter:
             headers if lane.each else [*headers, (RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + self.count))]
         )
         size = DefaultRecordBatchBuilder.size_of(key, value, own)
-        if size > lane.record_bytes_max:
+        if size > layout.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes (key, value and headers, {RECORD_HEADER!r} included) exceeds the limit of "
-                f"{lane.record_bytes_max} of stream {lane.route.stream}; it was not written, the transaction is usable",
+                f"{layout.record_bytes_max} of stream {lane.route.stream}; it was not written, the transaction is "
+                "usable",
                 size_bytes=size,
-                limit_bytes=lane.record_bytes_max,
+                limit_bytes=layout.record_bytes_max,
             )
         self._check_room(size)
         self._cut(slot)
@@ -522,7 +529,7 @@ class PartWriter:
                 append_step(slot.steps, self.count - slot.last)
                 return slot
             self._cut(slot)
-        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, lane.frame_bytes)
+        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, layout.frame_bytes)
         builder.append(0, timestamp_ms, key, value, own)
         if not slot.before:
             slot.first = self.count
@@ -534,8 +541,8 @@ class PartWriter:
         if self.opened_s is None:
             self.opened_s = slot.opened_s
         # Where records must be smaller than a frame, each of them is checked, not only a batch's first.
-        slot.append = builder.append if lane.frame_bytes <= lane.record_bytes_max else self._checked(lane, builder)
-        if lane.needs_key:
+        slot.append = builder.append if layout.frame_bytes <= layout.record_bytes_max else self._checked(lane, builder)
+        if layout.needs_key:
             slot.append = keyed(slot.append)
         return slot
 

@@ -381,7 +381,7 @@ FRAME_BYTES_MIN: Final = 16 * 1024
 class FrameLimits:
     """Bounds of frames and of a transaction's part, in bytes; the codec is a number as in a batch's attributes."""
 
-    __slots__ = ("compression", "frame_bytes", "record_bytes", "transaction_bytes")
+    __slots__ = ("_layouts", "compression", "frame_bytes", "record_bytes", "transaction_bytes")
 
     def __init__(
         self,
@@ -395,6 +395,16 @@ class FrameLimits:
         self.transaction_bytes = transaction_bytes
         self.record_bytes = record_bytes
         self.compression = compression
+        self._layouts: dict[int, FrameLayout] = {}
+
+    def layout(self, route: Route) -> FrameLayout:
+        """Return how the records of a route are put into frames; worked out once for each route."""
+        found = self._layouts.get(id(route))
+        if found is None or found.route is not route:
+            if len(self._layouts) >= _LAYOUTS_MAX:
+                self._layouts.clear()
+            found = self._layouts[id(route)] = FrameLayout(route, self)
+        return found
 
 
 def no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
@@ -448,8 +458,9 @@ class PartSegment:
         """True if each record carries rollbridge's header, not only the first of a batch."""
         self.steps = bytearray()
         """By how much the count of each record of the open batch exceeds that of the one before, but of the first."""
-        self._runs: list[int] = []
-        self._ends: list[int] = []
+        # Found when somebody asks for a place: lists that are not made need not be collected.
+        self._runs: Sequence[int] = ()
+        self._ends: Sequence[int] = ()
 
     def add_steps(self, count: int, records: int) -> None:
         """Note that the last records were appended one after the other, the last of them with the count before this."""
@@ -485,16 +496,18 @@ class PartSegment:
         """Find in the commit record where this part's records stand in the segment."""
         record = self.completion.record
         assert record is not None  # the transaction is committed
-        ends, total = [], 0
+        found: list[int] = []
+        ends: list[int] = []
+        total = 0
         for segment, runs in record.placement.get(self.stream, {}).items():
             if record.written_number(self.stream, segment) == self.number:
                 self.segment = segment
                 for run in runs:
                     if run.part == self.part:
                         total += run.count
-                        self._runs.append(run.base_offset)
+                        found.append(run.base_offset)
                         ends.append(total)
-        self._ends = ends or [0]
+        self._runs, self._ends = found, ends or (0,)
 
 
 def room_for_steps(batch_bytes: int) -> tuple[int, int, int]:
@@ -512,38 +525,28 @@ def room_for_steps(batch_bytes: int) -> tuple[int, int, int]:
 
 
 _OWN_ROOM: Final = room_for_steps(RECORD_BYTES_MAX_DEFAULT)
+_LAYOUTS_MAX: Final = 1_000
 
 
-class PartStream:
-    """Stream as one part writes to it."""
+class FrameLayout:
+    """Sizes of the frames of one stream, as its route and the limits of a client give them.
 
-    __slots__ = (
-        "bounds",
-        "chunk",
-        "each",
-        "frame_bytes",
-        "hash_of",
-        "known",
-        "limits",
-        "needs_key",
-        "open_slots",
-        "place",
-        "record_bytes_max",
-        "route",
-        "slots",
-        "steps_max",
-        "sticky",
-    )
+    Attributes:
+        route: The route.
+        record_bytes_max: Largest record, headers included.
+        frame_bytes: Bytes of records at which a frame is cut.
+        needs_key: True if records need a key, since the segments are compacted.
+        each: True if each record carries rollbridge's header, not only the first of a frame.
+        steps_max: Bytes of steps from which on a frame is cut.
+        chunk: Number of records between two looks at that.
+    """
 
-    def __init__(self, route: Route, place: int, limits: FrameLimits, sticky: int) -> None:
+    __slots__ = ("chunk", "each", "frame_bytes", "needs_key", "record_bytes_max", "route", "steps_max")
+
+    def __init__(self, route: Route, limits: FrameLimits) -> None:
         self.route = route
-        self.place = place
-        self.bounds = route.bounds
-        self.hash_of = route.hash_of
-        self.known = route.known
         self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
         self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
-        self.limits = route.limits
         self.needs_key = False
         if route.limits is not None:
             self.record_bytes_max = min(self.record_bytes_max, route.limits.record_room)
@@ -561,8 +564,52 @@ class PartStream:
         self.steps_max, self.chunk, room = room_of
         if self.frame_bytes > room and not self.each:
             self.frame_bytes = room
-        self.slots: list[PartSegment | None] = [None] * len(route.numbers)
-        self.sticky = sticky % len(route.numbers)
+
+
+class PartStream:
+    """Stream as one part writes to it."""
+
+    __slots__ = (
+        "bounds",
+        "each",
+        "hash_of",
+        "layout",
+        "limits",
+        "place",
+        "route",
+        "slots",
+        "steps_max",
+        "sticky",
+    )
+
+    def __init__(self, route: Route, place: int, limits: FrameLimits, sticky: int) -> None:
+        layout = limits.layout(route)
+        self.route = route
+        self.layout = layout
+        self.place = place
+        self.bounds = route.bounds
+        self.hash_of = route.hash_of
+        self.limits = route.limits
+        self.each = layout.each
+        self.steps_max = layout.steps_max
+        count = len(route.numbers)
+        self.slots: list[PartSegment | None] = [None] * count
+        self.sticky = sticky % count
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record, headers included."""
+        return self.layout.record_bytes_max
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of records at which a frame is cut."""
+        return self.layout.frame_bytes
+
+    @property
+    def chunk(self) -> int:
+        """Number of records between two looks at the steps."""
+        return self.layout.chunk
 
 
 class WriteFuture(OutcomeFuture[DLSN]):

@@ -163,9 +163,11 @@ class Transaction(Writing):
         """Ask for the commit; the future returns what :meth:`commit` returns."""
         with self._lock:
             if self._wish is _Wish.NONE and not self._completion.closed:
-                others = self._check_parts(parts)
-                self._check_size(others)
-                self._check_frames(parts)
+                others: list[Piece] = []
+                if parts:
+                    others = self._check_parts(parts)
+                    self._check_size(others)
+                    self._check_frames(parts)
                 if self._completion.failure is None:
                     self._writer.cut_all()
                     self._pieces = [*self._own_pieces(), *others]
@@ -415,7 +417,7 @@ class Transaction(Writing):
         """Refuse parts of others that could make the commit record too large, before anything is asked for."""
         own = len(self._own_pieces())  # each may have an open batch, which becomes a frame
         frames = self._writer.frames + own + sum(handle.frames for handle in parts)
-        if parts and is_too_scattered(frames, own + sum(len(handle.pieces) for handle in parts)):
+        if is_too_scattered(frames, own + sum(len(handle.pieces) for handle in parts)):
             raise TransactionTooLargeError(
                 f"transaction {self.id} cannot be committed with all of its {len(parts)} parts: "
                 f"{scattered_reason(frames)}; nothing was asked for, the transaction is open: commit fewer parts and "
