@@ -22,7 +22,7 @@ from rollbridge.kafka.errors import (
     TopicNotFoundError,
 )
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.pipeline import Addressed
+from rollbridge.kafka.session import Addressed
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]

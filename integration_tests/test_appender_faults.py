@@ -27,7 +27,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
+from rollbridge.kafka.session import ProducerFields, ProduceSession
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]

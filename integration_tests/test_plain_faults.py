@@ -26,7 +26,7 @@ from rollbridge.errors import (
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.pipeline import new_producer_id
+from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import DLSN

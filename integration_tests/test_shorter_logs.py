@@ -25,7 +25,6 @@ from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.pipeline import OwnBatches
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
@@ -34,6 +33,7 @@ from rollbridge.model.partitioners import KeySpace
 from rollbridge.spark import source, transactions
 from rollbridge.spark.columns import schema_of
 from rollbridge.spark.planning import LogOffset, StreamOffset
+from rollbridge.writer.search import OwnBatches
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.outlook import Outlook
 from rollbridge_coordinator.state.effects import Found, Query

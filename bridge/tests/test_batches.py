@@ -15,13 +15,11 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import batches
 from rollbridge.kafka.batches import (
     HEADER_BYTES,
-    SEQUENCE_MAX,
     BatchBuilder,
     Compression,
     LogRecord,
     RawBatch,
     check_numbering,
-    next_sequence,
     parse_header,
     read_records,
     rebatch,
@@ -30,6 +28,7 @@ from rollbridge.kafka.batches import (
     stamped_header,
     validate_frame,
 )
+from rollbridge.kafka.queues import SEQUENCE_MAX
 
 NOW = 1_700_000_000_000
 
@@ -243,21 +242,6 @@ def test_markers_and_empty_batches_cannot_be_stamped() -> None:
     for batch in (marker, empty):
         with pytest.raises(CorruptDataError):
             stamp(bytes(batch), producer_id=1, producer_epoch=0, base_sequence=0)
-
-
-@pytest.mark.parametrize(
-    ("sequence", "count", "following"),
-    [
-        (0, 1, 1),
-        (SEQUENCE_MAX - 1, 1, SEQUENCE_MAX),
-        (SEQUENCE_MAX, 1, 0),
-        (SEQUENCE_MAX - 2, 5, 2),
-        (5, SEQUENCE_MAX, 4),
-    ],
-)
-def test_sequences_wrap_to_zero(sequence: int, count: int, following: int) -> None:
-    assert SEQUENCE_MAX == 2_147_483_647
-    assert next_sequence(sequence, count) == following
 
 
 def test_a_builder_stops_at_its_limit_but_always_takes_one() -> None:

@@ -69,6 +69,21 @@ def drain_all(queue: SegmentQueue[Box]) -> list[list[Row]]:
     return sent
 
 
+@pytest.mark.parametrize(
+    ("sequence", "count", "next_one"),
+    [
+        (0, 1, 1),
+        (SEQUENCE_MAX - 1, 1, SEQUENCE_MAX),
+        (SEQUENCE_MAX, 1, 0),
+        (SEQUENCE_MAX - 2, 5, 2),
+        (5, SEQUENCE_MAX, 4),
+    ],
+)
+def test_sequences_wrap_to_zero(sequence: int, count: int, next_one: int) -> None:
+    assert SEQUENCE_MAX == 2_147_483_647
+    assert following(sequence, count) == next_one
+
+
 @pytest.mark.parametrize(("phase", "event"), list(itertools.product(SegmentPhase, SegmentEvent)))
 def test_every_pair_of_phase_and_event_is_in_the_table(phase: SegmentPhase, event: SegmentEvent) -> None:
     after = TRANSITIONS[phase, event]

@@ -209,9 +209,9 @@ class FrameSender(Sender[FrameBatch]):
         self._absent.pop(queue, None)
         self._settle(batch)
 
-    def too_large(self, queue: FrameQueue, batch: FrameBatch) -> None:
+    def too_large(self, queue: FrameQueue, batch: FrameBatch, answer: PartitionProduceResponse) -> None:
         """Give a batch up: its buffer was closed."""
-        self._fail(queue, batch, ErrorCode.message_too_large)
+        self._fail(queue, batch, answer.error_code)
 
     def refused(self, queue: FrameQueue, batch: FrameBatch, answer: PartitionProduceResponse) -> None:
         """Give a batch up; one that was damaged on its way is sent again."""
@@ -230,13 +230,12 @@ class FrameSender(Sender[FrameBatch]):
         batch.attempts += 1
         if batch.attempts < _ATTEMPTS_MAX:
             queue.give_back(batch, doubtful=True)
-            self._dispatch.expired = True
-            self._dispatch.back_off()
+            self._expire()
         else:
             batch.doubtful = True
             self._fail(queue, batch, code)
 
-    def absent(self, queue: FrameQueue, code: ErrorCode) -> None:
+    def delayed(self, queue: FrameQueue, code: ErrorCode) -> None:
         """Give up what is sent to a topic that does not exist; one that is new may not be known everywhere."""
         if code is not ErrorCode.unknown_topic_or_partition:
             self._absent.pop(queue, None)

@@ -4,7 +4,7 @@ librdkafka speaks transactions v1 only, where a delayed EndTxn can end the trans
 With v2 every end raises the producer epoch, so that brokers refuse any straggler.
 
 ``PERMISSIONS`` says which operations each state allows, ``AFTER`` to which state each result leads; both tables are
-complete. Requests to leaders are in ``pipeline``, those to the coordinator in ``coordination``. An appender belongs to
+complete. Requests to leaders are in ``session``, those to the coordinator in ``coordination``. An appender belongs to
 one thread and holds no lock.
 """
 
@@ -33,13 +33,13 @@ from rollbridge.kafka.errors import (
 from rollbridge.kafka.groups import send_group_offsets
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
-from rollbridge.kafka.pipeline import (
-    IN_FLIGHT_MAX,
+from rollbridge.kafka.produce import IN_FLIGHT_MAX
+from rollbridge.kafka.session import (
     Addressed,
     PartitionRefusedError,
-    Pipeline,
     ProducerFields,
     ProduceSession,
+    SessionSender,
 )
 from rollbridge.model.group_offsets import GroupMember
 from rollbridge.model.names import Partition
@@ -300,7 +300,7 @@ class TransactionalAppender:
         """
         self._enter(Operation.APPEND)
         with self._translated(Operation.APPEND):
-            pipeline = Pipeline(
+            sender = SessionSender(
                 self._cluster,
                 self._session,
                 self._current,
@@ -310,7 +310,7 @@ class TransactionalAppender:
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
                 topic_timeout_ms=self._topic_timeout_ms,
             )
-            offsets = pipeline.run(batches)
+            offsets = sender.run(batches)
             if offsets:
                 self._move(Operation.APPEND, Result.OK)
             return offsets

@@ -146,7 +146,6 @@ _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 
-SEQUENCE_MAX: Final = (1 << 31) - 1
 
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 """Default limit on the decompressed bytes of one batch's records."""
@@ -326,6 +325,20 @@ def validate_frame(batch: RawBatch, count: int, *, deep: bool = False) -> BatchH
     return header
 
 
+def check_data(batch: RawBatch) -> BatchHeader:
+    """Return the header of a batch that a producer may append.
+
+    Raises:
+        CorruptDataError: ``batch`` is not one complete batch of data.
+    """
+    header = parse_header(batch)
+    if header.is_control:
+        raise CorruptDataError("a control batch is a broker's marker and cannot be appended by a producer")
+    if header.record_count == 0:
+        raise CorruptDataError("a record batch without records cannot be appended")
+    return header
+
+
 def stamped_header(
     batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:
@@ -337,11 +350,7 @@ def stamped_header(
     Raises:
         CorruptDataError: ``batch`` is not one complete batch of data.
     """
-    header = parse_header(batch)
-    if header.is_control:
-        raise CorruptDataError("a control batch is a broker's marker and cannot be appended by a producer")
-    if header.record_count == 0:
-        raise CorruptDataError("a record batch without records cannot be appended")
+    header = check_data(batch)
     attributes = header.attributes & ~_TRANSACTIONAL
     if transactional:
         attributes |= _TRANSACTIONAL
@@ -439,11 +448,6 @@ def stamp(
         transactional=transactional,
     )
     return b"".join((header, memoryview(batch)[HEADER_BYTES:]))
-
-
-def next_sequence(sequence: int, count: int) -> int:
-    """Return the sequence number behind ``count`` records from ``sequence`` on; 0 follows 2^31-1."""
-    return (sequence + count) & SEQUENCE_MAX
 
 
 def read_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:

@@ -37,14 +37,8 @@ from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
-from rollbridge.kafka.pipeline import (
-    PRODUCE_KEY,
-    PRODUCE_VERSION,
-    ProducerFields,
-    ProduceSession,
-    produce_body,
-    request_start,
-)
+from rollbridge.kafka.produce import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
+from rollbridge.kafka.session import ProducerFields, ProduceSession
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)

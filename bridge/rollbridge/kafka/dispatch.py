@@ -10,11 +10,13 @@ batch, over the same connection and for all such partitions at once: the search 
 from __future__ import annotations
 
 import logging
-import threading
+import math
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol
+from typing import Final, Generic, Protocol, assert_never
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7 import ListOffsetsResponse
@@ -30,17 +32,21 @@ from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.fetch import NO_EPOCH
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.offsets import LATEST, offsets_request
-from rollbridge.kafka.pipeline import PRODUCE_KEY, PRODUCE_VERSION, ProduceVerdict, produce_body, request_start, verdict
+from rollbridge.kafka.produce import (
+    PRODUCE_KEY,
+    PRODUCE_VERSION,
+    REQUEST_BATCHES,
+    REQUEST_BYTES,
+    produce_body,
+    request_start,
+)
 from rollbridge.kafka.queues import P, PartitionQueue
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_BYTES: Final = 1 << 20
-_REQUEST_BATCHES: Final = 500
 BACKOFF_FIRST_S: Final = 0.005
 BACKOFF_MAX_S: Final = 0.5
-_HOLD_S: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +77,7 @@ class BatchOwner(Protocol[P]):
     def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None:
         """Settle a batch that was written at ``base_offset``; it is in the queue no more."""
 
-    def too_large(self, queue: PartitionQueue[P], batch: P) -> None:
+    def too_large(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         """Deal with a batch in flight that is larger than the topic takes: it is sealed, or its limit was lowered."""
 
     def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
@@ -83,8 +89,23 @@ class BatchOwner(Protocol[P]):
     def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Deal with a batch in flight of which the answer does not tell whether it was written."""
 
-    def absent(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
-        """Take note of why the leader of a queue is not known; it is looked up again."""
+    def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
+        """Deal with a batch in flight that was not written: the broker does not accept the producer any more."""
+
+    def out_of_order(self, queue: PartitionQueue[P], batch: P) -> None:
+        """Deal with a batch that was out of order, though all before it were acknowledged; it is in the queue again."""
+
+    def delayed(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
+        """Take note of why a queue cannot be written now; it is tried again."""
+
+    def pause_s(self, code: ErrorCode) -> float:
+        """Return for how long such a queue is left alone."""
+
+    def lost(self, fault: ConnectionLostError) -> None:
+        """Take note of a lost connection; what was in flight on it is in its queues again, possibly persisted."""
+
+    def unreached(self, fault: RollbridgeError) -> None:
+        """Take note of a broker that could not be reached; it is tried again."""
 
     def changed(self, queue: PartitionQueue[P]) -> None:
         """React to a queue from which a batch has gone, or to which one came back."""
@@ -99,6 +120,7 @@ class Dispatcher(Generic[P]):
         links: Connections in use.
         ready: Queues that may have something to send.
         retry_at: End of the back-off (monotonic seconds); nothing is sent before.
+        in_flight_max: Most requests in flight to one broker.
         has_new_link: True since a connection was used for the first time, until somebody resets it.
     """
 
@@ -110,6 +132,9 @@ class Dispatcher(Generic[P]):
         *,
         request_timeout_s: float,
         in_flight_max: int,
+        transactional_id: str | None = None,
+        present: Callable[[NodeId], Connection | None] | None = None,
+        dial: Callable[[NodeId], Connection] | None = None,
     ) -> None:
         """Start with nothing to send.
 
@@ -119,6 +144,9 @@ class Dispatcher(Generic[P]):
             producer: Producer id and epoch; None if one is to be got.
             request_timeout_s: Seconds for which an answer is waited for; brokers wait half as long for replicas.
             in_flight_max: Most requests in flight to one broker.
+            transactional_id: Makes the batches part of a native transaction.
+            present: Returns the connection to a broker, if there is one to be used; by default that of the cluster.
+            dial: Returns a connection to a broker; by default as the cluster does.
         """
         self.producer = producer or (-1, -1)
         self.expired = producer is None
@@ -128,8 +156,12 @@ class Dispatcher(Generic[P]):
         self.has_new_link = False
         self._cluster = cluster
         self._owner = owner
-        self._in_flight_max = in_flight_max
-        self._start = request_start(None, int(request_timeout_s * 500))
+        self.in_flight_max = in_flight_max
+        self._is_transactional = transactional_id is not None
+        self._present = present or cluster.ready_connection
+        self._dial = dial or cluster.connection
+        # The broker gives up waiting for its replicas before we give up waiting for the broker.
+        self._start = request_start(transactional_id, int(request_timeout_s * 500))
         self._held: dict[Partition, float] = {}
         self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._unknown: dict[Partition, PartitionQueue[P]] = {}
@@ -141,7 +173,7 @@ class Dispatcher(Generic[P]):
         """True if :meth:`reach` has work: leaders to look up or brokers to connect to."""
         return bool(self._unknown or self._unreached)
 
-    def reach(self, lock: threading.Lock) -> None:
+    def reach(self, lock: AbstractContextManager[object]) -> None:
         """Look up unknown leaders, and connect to brokers for which batches wait.
 
         Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. Only
@@ -160,7 +192,7 @@ class Dispatcher(Generic[P]):
                 led = {self._cluster.known_leader(*target) for target in queues}
                 nodes = {node for node in nodes | led if node is not None and self._is_unreached(node)}
             for node in sorted(nodes):
-                self._cluster.connection(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+                self._dial(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
         except RollbridgeError as fault:
             why = fault
         with lock:
@@ -177,11 +209,12 @@ class Dispatcher(Generic[P]):
                 for node in nodes:
                     self._forget(node)
                 self.back_off()
+                self._owner.unreached(why)
 
     def _is_unreached(self, node: NodeId) -> bool:
         """Return True if a broker needs a new connection: not while answers are awaited on the present one."""
         link = self.links.get(node)
-        return (link is None or not link.requests) and self._cluster.ready_connection(node) is None
+        return (link is None or not link.requests) and self._present(node) is None
 
     def _forget(self, node: NodeId) -> None:
         """Forget a broker as leader of ready queues: it may stay away, and other brokers know its successor."""
@@ -191,13 +224,12 @@ class Dispatcher(Generic[P]):
 
     def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
         logger.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
-        if verdict(code) is ProduceVerdict.DENIED:
-            batch = next(iter(queue.held()), None)
-            if batch is not None:
-                self._owner.denied(queue, batch, code)
+        batch = next(iter(queue.held()), None)
+        if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
+            self._owner.denied(queue, batch, code)
         else:
-            self._owner.absent(queue, code)
-        self._hold(queue)
+            self._owner.delayed(queue, code)
+        self._hold(queue, code)
 
     def pump(self) -> None:
         """Send what may be sent now over existing connections; the rest waits for :meth:`reach`."""
@@ -220,7 +252,7 @@ class Dispatcher(Generic[P]):
                     continue
                 request = requests.setdefault(node, BatchRequest({}))
                 size = sizes.get(node, 0)
-                if len(request.items) < _REQUEST_BATCHES and size < _REQUEST_BYTES:
+                if len(request.items) < REQUEST_BATCHES and size < REQUEST_BYTES:
                     batch = queue.take()
                     request.items[queue.target] = (queue, batch)
                     sizes[node] = size + len(batch.data)
@@ -245,7 +277,7 @@ class Dispatcher(Generic[P]):
                 del self.links[node]
 
     def _has_room(self, link: BrokerLink[P]) -> bool:
-        return len(link.requests) < self._in_flight_max and not link.connection.expired()
+        return len(link.requests) < self.in_flight_max and not link.connection.expired()
 
     def _leader(self, queue: PartitionQueue[P]) -> NodeId | None:
         if self._held and time.monotonic() < self._held.get(queue.target, 0.0):
@@ -263,7 +295,7 @@ class Dispatcher(Generic[P]):
         """Return the link to a broker; None if its connection was lost a moment ago."""
         link = self.links.get(node)
         if link is None or not link.requests:
-            connection = self._cluster.ready_connection(node)
+            connection = self._present(node)
             if connection is None:
                 return None
             if link is None or link.connection is not connection:
@@ -298,7 +330,7 @@ class Dispatcher(Generic[P]):
                     producer_id=self.producer[0],
                     producer_epoch=self.producer[1],
                     base_sequence=batch.sequence,
-                    transactional=False,
+                    transactional=self._is_transactional,
                 ),
                 batch.data,
             )
@@ -342,7 +374,7 @@ class Dispatcher(Generic[P]):
                 logger.info("segment %s: its end is not told: %s", queue.topic, codes.name(found.error_code))
                 if meaning is Meaning.REFRESH:
                     self._cluster.forget_leader(queue.topic)
-                self._hold(queue)
+                self._hold(queue, found.error_code)
             else:
                 queue.place(0, NO_EPOCH)
         self._end(inquiry)
@@ -356,45 +388,40 @@ class Dispatcher(Generic[P]):
 
     def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         code = answer.error_code
-        found = verdict(code)
-        if found is ProduceVerdict.WRITTEN and answer.base_offset < 0:
-            # The answer does not prove that the batch was written; sending it again will tell, with the offset.
-            found = ProduceVerdict.DOUBTFUL
-        if found is not ProduceVerdict.WRITTEN:
+        meaning = codes.meaning(codes.PRODUCE, code)
+        if meaning is not Meaning.DONE:
             logger.info("topic %s: a batch met %s", queue.topic, codes.name(code))
-        match found:
-            case ProduceVerdict.WRITTEN:
+        match meaning:
+            case Meaning.DONE if answer.base_offset >= 0:
                 self._backoff.reset()
                 queue.acknowledge(batch, answer.base_offset + batch.count - 1)
                 self._owner.written(queue, batch, answer.base_offset)
-            case ProduceVerdict.SEALED:
-                self._owner.too_large(queue, batch)
-            case ProduceVerdict.MISPLACED:
+            case Meaning.DONE | Meaning.RETRY | Meaning.REFRESH:
+                # An acknowledgement without an offset does not prove that the batch was written; sending it again will
+                # tell, with the offset.
+                is_doubtful = meaning is Meaning.DONE or code in codes.POSSIBLY_PERSISTED
+                if is_doubtful or meaning is Meaning.REFRESH:
+                    self._cluster.forget_leader(queue.topic)
+                queue.give_back(batch, doubtful=is_doubtful)
+                self._hold(queue, code)
+                self._owner.delayed(queue, code)
+            case Meaning.FOLLOW_UP:
                 is_lost = queue.is_next(batch)
                 queue.misplace(batch)
                 if is_lost:
-                    # A predecessor was acknowledged but is missing: the log has lost its end, and accepts no sequence
-                    # number of this producer any more. Begin with a new producer id, as Kafka's producer does
-                    # (KIP-360).
-                    self.expired = True
-                    self.back_off()
-            case ProduceVerdict.RETRY | ProduceVerdict.MOVED | ProduceVerdict.DOUBTFUL:
-                if found is not ProduceVerdict.RETRY:
-                    self._cluster.forget_leader(queue.topic)
-                queue.give_back(batch, doubtful=found is ProduceVerdict.DOUBTFUL)
-                self._hold(queue)
-                if found is ProduceVerdict.MOVED:
-                    self._owner.absent(queue, code)
-            case ProduceVerdict.EXPIRED:
-                self.expired = True
-                queue.give_back(batch, doubtful=False)
-                self.back_off()
-            case ProduceVerdict.DENIED:
-                self._owner.denied(queue, batch, code)
-            case ProduceVerdict.REFUSED:
+                    self._owner.out_of_order(queue, batch)
+            case Meaning.REFUSED if code in codes.TOO_LARGE:
+                self._owner.too_large(queue, batch, answer)
+            case Meaning.REFUSED if code is not ErrorCode.unknown_producer_id:
                 self._owner.refused(queue, batch, answer)
-            case ProduceVerdict.UNKNOWN:
+            case Meaning.REFUSED | Meaning.FENCED | Meaning.EXPIRED:
+                self._owner.fenced(queue, batch, code)
+            case Meaning.DENIED:
+                self._owner.denied(queue, batch, code)
+            case Meaning.UNKNOWN:
                 self._owner.unclear(queue, batch, code)
+            case never:
+                assert_never(never)
         self._owner.changed(queue)
 
     def _return(self, request: BatchRequest[P], *, doubtful: bool) -> None:
@@ -418,12 +445,19 @@ class Dispatcher(Generic[P]):
             else:
                 self._return(request, doubtful=True)
         self.back_off()
+        self._owner.lost(fault)
 
-    def _hold(self, queue: PartitionQueue[P]) -> None:
-        """Send nothing of a segment for ``_HOLD_S``; others go on."""
+    def due(self) -> float:
+        """Return the time at which a queue that is left alone may be tried again; infinite if there is none."""
+        return min((self._held.get(queue.target, math.inf) for queue in self.ready), default=math.inf)
+
+    def _hold(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
+        """Send nothing of a queue for a moment; others go on."""
         now = time.monotonic()
         self._held = {target: until for target, until in self._held.items() if until > now}
-        self._held[queue.target] = now + _HOLD_S
+        pause_s = self._owner.pause_s(code)
+        if pause_s > 0:
+            self._held[queue.target] = now + pause_s
 
     def back_off(self) -> None:
         self.retry_at = time.monotonic() + self._backoff.grow()

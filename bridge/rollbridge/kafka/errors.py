@@ -278,6 +278,19 @@ PRODUCE: Final[Mapping[ErrorCode, Meaning]] = {
     ErrorCode.transaction_abortable: Meaning.REFUSED,
 }
 
+TOO_LARGE: Final = frozenset({ErrorCode.message_too_large, ErrorCode.record_list_too_large})
+"""Answers to Produce that a sealed topic gives; none of our batches exceeds the limit of an open one."""
+
+POSSIBLY_PERSISTED: Final = frozenset(
+    {
+        ErrorCode.request_timed_out,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.network_exception,
+        ErrorCode.kafka_storage_error,
+    }
+)
+"""Answers to Produce after which the batch may stand in the log."""
+
 CONTENT: Final = frozenset(
     {
         ErrorCode.corrupt_message,

@@ -26,7 +26,7 @@ from rollbridge.kafka.coordination import ask_coordinator
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from rollbridge.kafka.offsets import by_topic
-from rollbridge.kafka.pipeline import ProducerFields, ProduceSession
+from rollbridge.kafka.session import ProducerFields, ProduceSession
 from rollbridge.model.group_offsets import GroupMember
 from rollbridge.model.names import Partition
 

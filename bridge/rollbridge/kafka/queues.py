@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
+from rollbridge.kafka.batches import RawBatch
 from rollbridge.model.names import Partition
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
@@ -41,7 +42,7 @@ class QueuedBatch:
 
     def __init__(self, opened_s: float = 0.0) -> None:
         self.count = 0
-        self.data = b""
+        self.data: RawBatch = b""
         self.opened_s = opened_s
         self.sequence = UNNUMBERED
         self.doubtful = False

@@ -31,13 +31,14 @@ from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeE
 from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.pipeline import new_producer_id
+from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.queues import P, PartitionQueue
 
 logger = logging.getLogger(__name__)
 
 _CHECK_S: Final = 0.5
 _POLL_MAX_S: Final = 0.5
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ class Sender(ABC, Generic[P]):
     def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None: ...
 
     @abstractmethod
-    def too_large(self, queue: PartitionQueue[P], batch: P) -> None: ...
+    def too_large(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None: ...
 
     @abstractmethod
     def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None: ...
@@ -193,10 +194,33 @@ class Sender(ABC, Generic[P]):
     def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None: ...
 
     @abstractmethod
-    def absent(self, queue: PartitionQueue[P], code: ErrorCode) -> None: ...
+    def delayed(self, queue: PartitionQueue[P], code: ErrorCode) -> None: ...
 
     @abstractmethod
     def changed(self, queue: PartitionQueue[P]) -> None: ...
+
+    def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
+        """Send a batch again, with a new producer id: nobody else has ours, so brokers have forgotten it."""
+        queue.give_back(batch, doubtful=False)
+        self._expire()
+
+    def out_of_order(self, queue: PartitionQueue[P], batch: P) -> None:
+        """Begin with a new producer id, as Kafka's producer does (KIP-360).
+
+        A predecessor was acknowledged but is missing: the log has lost its end, and accepts no sequence number of this
+        producer any more.
+        """
+        self._expire()
+
+    def pause_s(self, code: ErrorCode) -> float:
+        """Return for how long a queue is left alone that cannot be written now."""
+        return _PAUSE_S
+
+    def lost(self, fault: ConnectionLostError) -> None:
+        """Send again what was in flight."""
+
+    def unreached(self, fault: RollbridgeError) -> None:
+        """Try again."""
 
     @abstractmethod
     def _queues(self) -> Iterable[PartitionQueue[P]]:
@@ -312,6 +336,11 @@ class Sender(ABC, Generic[P]):
         self.bytes -= len(batch.data)
         self._settled.append(batch)
         self._progress.notify_all()
+
+    def _expire(self) -> None:
+        """Send nothing before there is a new producer id."""
+        self._dispatch.expired = True
+        self._dispatch.back_off()
 
     def _let_go(self) -> bool:
         """Deal with batches that only the old producer id could identify; return False while any are in flight."""

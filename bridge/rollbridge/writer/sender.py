@@ -1,150 +1,35 @@
 """Sender of plain writes: the channels of one connection, and what becomes of batches that a segment did not take.
 
-One sender serves all plain writers of a connection with the same options. If an answer was lost and the segment is
-sealed, the segment's log is read to find out which possibly persisted batches it holds. A broker may be silent for a
-whole request timeout, and a log may be long. So each :class:`Search` has a thread and a connection of its own;
-``_SEARCHES_MAX`` run at a time, and those that met no broker go last.
+One sender serves all plain writers of a connection with the same options.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from rollbridge.calls import Backoff, Errand
 from rollbridge.errors import (
-    KafkaUnavailableError,
     NotAuthorizedError,
     NotFoundError,
     RollbridgeError,
     UnavailableError,
 )
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.pipeline import OwnBatches, new_producer_id
+from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.queues import PartitionQueue
 from rollbridge.kafka.sender import Sender, SenderLimits, cluster_of
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import accumulator as faults
 from rollbridge.writer.accumulator import Fault, ProducerBatch, StreamAccumulator, WriterOptions
+from rollbridge.writer.search import Search, Searches
 from rollbridge.writer.segments import SegmentPhase, SegmentQueue
 from rollbridge.zookeeper.catalog import Catalog
 
-# Searches of sealed logs for possibly persisted batches
-
-
 logger = logging.getLogger(__name__)
-
-_SEARCHES_MAX: Final = 8
-_PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MAX_S: Final = 1.0
-
-
-class Search:
-    """Search for the possibly persisted batches of one queue; resumes where it stopped after a broker was away.
-
-    Attributes:
-        channel: Channel of the queue's stream.
-        queue: Lane whose batches are searched.
-        log: Batches found so far.
-        not_before: Time before which it does not resume (``time.monotonic()``).
-    """
-
-    def __init__(
-        self, channel: StreamAccumulator, queue: SegmentQueue[ProducerBatch], end: int, producer_id: int
-    ) -> None:
-        self.channel = channel
-        self.queue = queue
-        self.log = OwnBatches(queue.target, queue.last_offset + 1, end, producer_id, queue.epoch)
-        self.not_before = 0.0
-        self._backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
-        self._errand: Errand[None] = Errand("rollbridge-writer-search")
-
-    @property
-    def under_way(self) -> bool:
-        """True while its thread runs."""
-        return self._errand.under_way
-
-    def go_on(
-        self, new_cluster: Callable[[], Cluster], is_wanted: Callable[[], bool], done: Callable[[], object]
-    ) -> None:
-        """Read to the end on a thread, or until it is not wanted any more; that thread calls ``done`` afterwards."""
-
-        def read() -> None:
-            with new_cluster() as cluster:
-                while is_wanted() and not self.log.read_on(cluster):
-                    self._backoff.reset()
-
-        self._errand.begin(read, done)
-
-    def has_ended(self) -> bool:
-        """Return True once the log was read to the end; False also while a retry is due.
-
-        Raises:
-            RollbridgeError: The search cannot succeed.
-        """
-        if not self._errand.done:
-            return False
-        try:
-            self._errand.take()
-        except KafkaUnavailableError as fault:
-            logger.info("segment %s must be read to go on, which is tried again: %s", self.queue.topic, fault)
-            self.not_before = time.monotonic() + self._backoff.grow()
-            return False
-        return True
-
-
-class Searches:
-    """Searches of one connection; used by the engine's thread only."""
-
-    def __init__(self, new_cluster: Callable[[], Cluster], done: Callable[[], object]) -> None:
-        """Create without searches; ``done`` is called on a search's thread when that thread ends."""
-        self._new_cluster = new_cluster
-        self._done = done
-        self._searches: dict[SegmentQueue[ProducerBatch], Search] = {}
-        self._closed = False
-
-    def turn(
-        self, wanted: Iterable[tuple[StreamAccumulator, SegmentQueue[ProducerBatch]]], producer_id: int
-    ) -> Iterator[tuple[Search, RollbridgeError | None]]:
-        """Start wanted searches, forget unwanted ones; yield those that have ended, with the fault if there is one."""
-        queues = {queue: channel for channel, queue in wanted}
-        for queue in [queue for queue in self._searches if queue not in queues]:
-            del self._searches[queue]
-        for queue, channel in queues.items():
-            if queue not in self._searches and queue.sealed_end is not None:
-                self._searches[queue] = Search(channel, queue, queue.sealed_end, producer_id)
-        for queue, search in list(self._searches.items()):
-            try:
-                if not search.has_ended():
-                    continue
-                fault = None
-            except RollbridgeError as why:
-                fault = why
-            del self._searches[queue]
-            yield search, fault
-        self._begin()
-
-    def close(self) -> None:
-        """Stop all searches; their threads end when a broker has answered or timed out."""
-        self._closed = True
-        self._searches.clear()
-
-    def _begin(self) -> None:
-        now = time.monotonic()
-        waiting = [item for item in self._searches.values() if not item.under_way and item.not_before <= now]
-        room = _SEARCHES_MAX - sum(item.under_way for item in self._searches.values())
-        for search in sorted(waiting, key=lambda item: item.not_before)[: max(room, 0)]:
-            search.go_on(self._new_cluster, lambda search=search: self._is_wanted(search), self._done)  # type: ignore[misc]
-
-    def _is_wanted(self, search: Search) -> bool:
-        return self._searches.get(search.queue) is search
-
 
 _LOOK_AGAIN_S: Final = 1.0
 """Interval of reading the epochs again while a broker reports a seal that they do not show."""
@@ -283,7 +168,9 @@ class PlainSender(Sender[ProducerBatch]):
         """Settle a batch that was written."""
         self._settle_as(batch, lambda: batch.written(_segment(queue), base_offset))
 
-    def too_large(self, queue: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
+    def too_large(
+        self, queue: PartitionQueue[ProducerBatch], batch: ProducerBatch, answer: PartitionProduceResponse
+    ) -> None:
         """Await the successors of a sealed segment, or divide a batch of an adopted topic whose limit was lowered."""
         if not batch.channel.is_too_large(batch) or batch.doubtful:
             # Or it is too large for an adopted topic whose limit was lowered; the stream's record will tell.
@@ -327,7 +214,7 @@ class PlainSender(Sender[ProducerBatch]):
         batch.doubtful = True
         self._fail(queue, batch, faults.unknown(queue.topic, codes.name(code)))
 
-    def absent(self, queue: PartitionQueue[ProducerBatch], code: ErrorCode) -> None:
+    def delayed(self, queue: PartitionQueue[ProducerBatch], code: ErrorCode) -> None:
         """Wait: the stream's record tells whether it was deleted."""
 
     def changed(self, queue: PartitionQueue[ProducerBatch]) -> None:
