@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, assert_never
+from typing import Final, Generic, assert_never
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7 import ListOffsetsResponse
@@ -71,42 +72,54 @@ class BrokerLink(Generic[P]):
     requests: deque[BatchRequest[P] | EndInquiry[P]] = field(default_factory=deque)
 
 
-class BatchOwner(Protocol[P]):
+class BatchOwner(ABC, Generic[P]):
     """Owner of queues: decides what becomes of the batches that brokers have answered for. Called under the lock."""
 
+    @abstractmethod
     def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None:
         """Settle a batch that was written at ``base_offset``; it is in the queue no more."""
 
+    @abstractmethod
     def too_large(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         """Deal with a batch in flight that is larger than the topic takes: it is sealed, or its limit was lowered."""
 
+    @abstractmethod
     def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         """Deal with a batch in flight that the broker rejects, as it always will."""
 
+    @abstractmethod
     def denied(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Deal with a batch that the principal may not write."""
 
+    @abstractmethod
     def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Deal with a batch in flight of which the answer does not tell whether it was written."""
 
+    @abstractmethod
     def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Deal with a batch in flight that was not written: the broker does not accept the producer any more."""
 
+    @abstractmethod
     def out_of_order(self, queue: PartitionQueue[P], batch: P) -> None:
         """Deal with a batch that was out of order, though all before it were acknowledged; it is in the queue again."""
 
+    @abstractmethod
     def delayed(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
         """Take note of why a queue cannot be written now; it is tried again."""
 
+    @abstractmethod
     def pause_s(self, code: ErrorCode) -> float:
         """Return for how long such a queue is left alone."""
 
+    @abstractmethod
     def lost(self, fault: ConnectionLostError) -> None:
         """Take note of a lost connection; what was in flight on it is in its queues again, possibly persisted."""
 
+    @abstractmethod
     def unreached(self, fault: RollbridgeError) -> None:
         """Take note of a broker that could not be reached; it is tried again."""
 
+    @abstractmethod
     def changed(self, queue: PartitionQueue[P]) -> None:
         """React to a queue from which a batch has gone, or to which one came back."""
 

@@ -15,20 +15,19 @@ import select
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic
+from typing import Final
 
 from kio.schema.errors import ErrorCode
-from kio.schema.produce.v12.response import PartitionProduceResponse
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
-from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, Dispatcher
+from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.produce import new_producer_id
@@ -69,7 +68,7 @@ def cluster_of(
     )
 
 
-class Sender(ABC, Generic[P]):
+class Sender(BatchOwner[P]):
     """Sender of the batches of its queues.
 
     Attributes:
@@ -176,28 +175,7 @@ class Sender(ABC, Generic[P]):
         self._bell.close()
         self._ring.close()
 
-    # What subclasses decide, beside the methods of a batch owner ------------------------------------------------------
-
-    @abstractmethod
-    def written(self, queue: PartitionQueue[P], batch: P, base_offset: int) -> None: ...
-
-    @abstractmethod
-    def too_large(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None: ...
-
-    @abstractmethod
-    def refused(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None: ...
-
-    @abstractmethod
-    def denied(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None: ...
-
-    @abstractmethod
-    def unclear(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None: ...
-
-    @abstractmethod
-    def delayed(self, queue: PartitionQueue[P], code: ErrorCode) -> None: ...
-
-    @abstractmethod
-    def changed(self, queue: PartitionQueue[P]) -> None: ...
+    # What is the same for all idempotent producers; subclasses decide the rest --------------------------------------
 
     def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Send a batch again, with a new producer id: nobody else has ours, so brokers have forgotten it."""

@@ -23,7 +23,7 @@ from rollbridge.errors import RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import RawBatch, check_data
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.dispatch import Dispatcher
+from rollbridge.kafka.dispatch import BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.metadata import Cluster, NodeId
 from rollbridge.kafka.produce import REQUEST_BYTES
@@ -101,7 +101,7 @@ class ProduceSession:
         return connection
 
 
-class SessionSender:
+class SessionSender(BatchOwner[AppendedBatch]):
     """Sender of the batches of one call. Used once, not thread-safe."""
 
     def __init__(
@@ -164,7 +164,7 @@ class SessionSender:
 
     def _send_all(self, source: Iterator[Addressed]) -> None:
         """Send until all are acknowledged, or one is refused."""
-        dispatch, is_empty = self._dispatch, False
+        is_empty = False
         while True:
             taken = 0
             while not is_empty and taken < REQUEST_BYTES:
@@ -173,10 +173,7 @@ class SessionSender:
                     is_empty = True
                 else:
                     taken += self._enqueue(item)
-            dispatch.pump()
-            while dispatch.is_cut_off and not self._has_failed():
-                dispatch.reach(nullcontext())
-                dispatch.pump()
+            self._pump()
             is_full = is_empty or self._bytes > self._max_in_flight * REQUEST_BYTES
             if self._outstanding and is_full and not self._has_failed():
                 self._await_answer()
@@ -193,13 +190,29 @@ class SessionSender:
         if queue is None:
             queue = self._session.queues[target] = PartitionQueue(target, placed=True)
         if queue.waiting:
-            self._dispatch.pump()  # a request takes one batch of each partition, so this one begins another
+            self._await_turn(queue)
         queue.pending.append(batch)
         self._offsets.append(-1)
         self._outstanding += 1
         self._bytes += len(data)
         self._dispatch.ready[queue] = None
         return len(data)
+
+    def _await_turn(self, queue: AppendQueue) -> None:
+        """Return once nothing of a queue waits to be sent: a request takes one batch of each partition."""
+        while True:
+            self._pump()
+            if self._has_failed() or not queue.waiting:
+                return
+            self._await_answer()
+
+    def _pump(self) -> None:
+        """Send what may be sent, and reach the brokers that this takes."""
+        dispatch = self._dispatch
+        dispatch.pump()
+        while dispatch.is_cut_off and not self._has_failed():
+            dispatch.reach(nullcontext())
+            dispatch.pump()
 
     def _has_failed(self) -> bool:
         return self._error is not None
