@@ -4,9 +4,10 @@ A frame that finds nothing in flight goes at once, on the thread that sends it; 
 together. Frames of one buffer partition keep their order, also when they are sent again.
 
 The sender never stops trying by itself: a frame is refused only for lasting causes (its topic is gone or closed, access
-is denied), so no transaction fails because brokers are away for an hour. Where nobody can tell whether a frame stands
-in the buffer, it is sent once more, behind the others, which the fold of the buffer allows. What waits is bounded: when
-there is no room, :meth:`FrameSender.send` waits for a bounded time, then raises.
+is denied), so no transaction fails because brokers are away for an hour. What may stand in the buffer is sent again with
+the same sequence number; where brokers have forgotten the producer, it may stand there twice, which the fold of the
+buffer allows. What waits is bounded: when there is no room, :meth:`FrameSender.send` waits for a bounded time, then
+raises.
 
 Delivery callbacks run on the sender's thread and must never take a lock under which somebody may send: the thread that
 sends may be waiting for just that delivery. They may send something themselves, with :meth:`FrameSender.send_soon`.
@@ -226,11 +227,13 @@ class FrameSender(Sender[FrameBatch]):
         self._fail(queue, batch, code)
 
     def unclear(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
-        """Send a batch again that may or may not stand in the buffer, with a new producer id."""
+        """Send a batch again that may stand in the buffer, with the same number; one that is a duplicate does."""
         batch.attempts += 1
-        if batch.attempts < _ATTEMPTS_MAX:
+        if code is ErrorCode.duplicate_sequence_number:
+            queue.acknowledge(batch, queue.last_offset)
+            self._settle(batch)
+        elif batch.attempts < _ATTEMPTS_MAX:
             queue.give_back(batch, doubtful=True)
-            self._expire()
         else:
             batch.doubtful = True
             self._fail(queue, batch, code)
