@@ -115,7 +115,6 @@ def stored(site: Site, topic: str, partition: int) -> list[int]:
         (Point.MISREPORTED, ErrorCode.request_timed_out),
         (Point.REFUSED, ErrorCode.unknown_server_error),
         (Point.MISREPORTED, ErrorCode.unknown_server_error),
-        (Point.MISREPORTED, ErrorCode.duplicate_sequence_number),
     ],
     ids=lambda item: item.name.lower(),
 )
@@ -188,6 +187,18 @@ def test_a_frame_that_may_stand_in_a_buffer_that_was_closed_meanwhile_is_not_cal
     [fault] = frames.faults
     assert (fault.is_closed, fault.is_refusal) == (True, False)
     assert stored(site, topic, 0) == [0]
+
+
+def test_what_is_called_a_duplicate_is_delivered(
+    site: Site, sender: FrameSender, proxy: FaultProxy, topic: str
+) -> None:
+    frames = Frames(sender, topic)
+    proxy.strike(Api.PRODUCE, Point.MISREPORTED, error=ErrorCode.duplicate_sequence_number, times=1_000)
+    for count in range(1, 4):
+        frames.send(0)
+        eventually(lambda count=count: len(frames.told[0]) == count, "it is told of")  # type: ignore[misc]
+    assert not frames.faults
+    assert stored(site, topic, 0) == [0, 1, 2]
 
 
 def test_an_answer_that_never_makes_sense_is_given_up_as_unknown(

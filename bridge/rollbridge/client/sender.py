@@ -4,9 +4,9 @@ A frame that finds nothing in flight goes at once, on the thread that sends it; 
 together. Frames of one buffer partition keep their order, also when they are sent again.
 
 The sender never stops trying by itself: a frame is refused only for lasting causes (its topic is gone or closed, access
-is denied), so no transaction fails because brokers are away for an hour. What may stand in the buffer is sent again with
-the same sequence number; where brokers have forgotten the producer, it may stand there twice, which the fold of the
-buffer allows. What waits is bounded: when there is no room, :meth:`FrameSender.send` waits for a bounded time, then
+is denied), so no transaction fails because brokers are away for an hour. What may stand in the buffer is sent again
+with the same sequence number; where brokers have forgotten the producer, it may stand there twice, which the fold of
+the buffer allows. What waits is bounded: when there is no room, :meth:`FrameSender.send` waits for a bounded time, then
 raises.
 
 Delivery callbacks run on the sender's thread and must never take a lock under which somebody may send: the thread that
