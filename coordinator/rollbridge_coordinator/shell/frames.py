@@ -20,7 +20,7 @@ from contextlib import closing
 from time import time as wall_time
 from typing import Final, NamedTuple, Self
 
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, NewerFormatError
 from rollbridge.kafka.batches import (
     BatchBuilder,
     LogRecord,
@@ -220,7 +220,10 @@ def read_orders(
         first = offsets.first([topic])[topic]
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
     for record in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
-        order = decode_control(record.key, record.value).order
+        try:
+            order = decode_control(record.key, record.value).order
+        except NewerFormatError:
+            continue  # commits behind it are sent again by their connection, with nothing to wait for
         if order is not None:
             key, number = order
             numbers[key] = max(number, numbers.get(key, 0))
