@@ -194,6 +194,7 @@ class ClusterFacts:
     now_ms: int
     brokers: Sequence[BrokerFacts] = ()
     coordinators: Sequence[str] = ()
+    releases: Mapping[str, str] = field(default_factory=dict)
     groups: Sequence[GroupFacts] = ()
     streams: Sequence[StreamFacts] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
@@ -263,7 +264,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
             brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
-            coordinators=metadata.coordinators(),
+            coordinators=(alive := metadata.coordinators()),
+            releases={name: known.release for name in alive if (known := metadata.coordinator(name))},
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,

@@ -319,7 +319,7 @@ def _add_prepared(parts: list[bytes], prepared: Mapping[str, Mapping[SegmentId, 
 def peek_kind(value: bytes | None) -> ControlKind | None:
     """Return the kind of a control record from its first bytes, without decoding the rest; None if it is not a record.
 
-    The kind is the schema's first field, behind the version, and Avro writes an enum as the zigzag number of its symbol.
+    The kind is the schema's first field, behind the version; Avro writes an enum as the zigzag number of its symbol.
     """
     if not value:
         return None
