@@ -229,9 +229,7 @@ def test_what_a_newer_version_adds_at_the_end_is_passed_over(name: str, added: b
 @pytest.mark.parametrize("version", [2, 3, 1 << 40])
 def test_a_version_that_is_not_known_is_refused_and_says_what_to_do(name: str, version: int) -> None:
     raw = json.dumps({"field_of_2030": 1, VERSION_FIELD: version}).encode()
-    with pytest.raises(
-        NewerVersionError, match=rf"schema {name} has version {version}, .* knows 1 at most: upgrade"
-    ):
+    with pytest.raises(NewerVersionError, match=rf"schema {name} has version {version}, .* knows 1 at most: upgrade"):
         codec(name).from_json(raw)
 
 
