@@ -64,8 +64,9 @@ def _side(site: Site, count: int, side: str) -> Measure:
     return measure
 
 
-def main(bootstrap_servers: str, zookeeper: str, stream: str, count: int, side: str) -> None:
+def main(bootstrap_servers: str, zookeeper: str, stream: str, records_all: str, side: str) -> None:
     """Write, and print the highest memory after the first records and at the end."""
+    count, before = int(records_all), 0
     with rollbridge.connect(bootstrap_servers, zookeeper=zookeeper) as b:
         kept: list[rollbridge.WriteFuture] = []
         transaction = b.begin(stream)
@@ -77,7 +78,6 @@ def main(bootstrap_servers: str, zookeeper: str, stream: str, count: int, side: 
             if number + 1 == count // _WARM:
                 transaction.flush()
                 before = peak_bytes(os.getpid())
-        del future
         transaction.commit(timeout=_PATIENCE_S)
         if side == KEPT:
             last = [kept[place].result(_PATIENCE_S).offset for place in range(0, len(kept), len(kept) // 1000)]
@@ -87,4 +87,4 @@ def main(bootstrap_servers: str, zookeeper: str, stream: str, count: int, side: 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5])
+    main(*sys.argv[1:])

@@ -48,7 +48,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
             ),
             Row(
                 name="disk-small-beyond",
-                title="the same, of 100,000 records in transactions of 10, against native ones",
+                title=f"the same, of {count // 10:,} records in transactions of 10, against native ones",
                 metric="small_beyond",
                 unit="bytes",
                 better=Better.LESS,

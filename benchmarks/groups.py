@@ -123,8 +123,9 @@ def _groups(scope: str, count: int, coordinators: tuple[str, ...]) -> list[Group
     return found
 
 
-def main(bootstrap_servers: str, zookeeper: str, root: str, seconds: float, *streams: str) -> None:
+def main(bootstrap_servers: str, zookeeper: str, root: str, duration: str, *streams: str) -> None:
     """Be a client: commit until the time is over, and print how many a second were answered within it."""
+    seconds = float(duration)
     pairs = list(records(10, b"ten"))
     with rollbridge.connect(bootstrap_servers, zookeeper=zookeeper, zookeeper_root=root) as b:
         waiting = {stream: deque[CommitFuture]() for stream in streams}
@@ -154,4 +155,4 @@ def main(bootstrap_servers: str, zookeeper: str, root: str, seconds: float, *str
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], float(sys.argv[4]), *sys.argv[5:])
+    main(*sys.argv[1:])

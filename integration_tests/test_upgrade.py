@@ -1,7 +1,7 @@
 """Releases beside each other: coordinators and clients of the last release work with those of this checkout.
 
-The release is a wheel in ``integration_tests/releases``, installed into a folder of its own. Which rules make that work is
-in docs/protocol.md, "Versions and compatibility"; how a cluster is upgraded in docs/operations.md, "Rolling upgrades".
+The release is a wheel in ``integration_tests/releases``, installed into a folder of its own. Which rules make that work
+is in docs/protocol.md, "Versions and compatibility"; how a cluster is upgraded, in docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A client that does what it is told, line by line: a process of its own, of whatever release is on its path.
 
-Only what every release since 0.2.0 has is used. Each line on standard input is a command in JSON, ``[name, arguments]``;
-each answer is a line, ``{"ok": ...}``, or ``{"error": code, "says": ...}``.
+Only what every release since 0.2.0 has is used. Each line on standard input is a command in JSON, ``[name,
+arguments]``; each answer is a line, ``{"ok": ...}``, or ``{"error": code, "says": ...}``.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             now_ms=int(time.time() * 1000),
             brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
             coordinators=(alive := metadata.coordinators()),
-            releases={name: known.release for name in alive if (known := metadata.coordinator(name))},
+            releases={name: said.release for name in alive if (said := metadata.coordinator(name)) is not None},
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
