@@ -23,9 +23,11 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import SESSION_TIMEOUT_S, controller_epoch
 from integration_tests.patience import end, eventually
+from rollbridge.errors import NewerFormatError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
-from rollbridge.model.names import GroupName, snapshot_indexes_topic
+from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from rollbridge.model.requests import AdminAnswer
 from rollbridge.version import __version__
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
@@ -392,3 +394,48 @@ def test_the_lead_goes_from_one_release_to_the_other_and_back_while_transactions
     for name in ("one", "two", "three"):
         assert "cannot be read" not in party.log(name)
         assert "defect" not in party.log(name)
+
+
+def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> None:
+    party.start("one", HEAD)
+    client = party.client("client", HEAD)
+    stream = f"{party.scope}/orders"
+    client.ask("create", stream, 1)
+    with party.metadata() as metadata:
+        session, node = metadata.session, paths.stream(StreamName.parse(stream))
+        # A request is answered.
+        request = session.create(
+            f"{paths.requests(party.group)}/{paths.REQUEST_PREFIX}",
+            b'{"version": 2, "kind": "teleport"}',
+            ephemeral=True,
+            sequential=True,
+        )
+        answer = f"{paths.answers(party.group)}/{request.rpartition('/')[2]}"
+        eventually(lambda: session.exists(answer), "the request is answered")
+        answered = session.get(answer)
+        assert answered is not None
+        said = AdminAnswer.from_json(answered.value)
+        assert (said.ok, said.code) == (False, NewerFormatError.code)
+        assert "has version 2" in said.message
+        # A group whose stream is described otherwise is not led, and nothing of it is changed.
+        transaction = client.ask("begin", "open", stream)
+        client.ask("write", "open", stream, 0, 10)
+        party.stop("one")
+        known = session.get(node)
+        assert known is not None
+        newer = known.value.replace(b'{"version": 1', b'{"version": 2', 1)
+        assert newer != known.value
+        session.set(node, newer)
+        party.start("two", HEAD)
+        eventually(
+            lambda: "has version 2, and this release knows 1" in party.log("two"), "it says why it does not lead"
+        )
+        assert "leads since" not in party.log("two")
+        after = session.get(node)
+        assert after is not None
+        assert after.value == newer
+        session.set(node, known.value)
+        party.await_leader("two")
+    client.ask("commit", "open")
+    assert client.ask("outcome", transaction) == "committed"
+    assert [value for _, value, *_ in client.ask("read", stream)] == values_of("open", 0, 10)
