@@ -42,7 +42,7 @@ from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.ids import OWNER_PART, PART_MAX, SegmentId, TransactionId
 from rollbridge.model.mapper import Mapper
-from rollbridge.model.versions import FRONT, content_of
+from rollbridge.model.versions import FRONT, content_of, is_version
 
 EXPIRED = "expired"
 """Reason of an ABORT record whose transaction outlived its lease."""
@@ -324,7 +324,7 @@ def peek_kind(value: bytes | None) -> ControlKind | None:
     if not value:
         return None
     first = value[0]
-    if first & 1:  # a version, of any number
+    if is_version(first):
         if len(value) == 1:
             return None
         first = value[1]

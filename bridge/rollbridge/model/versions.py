@@ -8,7 +8,8 @@ A record carries its version in front of its Avro::
     +---------+------+---------- - - -             +---------+--------+------+---------- - - -
     0         1      2                             0         1        5
 
-    version  of a control record, or of terminated transactions: an odd byte, 1 for version 1, 3 for version 2 and so on
+    version  of a control record, or of terminated transactions: an odd byte, 1 for version 1, 3 for version 2 and
+             so on up to 127
              of a snapshot: 1 for version 1, 2 for version 2
 
 Before 0.2.0, control records and terminated transactions had no version; Avro begins there with a number that is not
@@ -28,6 +29,12 @@ from rollbridge.model.errors import CorruptDataError, NewerFormatError
 FRONT: Final = b"\1"
 """What stands in front of a control record, and of terminated transactions: version 1."""
 _KNOWN: Final = 1
+_VERSION_BITS: Final = 0x81
+
+
+def is_version(first: int) -> bool:
+    """Return whether the first byte of a control record, or of terminated transactions, is a version, of any number."""
+    return first & _VERSION_BITS == 1
 
 
 def content_of(what: str, value: bytes) -> bytes:
@@ -39,7 +46,7 @@ def content_of(what: str, value: bytes) -> bytes:
     front = value[:1]
     if front == FRONT:
         return value[1:]
-    if front and front[0] & 1:
+    if front and is_version(front[0]):
         version = (front[0] + 1) // 2
         raise NewerFormatError(str(rollbridge_schemas.NewerVersionError(what, version, _KNOWN)))
     return value
