@@ -265,7 +265,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             now_ms=int(time.time() * 1000),
             brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
             coordinators=(alive := metadata.coordinators()),
-            releases={name: said.release for name in alive if (said := metadata.coordinator(name)) is not None},
+            releases=_releases(metadata, alive),
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
@@ -279,6 +279,20 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             open_nodes=open_nodes(session),
             upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
         )
+
+
+def _releases(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, str]:
+    """Return which release each coordinator runs; those that say nothing, or nothing that can be read, are left out."""
+    found = {}
+    for name in coordinators:
+        try:
+            known = metadata.coordinator(name)
+        except CorruptDataError as fault:
+            logger.warning("coordinator %s: %s", name, fault)
+            continue
+        if known is not None:
+            found[name] = known.release
+    return found
 
 
 def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
