@@ -215,11 +215,20 @@ def read_orders(
         CorruptDataError: a message is no control record.
         KafkaUnavailableError: no broker answered in time.
     """
-    numbers: dict[LineKey, int] = {}
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         first = offsets.first([topic])[topic]
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
-    for record in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
+    return highest_orders(_read_committed(brokers, security, topic, max(end - records, first), timeout_s))
+
+
+def highest_orders(records: Iterable[LogRecord]) -> dict[LineKey, int]:
+    """Return the highest committed number of each connection; records of a newer release say none that can be read.
+
+    Raises:
+        CorruptDataError: a message is no control record.
+    """
+    numbers: dict[LineKey, int] = {}
+    for record in records:
         try:
             order = decode_control(record.key, record.value).order
         except NewerFormatError:
