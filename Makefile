@@ -134,7 +134,7 @@ $(BIN)/python:
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: requirements/local.lock pyproject.toml | $(BIN)/python
+$(VENV)/.base: requirements/local.lock pyproject.toml bridge/rollbridge/version.py | $(BIN)/python
 	@echo "Installing rollbridge and its pinned dependencies into $(VENV)"
 	@$(PIP) --quiet --require-hashes -r requirements/local.lock
 	@$(PIP) --quiet --no-build-isolation --no-deps --editable .

@@ -15,9 +15,12 @@ from rich.console import Console
 from benchmarks import (
     adopted,
     bulk,
+    client_memory,
     conditional,
     dead_broker,
+    disk,
     failover,
+    groups,
     imports,
     jetstream,
     large,
@@ -50,6 +53,8 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "throughput": lambda site, rounds, quick: small.throughput(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "latency": lambda site, rounds, quick: small.latency(site, rounds=rounds or (2 if quick else 9), quick=quick),
     "bulk": lambda site, rounds, quick: bulk.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "disk": lambda site, rounds, quick: disk.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
+    "groups": lambda site, rounds, quick: groups.experiment(site, rounds=rounds or (1 if quick else 7), quick=quick),
     "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "reading": lambda site, rounds, quick: reading.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "previews": lambda site, rounds, quick: previews.experiment(
@@ -105,6 +110,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "large": lambda site, rounds, quick: large.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "dead-broker": lambda _site, rounds, quick: dead_broker.experiment(rounds=rounds or 1, quick=quick),
     "imports": lambda _site, rounds, quick: imports.experiment(rounds=rounds or (1 if quick else 5)),
+    "client-memory": lambda site, rounds, quick: client_memory.experiment(site, rounds=rounds or 1, quick=quick),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }
 

@@ -50,6 +50,7 @@ The tree::
     │  └─ ClientFencedError              a newer session of the same client name, or owner of the transaction
     ├─ ZooKeeperOutdatedError            it was restored from a backup; repair it
     ├─ CorruptDataError                  bytes that are not what they claim to be; carries where
+    │  └─ NewerFormatError               a newer release wrote them: upgrade this one
     └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk)
 
 Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``; ``exit_code`` is the
@@ -77,6 +78,9 @@ from rollbridge.model.errors import (
 )
 from rollbridge.model.errors import (
     InvalidTransitionError as InvalidTransitionError,
+)
+from rollbridge.model.errors import (
+    NewerFormatError as NewerFormatError,
 )
 from rollbridge.model.errors import (
     NotFoundError as NotFoundError,

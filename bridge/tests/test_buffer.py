@@ -135,7 +135,7 @@ def test_duplicates_are_dropped_per_piece() -> None:
         (b"RB", b"x"),
         (bytes(44), b"x"),
         (b"XX" + FrameHeader(FrameKind.DATA, bytes(16)).pack()[2:], b"x"),
-        (b"RB\x02" + FrameHeader(FrameKind.DATA, bytes(16)).pack()[3:], b"x"),
+        (b"RB\x00" + FrameHeader(FrameKind.DATA, bytes(16)).pack()[3:], b"x"),
         (b"RB\x01\x09" + FrameHeader(FrameKind.DATA, bytes(16)).pack()[4:], b"x"),
         (FrameHeader(FrameKind.BEGIN, b"\0\0\0\1" + bytes(12)).pack(), b"x"),
         (FrameHeader(FrameKind.DATA, bytes(16), part=1 << 23).pack(), b"x"),

@@ -15,6 +15,7 @@ from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import Mapper
+from rollbridge.model.versions import FRONT
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)
@@ -81,7 +82,7 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
             for segment, number in numbers.items()
         ],
     }
-    assert record.encode_value() == rollbridge_schemas.codec("control_record").encode(datum)
+    assert record.encode_value() == FRONT + rollbridge_schemas.codec("control_record").encode(datum)
 
 
 def test_segments_lists_every_segment_with_its_stream() -> None:
@@ -128,8 +129,9 @@ IMPOSSIBLE_SEGMENT = rollbridge_schemas.codec("control_record").encode(
         (GOOD.transaction.bytes, None),
         (GOOD.transaction.bytes, b""),
         (GOOD.transaction.bytes, GOOD.encode_value()[:-4]),
-        (GOOD.transaction.bytes, GOOD.encode_value() + b"\0"),
+        (GOOD.transaction.bytes, b"\x01"),
         (GOOD.transaction.bytes, b"\x08" + GOOD.encode_value()[1:]),
+        (GOOD.transaction.bytes, b"\x01\x08" + GOOD.encode_value()[2:]),
         (GOOD.transaction.bytes, IMPOSSIBLE_SEGMENT),
         (None, GOOD.encode_value()),
         (b"short", GOOD.encode_value()),

@@ -176,6 +176,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         "min.insync.replicas=2",
     ),
     "no coordinator": (lambda: replace(GOOD, coordinators=[]), "no-coordinator", Severity.PROBLEM, "start one"),
+    "coordinators of different releases": (
+        lambda: replace(GOOD, releases={"one": "0.2.0", "two": "0.3.0"}),
+        "releases",
+        Severity.WARNING,
+        "upgrade the others",
+    ),
     "one coordinator": (lambda: replace(GOOD, coordinators=["one"]), "no-standby", Severity.WARNING, "another"),
     "no leader": (lambda: with_group(leader=None), "no-leader", Severity.PROBLEM, "logs"),
     "a long takeover": (

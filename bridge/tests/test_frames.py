@@ -184,7 +184,6 @@ def test_the_hand_made_begin_frame_is_one() -> None:
         begin_with(("s/a", 0), ("s/a", 1)),
         begin_with(("s/a", -1)),
         BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-2],
-        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode() + b"\0",
     ],
 )
 def test_corrupt_begin_frames(raw: bytes) -> None:
@@ -244,7 +243,6 @@ def one_entry(key: PieceKey, count: int) -> bytes:
         one_entry(PieceKey(0, -1, 0), 1),
         one_entry(PieceKey(0, 0, -1), 1),
         b"\x04" + one_entry(PieceKey(0, 0, 0), 1)[1:-1] * 2 + b"\0",
-        one_entry(PieceKey(0, 0, 0), 1) + b"x",
     ],
 )
 def test_corrupt_manifests(raw: bytes) -> None:

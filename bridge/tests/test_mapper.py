@@ -74,7 +74,7 @@ def with_values(cls: type[NodeRecord], *path: str | int, value: object) -> bytes
 @pytest.mark.parametrize(
     ("cls", "path", "value", "place"),
     [
-        (Group, ["name"], "x", r"schema group: group\.name: 'x' is not a group name"),
+        (Group, ["name"], "x", r"schema group that can be read: group\.name: 'x' is not a group name"),
         (StreamConfig, ["group"], "a.b", r"stream\.group: 'a.b' is not a name for a group"),
         (ClientSession, ["shared", "work", "transaction"], "x", r"client_session\.shared\.work\.transaction: 'x' is"),
         (ClientSession, ["shared", "work", "state"], "x", r"client_session\.shared\.work\.state: 'x' is not a valid"),

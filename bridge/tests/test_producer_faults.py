@@ -31,6 +31,7 @@ WITHOUT_A_COUNTERPART = {
     "RollbridgeError",
     "CorruptDataError",
     "LocalEnvironmentError",
+    "NewerFormatError",
     "UnknownWriteError",
     "ZooKeeperOutdatedError",
 }

@@ -194,7 +194,7 @@ def test_an_epoch_record_as_a_zookeeper_shell_shows_it() -> None:
     record = EpochRecord.from_json(json.dumps(EPOCH).encode())
     assert str(record.segments[0].id) == "0.#epoch.1"
     assert record.sealed_ends is None
-    assert json.loads(record.to_json()) == EPOCH
+    assert json.loads(record.to_json()) == {"version": 1, **EPOCH}
 
 
 @pytest.mark.parametrize(

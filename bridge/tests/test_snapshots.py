@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollbridge_schemas
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, NewerFormatError
 from rollbridge.model import snapshots
 from rollbridge.model.ids import COUNTER_MAX, TransactionId
 from rollbridge.model.snapshots import (
@@ -110,7 +110,7 @@ def test_foreign_bytes_are_refused(raw: bytes) -> None:
 
 
 def test_a_record_of_a_later_version_is_not_guessed_at() -> None:
-    with pytest.raises(CorruptDataError, match="format version 2; this code knows 1"):
+    with pytest.raises(NewerFormatError, match="has version 2, and this release knows 1"):
         decode_snapshot(b"\2" + snapshot().encode()[1:])
 
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.errors import ConfigError
-from rollbridge.kafka.batches import BatchBuilder, parse_header, read_records
+from rollbridge.errors import ConfigError, CorruptDataError
+from rollbridge.kafka.batches import BatchBuilder, LogRecord, parse_header, read_records
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.pieces import FrameRef
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX, FrameFeed, control_batches
+from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX, FrameFeed, control_batches, highest_orders
 from rollbridge_coordinator.state.succession import first_choice
 
 
@@ -110,3 +110,15 @@ def test_groups_are_shared_evenly_and_few_move_when_a_coordinator_goes() -> None
 def test_settings_name_every_fault_at_once() -> None:
     with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*poll_s: -1.*zookeeper: missing.*slash"):
         CoordinatorSettings(bootstrap_servers="b", zookeeper="", name="a/b", session_timeout_s=0, poll_s=-1)
+
+
+def test_records_of_a_newer_release_keep_no_leader_from_reading_the_orders_of_the_others() -> None:
+    def commit(number: int) -> LogRecord:
+        record = ControlRecord(TransactionId.of(0, number), ControlKind.COMMIT, "c", 0, 0, 1, order=((7, 0), number))
+        return LogRecord(number, 0, record.transaction.bytes, record.encode_value(), [])
+
+    newer = commit(9)
+    read = [commit(3), newer._replace(value=b"\3" + (newer.value or b"")[1:]), commit(2)]
+    assert highest_orders(read) == {(7, 0): 3}
+    with pytest.raises(CorruptDataError):
+        highest_orders([newer._replace(value=b"\1\x40")])

@@ -2,6 +2,11 @@
 
 Records in Kafka are Avro binary without a container or a registry: the topic says which schema applies. Records in
 ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows them. Every field has a ``doc``.
+
+Each schema has a ``version``. It rises when readers of the versions before would misunderstand a record; they refuse
+it then (:class:`NewerVersionError`). JSON carries it as a field of its own; binary records carry it in front, where
+each has a place for it (docs/protocol.md, "Versions and compatibility"). Fields are added without a new version: at
+the end, with a default and ``"added": true``. Who does not know them passes over them.
 """
 
 from __future__ import annotations
@@ -53,8 +58,19 @@ NAMES: Final = (
 """Names of all schemas; each is a file ``NAME.avsc`` of this package."""
 
 
+VERSION_FIELD: Final = "version"
+"""Name of the field of a record in JSON that holds its version; 1 where it is missing, as before there were any."""
+
+
 class SchemaError(ValueError):
     """Bytes that are not a record of the schema, or a record that does not fit it."""
+
+
+class NewerVersionError(SchemaError):
+    """A record of a version that this code does not know; what it says cannot be told."""
+
+    def __init__(self, what: str, version: int, known: int) -> None:
+        super().__init__(f"{what} has version {version}, and this release knows {known} at most: upgrade it")
 
 
 class SchemaCodec:
@@ -64,6 +80,7 @@ class SchemaCodec:
         text = resources.files(__name__).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
         raw = json.loads(text)
         self.name = name
+        self.version: Final[int] = raw["version"]
         self.schema: Final = fastavro.parse_schema(raw)
         self._earlier: Final = _earlier_versions(raw)
         self._fill: Final = _record_filler(cast("Any", self.schema)["fields"], name)
@@ -83,22 +100,25 @@ class SchemaCodec:
         return out.getvalue()
 
     def decode(self, raw: bytes) -> Datum:
-        """The record in ``raw``, all of it.
+        """The record in ``raw``; fields that a newer version added at its end are passed over.
 
         Raises:
-            SchemaError: truncated, foreign or trailing bytes; says how far it got.
+            SchemaError: truncated or foreign bytes; says how far it got.
         """
         try:
-            return self._decode(raw, self.schema)
+            return self._decode(raw, self.schema)[0]
         except SchemaError:
             for schema, lacking in self._earlier:
                 try:
-                    return {**self._decode(raw, schema), **copy.deepcopy(lacking)}
+                    datum, end = self._decode(raw, schema)
                 except SchemaError:
                     continue
+                if end == len(raw):  # otherwise it is a later one that was cut
+                    return {**datum, **copy.deepcopy(lacking)}
             raise
 
-    def _decode(self, raw: bytes, schema: Any) -> Datum:
+    def _decode(self, raw: bytes, schema: Any) -> tuple[Datum, int]:
+        """A record, and where it ends."""
         source = io.BytesIO(raw)
         try:
             datum = fastavro.schemaless_reader(source, schema, None)
@@ -106,12 +126,10 @@ class SchemaCodec:
             raise SchemaError(
                 f"{len(raw)} bytes are not a record of schema {self.name} (offset {source.tell()}): {fault!r}"
             ) from fault
-        if source.tell() != len(raw):
-            raise SchemaError(f"a record of schema {self.name} is followed by {len(raw) - source.tell()} foreign bytes")
-        return cast("Datum", datum)
+        return cast("Datum", datum), source.tell()
 
     def to_json(self, datum: Datum) -> bytes:
-        """Plain JSON of a record, with its defaults filled in, in the order of the schema.
+        """Plain JSON of a record, with its version in front and its defaults filled in, in the order of the schema.
 
         Left out are fields that the schema calls ``sparse``, while they have their defaults.
 
@@ -122,12 +140,13 @@ class SchemaCodec:
         for name, default in self._sparse.items():
             if whole[name] == default:
                 del whole[name]
-        return json.dumps(whole, ensure_ascii=False).encode()
+        return json.dumps({VERSION_FIELD: self.version, **whole}, ensure_ascii=False).encode()
 
     def from_json(self, raw: bytes) -> Datum:
         """The record in plain JSON; fields that a newer version added are dropped, missing ones take their defaults.
 
         Raises:
+            NewerVersionError: its version says that it cannot be read like that.
             SchemaError: not JSON in UTF-8, text that is none (lone surrogates), or not a record of the schema.
         """
         try:
@@ -139,6 +158,11 @@ class SchemaCodec:
             raise SchemaError(f"not JSON where a record of schema {self.name} was expected: {fault}") from fault
         if not isinstance(datum, dict):
             raise SchemaError(f"not a record of schema {self.name} but {type(datum).__name__}")
+        version = datum.get(VERSION_FIELD, 1)
+        if type(version) is not int or version < 1:
+            raise SchemaError(f"a record does not fit schema {self.name}: its version is {version!r:.50}")
+        if version > self.version:
+            raise NewerVersionError(f"a record of schema {self.name}", version, self.version)
         return self._complete(datum, drop_unknown=True)
 
     def _complete(self, datum: Datum, *, drop_unknown: bool) -> Datum:

@@ -6,6 +6,7 @@ import copy
 import json
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollbridge_schemas
-from rollbridge_schemas import NAMES, SchemaError, codec
+from rollbridge_schemas import NAMES, VERSION_FIELD, NewerVersionError, SchemaError, codec
 from schemas.tests.avro import encode, encode_long
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,6 +30,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 def golden_datum(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+    assert loaded.pop(VERSION_FIELD) == codec(name).version
     return loaded
 
 
@@ -177,7 +179,8 @@ def test_fields_with_defaults_may_be_missing_and_the_others_may_not(name: str) -
             expected = {**datum, field["name"]: field["default"]}
             assert codec(name).from_json(raw) == expected
             assert codec(name).decode(codec(name).encode(datum)) == expected
-            assert json.loads(codec(name).to_json(datum)) == (datum if field.get("sparse") else expected)
+            written = {VERSION_FIELD: 1, **(datum if field.get("sparse") else expected)}
+            assert json.loads(codec(name).to_json(datum)) == written
         else:
             with pytest.raises(SchemaError, match=f"lacks '{field['name']}'"):
                 codec(name).from_json(raw)
@@ -208,6 +211,7 @@ def test_a_missing_field_of_a_nested_record_is_named_with_its_place() -> None:
 def test_every_truncation_is_refused(name: str) -> None:
     whole = golden_binary(name)
     for size in set(range(len(whole))) - ends_of_earlier_versions(name):
+        # A cut one is never taken for an earlier one with something behind it.
         with pytest.raises(SchemaError, match=f"{size} bytes are not a record of schema {name}"):
             codec(name).decode(whole[:size])
     text = (GOLDEN / f"{name}.json").read_bytes().rstrip(b"\n")
@@ -217,9 +221,24 @@ def test_every_truncation_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_after_the_record_are_refused(name: str) -> None:
-    with pytest.raises(SchemaError, match=f"a record of schema {name} is followed by 3 foreign bytes"):
-        codec(name).decode(golden_binary(name) + b"\0\0\0")
+@given(added=st.binary(min_size=1, max_size=40))
+def test_what_a_newer_version_adds_at_the_end_is_passed_over(name: str, added: bytes) -> None:
+    assert codec(name).decode(golden_binary(name) + added) == golden_datum(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("version", [2, 3, 1 << 40])
+def test_a_version_that_is_not_known_is_refused_and_says_what_to_do(name: str, version: int) -> None:
+    raw = json.dumps({"field_of_2030": 1, VERSION_FIELD: version}).encode()
+    with pytest.raises(NewerVersionError, match=rf"schema {name} has version {version}, .* knows 1 at most: upgrade"):
+        codec(name).from_json(raw)
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "1.0", "true", '"1"', "null", "[]"])
+def test_a_version_is_a_number_from_1_on(version: str) -> None:
+    raw = b'{"version": %s, "kind": "x", "stream": "", "created_ms": 1}' % version.encode()
+    with pytest.raises(SchemaError, match="its version is"):
+        codec("request").from_json(raw)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -247,6 +266,9 @@ def test_foreign_bytes_give_a_record_of_the_schema_or_an_error(name: str, raw: b
 
 
 HUGE = [encode_long(count) for count in (1 << 31, 1 << 40, (1 << 63) - 1, -1, -(1 << 40), -(1 << 63))]
+TAKEN = {encode_long(-1), encode_long(-(1 << 63))}
+"""Of a negative count a reader of Avro may take the size that follows, and its items; the decoder counts the lowest
+number of all as none. What follows the zeros here is behind the record then."""
 
 
 @pytest.mark.parametrize("count", HUGE, ids=lambda raw: raw.hex())
@@ -266,7 +288,7 @@ def test_a_huge_or_negative_count_takes_no_memory(name: str, front: bytes, count
     codec(name)
     tracemalloc.start()
     try:
-        with pytest.raises(SchemaError):
+        with suppress(SchemaError) if count in TAKEN else pytest.raises(SchemaError):
             codec(name).decode(front + count + b"\0" * 64)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -350,4 +372,5 @@ def test_a_sparse_field_is_written_only_if_it_says_something() -> None:
     assert json.loads(codec("stream").to_json(datum))["topic"] == "orders"
     assert "topic" not in json.loads(codec("stream").to_json({**datum, "topic": ""}))
     earlier = (GOLDEN / "earlier" / "stream.5.json").read_bytes().rstrip(b"\n")
-    assert codec("stream").to_json(codec("stream").from_json(earlier)) == earlier, "byte for byte"
+    again = codec("stream").to_json(codec("stream").from_json(earlier))
+    assert again == b'{"version": 1, ' + earlier[1:], "byte for byte, but for the version, which it did not have"

@@ -62,8 +62,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ONE: Final = b"\1"
-_NAME_AT = 2
-"""Offset of the client name in a control record without a reason: behind the kind and an empty text."""
+_NAME_AT = 3
+"""Offset of the client name in a control record without a reason: behind version, kind and an empty text."""
 _STEPS_BYTES_MAX: Final = 36 * 1024
 """Bytes that the steps of a batch's records take at which it is cut."""
 _RUN_BYTES: Final = 64

@@ -225,6 +225,13 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
         yield problem("no-coordinator", "no coordinator is running", "start one: rollbridge coordinator")
     elif len(facts.coordinators) == 1:
         yield warning("no-standby", "only one coordinator is running", "start another one, on another machine")
+    if len(set(facts.releases.values())) > 1:
+        told = ", ".join(f"{name} {release or 'before 0.2.0'}" for name, release in sorted(facts.releases.items()))
+        yield warning(
+            "releases",
+            f"coordinators run different releases: {told}",
+            "upgrade the others before clients use what the newest one brings (docs/operations.md, Rolling upgrades)",
+        )
     for group in facts.groups:
         if group.leader is None and facts.coordinators:
             yield problem(

@@ -194,6 +194,7 @@ class ClusterFacts:
     now_ms: int
     brokers: Sequence[BrokerFacts] = ()
     coordinators: Sequence[str] = ()
+    releases: Mapping[str, str] = field(default_factory=dict)
     groups: Sequence[GroupFacts] = ()
     streams: Sequence[StreamFacts] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
@@ -263,7 +264,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
             brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
-            coordinators=metadata.coordinators(),
+            coordinators=(alive := metadata.coordinators()),
+            releases=_releases(metadata, alive),
             groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
             streams=streams,
             topics=found,
@@ -277,6 +279,20 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             open_nodes=open_nodes(session),
             upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
         )
+
+
+def _releases(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, str]:
+    """Return which release each coordinator runs; those that say nothing, or nothing that can be read, are left out."""
+    found = {}
+    for name in coordinators:
+        try:
+            known = metadata.coordinator(name)
+        except CorruptDataError as fault:
+            logger.warning("coordinator %s: %s", name, fault)
+            continue
+        if known is not None:
+            found[name] = known.release
+    return found
 
 
 def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:

@@ -39,6 +39,7 @@ from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX, Fences
 from rollbridge.model.frames import (
     ANYBODY,
+    VERSION,
     FrameHeader,
     FrameKind,
     PieceKey,
@@ -46,6 +47,7 @@ from rollbridge.model.frames import (
     decode_begin,
     decode_extend,
     decode_manifest,
+    newer_version,
     unpack_bundle,
     unpack_header,
 )
@@ -104,6 +106,14 @@ def too_large_reason(bytes_max: int) -> str:
     return (
         f"what a leader has to hold of it takes more than {bytes_max} bytes of memory, held_bytes_per_transaction_max: "
         "too many frames, of too many parts and segments; write more at once, or less in one transaction"
+    )
+
+
+def newer_reason(version: int) -> str:
+    """Return the reason for one whose client writes frames that only a newer release can read."""
+    return (
+        f"its client writes frames of version {version}, and its coordinator knows {VERSION}: upgrade all coordinators "
+        "first"
     )
 
 
@@ -217,7 +227,7 @@ class BufferFold:
         self.chronicle.at_ms = appended_ms
         header = unpack_header(key)
         if header is None or value is None:
-            self.dropped[Drop.FOREIGN] += 1
+            self._pass_over(key, appended_ms)
             return
         if header.kind is not FrameKind.BUNDLE:
             self._frame(header, stream, partition, offset, 0, appended_ms, value)
@@ -229,6 +239,18 @@ class BufferFold:
             return
         for inner, start, content in frames:
             self._frame(inner, stream, partition, offset, start, appended_ms, content)
+
+    def _pass_over(self, key: bytes | None, appended_ms: int) -> None:
+        """Count a message that is no frame of a version known here, and refuse the transaction that lacks it."""
+        newer = newer_version(key)
+        if newer is None:
+            self.dropped[Drop.FOREIGN] += 1
+            return
+        self.dropped[Drop.NEWER] += 1
+        transaction, version = newer
+        item = self.open.get(transaction)
+        if item is not None and item.state is State.OPEN:
+            self.refuse(transaction, newer_reason(version), appended_ms)
 
     def request_abort(self, transaction: bytes, reason: str, now_ms: int) -> bool:
         """Decide on abort for an open transaction; False if its commit is decided already.

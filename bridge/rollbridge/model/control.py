@@ -1,12 +1,13 @@
 """Control records: the entries of a group's commit log, one COMMIT or ABORT for every transaction, in commit order.
 
 A COMMIT record lists where its records went, as runs of consecutive offsets, so that clients resolve their futures, and
-auditors their counts, from the commit log alone. Its key is the transaction id's 16 bytes; its value is Avro binary
-without a header, each field a zigzag varint or a text behind its length::
+auditors their counts, from the commit log alone. Its key is the transaction id's 16 bytes; its value is the version
+(:mod:`rollbridge.model.versions`) and Avro binary, each field a zigzag varint or a text behind its length::
 
-    +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
-    | kind | reason | client name | label | records | bytes | begun | decided | controller epoch |
-    +------+--------+-------------+-------+---------+-------+-------+---------+------------------+
+    +---------+------+--------+-------------+-------+---------+-------+-------+---------+------------------+
+    | version | kind | reason | client name | label | records | bytes | begun | decided | controller epoch |
+    +---------+------+--------+-------------+-------+---------+-------+-------+---------+------------------+
+    0         1      2
     +----------------+---------+-------+----------+
     | streams        | refused | order | prepared |
     +----------------+---------+-------+----------+
@@ -18,8 +19,9 @@ without a header, each field a zigzag varint or a text behind its length::
     array     a number n and n items, or nothing if empty; then 0
     label, refused, order   0 for null, or 1 and the value
 
-``kind`` and ``reason`` come first so that :func:`peek_kind` and :func:`has_reason` read one byte each. Begun and
-decided are ms since 1970.
+``kind`` and ``reason`` come first so that :func:`peek_kind` and :func:`has_reason` read one byte each. The kind stands
+there in every version, so whoever needs no more reads records of versions that it does not know. Begun and decided are
+ms since 1970.
 
 Source: DistributedLog transactions, "commit log stream" and begin/commit/abort control records.
 """
@@ -40,6 +42,7 @@ from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.ids import OWNER_PART, PART_MAX, SegmentId, TransactionId
 from rollbridge.model.mapper import Mapper
+from rollbridge.model.versions import FRONT, content_of, is_version
 
 EXPIRED = "expired"
 """Reason of an ABORT record whose transaction outlived its lease."""
@@ -164,6 +167,7 @@ class ControlRecord:
         Encoded by hand, in the order of the schema's fields, because a leader writes one for every transaction.
         """
         parts = [
+            FRONT,
             _head(self.kind, self.reason, self.client_name, self.label),
             encode_long(self.records),
             encode_long(self.size_bytes),
@@ -209,10 +213,12 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord:
     """Decode the control record in a message of a commit log.
 
     Raises:
+        NewerFormatError: It is of a version that is not known here.
         CorruptDataError: The message is not a control record.
     """
+    content = content_of(f"the control record of transaction {(key or b'').hex()}", value or b"")
     try:
-        datum = rollbridge_schemas.codec("control_record").decode(value or b"")
+        datum = rollbridge_schemas.codec("control_record").decode(content)
         return ControlRecord(
             transaction=TransactionId.from_bytes(key or b""),
             kind=ControlKind(datum["kind"]),
@@ -311,16 +317,24 @@ def _add_prepared(parts: list[bytes], prepared: Mapping[str, Mapping[SegmentId, 
 
 
 def peek_kind(value: bytes | None) -> ControlKind | None:
-    """Return the kind of a control record from its first byte, without decoding the rest; None if it is not a record.
+    """Return the kind of a control record from its first bytes, without decoding the rest; None if it is not a record.
 
-    The kind is the schema's first field, and Avro writes an enum as the zigzag number of its symbol.
+    The kind is the schema's first field, behind the version; Avro writes an enum as the zigzag number of its symbol.
     """
-    return _KINDS[value[0] >> 1] if value and value[0] in (0, 2, 4) else None
+    if not value:
+        return None
+    first = value[0]
+    if is_version(first):
+        if len(value) == 1:
+            return None
+        first = value[1]
+    return _KINDS[first >> 1] if first in (0, 2, 4) else None
 
 
 def has_reason(value: bytes) -> bool:
     """Return whether a control record has a reason, which is the schema's second field; a commit rarely does."""
-    return len(value) > 1 and value[1] != 0
+    place = 1 + (value[0] & 1) if value else 0
+    return 0 < place < len(value) and value[place] != 0
 
 
 def add_run(runs: list[Run], part: int, base_offset: int, count: int) -> None:

@@ -89,3 +89,12 @@ class CorruptDataError(RollbridgeError):
 
     code = "corrupt-data"
     exit_code = 1
+
+
+class NewerFormatError(CorruptDataError):
+    """A record of a version that this release does not know; nothing was written on its account.
+
+    A newer release wrote it: upgrade this one, see docs/operations.md, "Rolling upgrades".
+    """
+
+    code = "newer-format"

@@ -12,6 +12,7 @@ Its value is a ready-made record batch (DATA) or an Avro record (all others but 
 
     kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE, 6 EXTEND
     part         of an EXTEND frame of an administrator: the highest number, which no part has
+    ver          of all that follows, values too; magic, version, kind and transaction id stand there in every version
     segment      DATA: segment number; else 0
     first count  DATA: local sequence count of the first record; else 0
     records      DATA: number of records; BUNDLE: number of frames; else 0
@@ -123,6 +124,13 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
     if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
         return None
     return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
+
+
+def newer_version(key: bytes | None) -> tuple[bytes, int] | None:
+    """Return transaction and version of a frame that only a newer release can read; None of any other message."""
+    if key is None or len(key) < _TRANSACTION_BYTES.stop or key[:2] != MAGIC or key[2] <= VERSION:
+        return None
+    return key[_TRANSACTION_BYTES], key[2]
 
 
 _INNER: Final = Struct(">BIIQIII")

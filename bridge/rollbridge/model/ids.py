@@ -251,9 +251,12 @@ class Note(NamedTuple):
 
     @classmethod
     def from_text(cls, raw: bytes | None) -> Note | None:
-        """Parse the text of :meth:`to_text`; return None if there is none, or one of an unknown version."""
+        """Parse the text of :meth:`to_text`; return None if there is none, or something else.
+
+        What a newer version added behind it is passed over.
+        """
         try:
-            return None if raw is None or len(raw) > 200 else cls(*(int(item) for item in raw.split()))
+            return None if raw is None or len(raw) > 200 else cls(*(int(item) for item in raw.split()[: len(NOTHING)]))
         except (TypeError, ValueError):
             return None
 

@@ -58,7 +58,8 @@ from typing import (
 )
 
 import rollbridge_schemas
-from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.versions import unreadable
 from rollbridge_schemas import Datum
 
 REASON_CHARACTERS_MAX: Final = 300
@@ -157,13 +158,14 @@ class NodeRecord:
         """Return the record in a node.
 
         Raises:
+            NewerFormatError: a newer release has written it, and this one would misunderstand it.
             CorruptDataError: the node holds something else, or what there cannot be; names schema and field.
         """
         try:
             return cast("Self", cls._MAPPER.of_datum(rollbridge_schemas.codec(cls.SCHEMA).from_json(raw)))
         except (InvalidRequestError, rollbridge_schemas.SchemaError) as fault:
-            raise CorruptDataError(
-                f"a ZooKeeper node does not hold a record of schema {cls.SCHEMA}: {fault}"
+            raise unreadable(
+                f"a ZooKeeper node does not hold a record of schema {cls.SCHEMA} that can be read", fault
             ) from fault
 
 

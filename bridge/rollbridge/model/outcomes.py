@@ -17,6 +17,7 @@ import rollbridge_schemas
 from rollbridge.model.avro import encode_long, encode_string
 from rollbridge.model.errors import CorruptDataError, InvalidRequestError
 from rollbridge.model.ids import COUNTER_MAX, TransactionId
+from rollbridge.model.versions import FRONT, content_of
 
 RETAIN_DEFAULT: Final = -1
 """Retention of a transaction that names none: the group's."""
@@ -85,7 +86,7 @@ def encode_terminated(items: Sequence[bytes], forgotten_below: int) -> bytes:
         items: What :meth:`Terminated.encode` gives, oldest first.
         forgotten_below: The horizon.
     """
-    head = encode_long(forgotten_below >> _HALF) + encode_long(forgotten_below & _LOW)
+    head = FRONT + encode_long(forgotten_below >> _HALF) + encode_long(forgotten_below & _LOW)
     return b"".join((head, encode_long(len(items)), *items, _END)) if items else head + _END
 
 
@@ -93,10 +94,12 @@ def decode_terminated(value: bytes) -> tuple[tuple[Terminated, ...], int]:
     """Return a client's terminated transactions, oldest first, and its horizon.
 
     Raises:
+        NewerFormatError: it is of a version that is not known here.
         CorruptDataError: not such a value.
     """
+    content = content_of("a record of terminated transactions", value)
     try:
-        datum = rollbridge_schemas.codec("terminated_transactions").decode(value)
+        datum = rollbridge_schemas.codec("terminated_transactions").decode(content)
         found = tuple(
             Terminated(
                 transaction=TransactionId.of(

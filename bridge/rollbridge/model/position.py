@@ -277,8 +277,8 @@ class Former:
 def parse_former(node: str) -> tuple[str, Former]:
     """Parse the name of :meth:`Former.node`; an unknown name yields no numbers."""
     stream, _, numbers = node.partition("#")
-    parts = numbers.split(".")  # a node of a version before has two
-    if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
+    parts = numbers.split(".")[:3]  # a node of a version before has two, one of a later version may have more
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
         return node, Former()
     return stream, Former(*map(int, parts))
 

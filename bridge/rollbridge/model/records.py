@@ -449,6 +449,7 @@ class Coordinator(NodeRecord):
         address: Where other coordinators hold a connection to it, ``HOST:PORT``; empty if there is none.
         life: What it says of itself there; another one after each start.
         lease_ms_max: The longest lease that it grants; 0 if it does not say.
+        release: The version of rollbridge that it runs; empty before 0.2.0.
     """
 
     SCHEMA: ClassVar = "coordinator"
@@ -459,6 +460,7 @@ class Coordinator(NodeRecord):
     address: str = ""
     life: str = ""
     lease_ms_max: int = 0
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)

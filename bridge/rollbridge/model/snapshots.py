@@ -26,7 +26,7 @@ from typing import Annotated, Final, TypeVar
 
 import rollbridge_schemas
 from rollbridge.model.avro import encode_long
-from rollbridge.model.errors import CorruptDataError, InvalidRequestError
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError, NewerFormatError
 from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.names import Partition
 from rollbridge_schemas import Datum
@@ -342,7 +342,8 @@ def unseal(mapper: Mapper[Record], value: bytes | None) -> Record:
     version, checksum = _FRONT.unpack_from(value)
     content = value[_FRONT.size :]
     if version != VERSION:
-        raise CorruptDataError(f"a snapshot record has format version {version}; this code knows {VERSION}")
+        kind = NewerFormatError if version > VERSION else CorruptDataError
+        raise kind(f"a snapshot record has version {version}, and this release knows {VERSION}")
     if zlib.crc32(content) != checksum:
         raise CorruptDataError("a snapshot record is damaged: its checksum does not fit")
     try:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from rollbridge.model.errors import CorruptDataError, InvalidRequestError, TruncatedError
+from rollbridge.model.errors import CorruptDataError, InvalidRequestError, NewerFormatError, TruncatedError
 from rollbridge.model.sn import DLSN, EMPTY, SN
 
 S = TypeVar("S")
@@ -36,6 +36,7 @@ T = TypeVar("T")
 MARK_HEADER: Final = "synchronizer"
 """Name of the Kafka header of each record: ``1 snapshot``, or ``1 update DLSN`` with the place of a snapshot."""
 _MARK: Final = re.compile(r"1 (?:snapshot|update (\S+))")
+_NEWER: Final = re.compile(rb"([2-9]|[1-9][0-9]+) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,7 @@ def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | N
     """Parse the entry in the record at ``sn``.
 
     Raises:
+        NewerFormatError: It is an entry of a version that is not known here.
         CorruptDataError: The record is not an entry.
     """
     place = sn.dlsn
@@ -265,7 +267,8 @@ def entry_of(sn: SN, value: bytes | None, headers: Iterable[tuple[str, bytes | N
         )
     match = _MARK.fullmatch((marks[0] or b"").decode("ascii", "replace"))
     if match is None:
-        raise CorruptDataError(f"the record at {place} has the header {MARK_HEADER}: {marks[0]!r}, which is unknown")
+        kind = NewerFormatError if _NEWER.match(marks[0] or b"") else CorruptDataError
+        raise kind(f"the record at {place} has the header {MARK_HEADER}: {marks[0]!r}, which is unknown")
     try:
         since = None if match[1] is None else DLSN.parse(match[1])
     except InvalidRequestError as fault:

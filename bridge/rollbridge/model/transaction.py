@@ -131,6 +131,8 @@ class Drop(StrEnum):
     """There is no room for it."""
     CORRUPT = "corrupt"
     """It does not parse."""
+    NEWER = "newer"
+    """Only a newer release can read it; its transaction, if it is open, is refused."""
     REPEATED = "repeated"
     """The whole message has been folded before, whatever is in it; no transaction is looked at for that."""
 

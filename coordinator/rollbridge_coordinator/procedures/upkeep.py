@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NewerFormatError
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.cooperative import JointState
@@ -186,6 +186,7 @@ def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Pa
 
 
 NODES_AT_ONCE: Final = 500
+_NEVER_MS: Final = 1 << 63
 
 
 def expire_bookkeeping(group: GroupState, now_ms: int) -> Steps[None]:
@@ -240,6 +241,8 @@ def _delete(group: GroupState, count: str, nodes: list[str]) -> Steps[None]:
 def _answered_ms(raw: bytes) -> int:
     try:
         return AdminAnswer.from_json(raw).answered_ms
+    except NewerFormatError:
+        return _NEVER_MS  # somebody may wait for it who can read it; newer leaders remove it
     except CorruptDataError:
         return 0  # a damaged answer is of no use, so it counts as old
 

@@ -33,6 +33,7 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator
+from rollbridge.version import __version__
 from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
@@ -298,6 +299,7 @@ class Daemon:
             life="" if self._presence is None else self._presence.life,
             ready=within(GROUPS_BYTES_MAX, (group for group, item in self._leaderships.items() if item.is_ready)),
             lease_ms_max=self._settings.limits.lease_ms_max,
+            release=__version__,
         ).to_json()
 
 

@@ -20,7 +20,7 @@ from contextlib import closing
 from time import time as wall_time
 from typing import Final, NamedTuple, Self
 
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, NewerFormatError
 from rollbridge.kafka.batches import (
     BatchBuilder,
     LogRecord,
@@ -215,12 +215,24 @@ def read_orders(
         CorruptDataError: a message is no control record.
         KafkaUnavailableError: no broker answered in time.
     """
-    numbers: dict[LineKey, int] = {}
     with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
         first = offsets.first([topic])[topic]
         end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
-    for record in _read_committed(brokers, security, topic, max(end - records, first), timeout_s):
-        order = decode_control(record.key, record.value).order
+    return highest_orders(_read_committed(brokers, security, topic, max(end - records, first), timeout_s))
+
+
+def highest_orders(records: Iterable[LogRecord]) -> dict[LineKey, int]:
+    """Return the highest committed number of each connection; records of a newer release say none that can be read.
+
+    Raises:
+        CorruptDataError: a message is no control record.
+    """
+    numbers: dict[LineKey, int] = {}
+    for record in records:
+        try:
+            order = decode_control(record.key, record.value).order
+        except NewerFormatError:
+            continue  # commits behind it are sent again by their connection, with nothing to wait for
         if order is not None:
             key, number = order
             numbers[key] = max(number, numbers.get(key, 0))

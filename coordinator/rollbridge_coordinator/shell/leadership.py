@@ -24,6 +24,7 @@ from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.records import ControllerEpoch
+from rollbridge.model.transaction import Drop
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import NodeStat, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -414,12 +415,18 @@ class Leadership(threading.Thread):
     def _fold(self, tail: Tail, group: GroupState, timeout_s: float) -> None:
         streams = group.partitions()
         fold = group.fold.fold
-        foreign = group.fold.dropped["foreign"]
+        foreign, newer = (group.fold.dropped[reason] for reason in (Drop.FOREIGN, Drop.NEWER))
         for message in tail.poll(timeout_s):
             stream = streams.get(message.partition)
             if stream is not None:
                 fold(stream, *message)
-        if foreign == 0 and group.fold.dropped["foreign"]:
+        if newer == 0 and group.fold.dropped[Drop.NEWER]:
+            logger.warning(
+                "%s: a client writes frames of a version that this release does not know; their transactions are "
+                "refused, this is logged once: upgrade all coordinators before the clients",
+                self._group,
+            )
+        if foreign == 0 and group.fold.dropped[Drop.FOREIGN]:
             logger.warning(
                 "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
                 self._group,
