@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 Front = Mapping[SegmentId, int]
 
 CHAIN_MAX: Final = 100_000
-"""Maximum number of offsets that one task reads of a chain of segments beside the chain's longest way, in a micro-batch:
-of those that lie side by side, and would have been read in parallel."""
+"""Maximum number of offsets of a chain that one task reads beside the chain's longest way, in a micro-batch: of those
+that lie side by side, and would have been read in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
