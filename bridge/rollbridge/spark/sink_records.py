@@ -23,9 +23,8 @@ Source: Kafka documentation, "Record Batch" and "Record".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,12 +39,10 @@ from rollbridge.model.avro import encode_long
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.ids import local_sequence
 from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.spark.hashing import Numbers, hashes_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-Numbers = Any
-"""NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
 
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10 + 5
 """Maximum bytes of length, attributes, offset delta, timestamp delta and number of headers of a record."""
@@ -438,21 +435,7 @@ def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]
 # Digest of the rows
 
 
-_NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
-"""Hash of a null."""
 _FIRST, _SECOND, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
-
-
-def hashes_of(column: pa.BinaryArray, hash_of: Callable[[bytes, int], int] = xxh64_intdigest) -> Numbers:
-    """Return the hash of each value, by default its xxHash64, with the seed by which keys choose their segments."""
-    if column.null_count == len(column):
-        return np.full(len(column), _NULL)
-    present = column.fill_null(b"") if column.null_count else column
-    values = present.to_numpy(zero_copy_only=False).tolist()
-    found = np.fromiter(map(hash_of, values, repeat(HASH_SEED)), np.uint64, len(column))
-    if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
-    return found
 
 
 class PartitionReader:

@@ -22,6 +22,7 @@ from rollbridge.connection import Bridge
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
 from rollbridge.model.records import KEYLESS, TopicLimits
+from rollbridge.spark.hashing import hashes_of
 from rollbridge.spark.kept import Kept
 from rollbridge.spark.sink_records import (
     Numbers,
@@ -29,7 +30,6 @@ from rollbridge.spark.sink_records import (
     Rows,
     batch_bytes,
     encode_batch,
-    hashes_of,
     record_bytes,
 )
 
