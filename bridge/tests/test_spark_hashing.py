@@ -37,9 +37,7 @@ def test_values_of_each_length_have_the_hash_of_the_library(length: int) -> None
     st.integers(0, 40),
     st.sampled_from((always, from_two, worth)),
 )
-def test_lengths_nulls_and_slices_make_no_difference(
-    values: list[bytes | None], start: int, threshold: object
-) -> None:
+def test_lengths_nulls_and_slices_make_no_difference(values: list[bytes | None], start: int, threshold: object) -> None:
     column = pa.array(values, pa.binary())[start:]
     assert hashes_of(column, worth=threshold).tolist() == expected(values[start:])  # type: ignore[arg-type]
 

@@ -54,7 +54,7 @@ def hashes_of(
 
 def _hashed(column: pa.BinaryArray, worth: Callable[[int], int]) -> Numbers:
     count = len(column)
-    lengths = np.diff(_ends(column))
+    lengths = np.diff(ends_of(column))
     numbers = np.bincount(np.minimum(lengths, LENGTH_MAX + 1), minlength=LENGTH_MAX + 2)[: LENGTH_MAX + 1]
     together = [length for length in np.flatnonzero(numbers).tolist() if numbers[length] >= worth(length)]
     if len(together) == 1 and numbers[together[0]] == count:
@@ -81,7 +81,7 @@ def _called(column: pa.BinaryArray, hash_of: Callable[[bytes, int], int]) -> Num
     return found
 
 
-def _ends(column: pa.BinaryArray) -> Numbers:
+def ends_of(column: pa.BinaryArray) -> Numbers:
     """Return the offsets at which the values begin, and at which the last one ends."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
@@ -94,7 +94,7 @@ _STRIPE: Final = 32
 
 def _together(column: pa.BinaryArray, length: int) -> Numbers:
     """Return the XXH64 of values that all have one length."""
-    count, data, start = len(column), column.buffers()[2] or b"", int(_ends(column)[0])
+    count, data, start = len(column), column.buffers()[2] or b"", int(ends_of(column)[0])
     spare: Numbers = np.empty(count, np.uint64)
     word: Numbers = np.empty(count, np.uint64)
     at = 0
