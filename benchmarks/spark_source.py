@@ -114,6 +114,7 @@ def streaming(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="rows_per_s",
                 unit="rows/s",
                 better=Better.MORE,
+                bar=1.0,
                 peers=(_TUNED,),
             ),
         ],

@@ -150,6 +150,7 @@ def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression, 
         codec: Compression codec.
         each: Whether each record has the header, or only the first.
     """
+    parts: list[RawBatch]
     if each or rows.headers is not None:
         parts = [_records_with_headers(rows, transaction, part, each=each)]
     else:
