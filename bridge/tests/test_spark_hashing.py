@@ -34,6 +34,12 @@ def test_values_of_each_length_have_the_hash_of_the_library(length: int) -> None
     assert hashes_of(pa.array(values, pa.binary()), worth=always).tolist() == expected(values)
 
 
+@given(st.integers(0, 70), st.integers(1, 9), st.integers(0, 8))
+def test_a_slice_of_values_of_one_length_is_hashed_as_it_stands(length: int, count: int, start: int) -> None:
+    values = [bytes((5 * place + row) % 256 for place in range(length)) for row in range(count + start)]
+    assert hashes_of(pa.array(values, pa.binary())[start:], worth=always).tolist() == expected(values[start:])
+
+
 @given(
     st.lists(st.none() | st.binary(max_size=12) | st.binary(min_size=30, max_size=70), max_size=40),
     st.integers(0, 40),
