@@ -80,7 +80,7 @@ def batch(site: Site, segments: int, *, rounds: int, quick: bool) -> Experiment:
         rounds=rounds,
         warm_ups=2,
         sides={OURS: measure, **{side: stock(settings) for side, settings in _STOCK.items()}},
-        rows=[row("defaults", _DEFAULTS, 1.2), row("tuned", _TUNED, 0.7)],
+        rows=[row("defaults", _DEFAULTS, 1.2), row("tuned", _TUNED, 0.8)],
     )
 
 

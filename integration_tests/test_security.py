@@ -52,8 +52,8 @@ from rollbridge.model import paths
 from rollbridge.model.access import Resource, Right, coordinator, previewer, reader, writer
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.spark import sink_task as sink_connections
+from rollbridge.spark.kept import Kept
 from rollbridge.spark.sink import batch_writer
-from rollbridge.spark.sink_task import Kept
 from rollbridge.zookeeper.access import Access, digest_identity, open_nodes, parse_identity
 from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.metadata import Metadata

@@ -31,8 +31,8 @@ from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
 from rollbridge.model.partitioners import KeySpace
 from rollbridge.spark import source, transactions
-from rollbridge.spark.columns import schema_of
 from rollbridge.spark.planning import LogOffset, StreamOffset
+from rollbridge.spark.schema import schema_of
 from rollbridge.writer.search import OwnBatches
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.outlook import Outlook

@@ -78,6 +78,21 @@ def test_rows_without_headers_take_a_shorter_way_to_the_same(records: list[Recor
     assert batch == built(records, 5, 2)
 
 
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 66, 8_192, 8_193, 9_000])
+@pytest.mark.parametrize("even", [True, False])
+def test_offset_deltas_of_every_size_have_their_place(count: int, even: bool) -> None:
+    def record(number: int) -> Record:
+        if even:
+            return b"key-%04d" % number, b"v" * 100, NOW_MS, []
+        key = None if number % 7 == 3 else b"k" * (number % 90)
+        value = None if number % 11 == 5 else b"v" * (number % 150)
+        return key, value, NOW_MS + number % 200 - 100, []
+
+    records = [record(number) for number in range(count)]
+    batch = encode_batch(rows_of(records, 5, headers=False), TRANSACTION.bytes, 2, Compression.NONE)
+    assert batch == built(records, 5, 2)
+
+
 def record_size_of(record: Record) -> int:
     """What the limits of streams count: key, value and headers, ours included."""
     key, value, _, headers = record

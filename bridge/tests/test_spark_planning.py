@@ -157,15 +157,55 @@ def scaled(first: int) -> EpochHistory:
 A, B, C = SegmentId.of(0, 0), SegmentId.of(1, 1), SegmentId.of(2, 1)
 
 
-def test_behind_a_large_segment_the_successors_wait_for_the_next_micro_batch() -> None:
-    history, ends = scaled(CHAIN_MAX), {B: 10, C: 10}
+def test_behind_a_split_large_successors_wait_for_the_next_micro_batch() -> None:
+    history, ends = scaled(5), {B: CHAIN_MAX + 1, C: CHAIN_MAX + 2}
     first = advance(history, {A: 0}, ends)
     assert first == {B: 0, C: 0}
     assert advance(history, first, ends) == ends
-    assert chains(history, first, between(history, first, ends)) == [[OffsetRange(B, 0, 10)], [OffsetRange(C, 0, 10)]]
+    assert chains(history, first, between(history, first, ends)) == [
+        [OffsetRange(B, 0, CHAIN_MAX + 1)],
+        [OffsetRange(C, 0, CHAIN_MAX + 2)],
+    ]
 
 
-def test_behind_a_small_segment_one_task_reads_the_successors_as_well() -> None:
+def test_behind_a_split_one_large_successor_does_not_wait() -> None:
+    history, ends = scaled(CHAIN_MAX + 1), {B: CHAIN_MAX, C: 2 * CHAIN_MAX}
+    assert advance(history, {A: 0}, ends) == ends
+    ends[B] += 1
+    assert advance(history, {A: 0}, ends) == {B: 0, C: 0}
+
+
+def test_a_line_of_large_segments_is_read_in_one_micro_batch() -> None:
+    history = EpochHistory.create(even_ranges(1), 0)
+    first, second = SegmentId.of(0, 0), SegmentId.of(1, 1)
+    history = history.with_records(history.plan_scale([0], [KeyRange(0.0, 1.0)], 1))
+    history = history.with_sealed_ends(1, {first: 2 * CHAIN_MAX})
+    ends = {second: 3 * CHAIN_MAX}
+    assert advance(history, {first: 0}, ends) == ends
+    assert chains(history, {first: 0}, between(history, {first: 0}, ends)) == [
+        [OffsetRange(first, 0, 2 * CHAIN_MAX), OffsetRange(second, 0, 3 * CHAIN_MAX)]
+    ]
+
+
+def joined(first: int, second: int) -> tuple[EpochHistory, list[SegmentId]]:
+    """Two segments of so many offsets, then one."""
+    history = EpochHistory.create(even_ranges(2), 0)
+    left, right = sorted(history.active.segment_ids)
+    history = history.with_records(history.plan_scale([left.number, right.number], [KeyRange(0.0, 1.0)], 1))
+    return history.with_sealed_ends(1, {left: first, right: second}), [left, right]
+
+
+def test_behind_a_merge_a_successor_waits_while_it_would_take_the_parallel_reads_away() -> None:
+    history, before = joined(CHAIN_MAX + 1, 2 * CHAIN_MAX)
+    [after] = history.active.segment_ids
+    start = dict.fromkeys(before, 0)
+    assert advance(history, start, {after: 9}) == {after: 0}
+    history, before = joined(CHAIN_MAX, 2 * CHAIN_MAX)
+    assert advance(history, start, {after: 9}) == {after: 9}
+    assert len(chains(history, start, between(history, start, {after: 9}))) == 1
+
+
+def test_behind_a_split_one_task_reads_small_successors_as_well() -> None:
     history, ends = scaled(5), {B: 10, C: 10}
     assert advance(history, {A: 2}, ends) == ends
     assert chains(history, {A: 2}, between(history, {A: 2}, ends)) == [

@@ -20,8 +20,9 @@ from rollbridge.kafka.committed import AbortedSpan
 from rollbridge.model.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
-from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, record_batch, schema_of
+from rollbridge.spark.columns import record_batch
 from rollbridge.spark.planning import SegmentPlace
+from rollbridge.spark.schema import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
 from rollbridge.spark.source_records import Runs, committed_end, parse
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08

@@ -30,6 +30,7 @@ from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
+from rollbridge.spark.kept import Kept  # noqa: E402
 from rollbridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
 from rollbridge.spark.sink import (  # noqa: E402
     BATCH_ID,
@@ -48,7 +49,6 @@ from rollbridge.spark.sink_records import (  # noqa: E402
     PartitionReader,
 )
 from rollbridge.spark.sink_task import (  # noqa: E402
-    Kept,
     PartitionWriter,
 )
 

@@ -378,9 +378,19 @@ def framed(body: RawBatch, *, codec: int, count: int, base_timestamp: int, max_t
         base_timestamp: Base of their timestamp deltas, in ms since 1970.
         max_timestamp: Latest of their timestamps, in ms since 1970.
     """
+    return framed_parts((body,), codec=codec, count=count, base_timestamp=base_timestamp, max_timestamp=max_timestamp)
+
+
+def framed_parts(
+    parts: Sequence[RawBatch], *, codec: int, count: int, base_timestamp: int, max_timestamp: int
+) -> bytes:
+    """Return a batch around encoded records that are in several pieces; see :func:`framed`."""
     tail = _FROM_ATTRIBUTES.pack(codec, count - 1, base_timestamp, max_timestamp, -1, -1, -1, count)
-    length = HEADER_BYTES - _LENGTH_OVERHEAD + len(body)
-    return b"".join((_UP_TO_CRC.pack(0, length, -1, _MAGIC, crc32c(body, crc32c(tail))), tail, body))
+    length = HEADER_BYTES - _LENGTH_OVERHEAD + sum(map(len, parts))
+    crc = crc32c(tail)
+    for part in parts:
+        crc = crc32c(part, crc)
+    return b"".join((_UP_TO_CRC.pack(0, length, -1, _MAGIC, crc), tail, *parts))
 
 
 _ENCODERS: Final[Mapping[int, Callable[[bytes], bytes]]] = {

@@ -11,8 +11,10 @@ between them, whatever has happened to the stream in between, and a repeated mic
 
 The records of a key are in a chain of segments. A segment comes into a micro-batch only when all of its predecessors
 have been planned to their sealed ends: either in an earlier micro-batch, or in this one, and then *one task* reads
-both, one after the other. That would have one task read everything behind a split, so it is done only for short chains
-(:data:`CHAIN_MAX`); otherwise the successors wait for the next micro-batch, where they are read in parallel again.
+both, one after the other. That would have one task read everything behind a split, so it is done only while the task
+has little to read that could have been read in parallel (:data:`CHAIN_MAX`); otherwise the successors wait for the next
+micro-batch, where they are read in parallel again. Segments that follow each other one by one, as after the merge of a
+large transaction, are read one after the other anyway, and never wait.
 
 Offsets are JSON in a query's checkpoint. Those of ``format("rollbridge")`` have these fields:
 
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
 Front = Mapping[SegmentId, int]
 
 CHAIN_MAX: Final = 100_000
-"""Maximum number of offsets that one task reads of a chain of segments in a micro-batch."""
+"""Maximum number of offsets of a chain that one task reads beside the chain's longest way, in a micro-batch: of those
+that lie side by side, and would have been read in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,10 @@ def advance(
         for segment, position in plan.readable().items():
             sealed = history.sealed_end(segment)
             size = (_end_of(segment, ends) if sealed is None else sealed) - position
-            if size > 0 and (chain_max is None or begun.total_with(segment, size) <= chain_max):
+            if size > 0:
                 backlog[segment] = size
+        if chain_max is not None:
+            backlog = begun.fitting(backlog, chain_max)
         if not backlog:
             break
         for segment, size in share(backlog, limit).items():
@@ -274,6 +279,10 @@ class _Chains:
         self._settled = self._graph.ancestors(start)
         self._parent: dict[SegmentId, SegmentId] = {}
         self._size: dict[SegmentId, int] = {}
+        self._reach: dict[SegmentId, int] = {}
+        """Size of the longest way through the micro-batch that ends with a segment."""
+        self._longest: dict[SegmentId, int] = {}
+        """Size of the longest way through a chain."""
 
     def root(self, segment: SegmentId) -> SegmentId:
         """Return the segment that represents a segment's chain."""
@@ -281,24 +290,48 @@ class _Chains:
             segment = parent
         return segment
 
-    def total_with(self, segment: SegmentId, size: int) -> int:
-        """Return the size of the chain that a range would join; 0 if it continues none of the micro-batch."""
-        roots = self._continued(segment)
-        return sum(self._size[item] for item in roots) + size if roots else 0
+    def fitting(self, sizes: Mapping[SegmentId, int], beside_max: int) -> dict[SegmentId, int]:
+        """Return those of the ranges whose chains would have at most ``beside_max`` beside their longest way.
+
+        Ranges that would join the same chain do so together, or not at all: read alone, one would delay the others.
+        """
+        groups: list[tuple[set[SegmentId], dict[SegmentId, int]]] = []
+        for segment, size in sizes.items():
+            roots, joining = {self.root(item) for item in self._continued(segment)}, {segment: size}
+            for group in [group for group in groups if group[0] & roots]:
+                groups.remove(group)
+                roots, joining = roots | group[0], group[1] | joining
+            groups.append((roots, joining))
+        fits = set[SegmentId]()
+        for roots, joining in groups:
+            if not roots or self._beside(roots, joining) <= beside_max:
+                fits.update(joining)
+        return {segment: size for segment, size in sizes.items() if segment in fits}
+
+    def _beside(self, roots: Iterable[SegmentId], joining: Mapping[SegmentId, int]) -> int:
+        """Return what would lie beside the longest way if ranges joined some chains."""
+        reaches = [self._reach_with(self._continued(segment), size) for segment, size in joining.items()]
+        longest = max([*reaches, *(self._longest[item] for item in roots)])
+        return sum(self._size[item] for item in roots) + sum(joining.values()) - longest
 
     def add(self, segment: SegmentId, size: int) -> None:
         """Add a range of a segment behind all chains that it continues; add predecessors first."""
-        roots = self._continued(segment)
+        before = self._continued(segment)
+        roots = {self.root(item) for item in before}
+        self._reach[segment] = self._reach_with(before, size)
         self._parent[segment] = segment
-        self._size[segment] = size
+        self._size[segment] = size + sum(self._size[item] for item in roots)
+        self._longest[segment] = max([self._reach[segment], *(self._longest[item] for item in roots)])
         for item in roots:
-            self._size[segment] += self._size[item]
             self._parent[item] = segment
 
+    def _reach_with(self, before: set[SegmentId], size: int) -> int:
+        return size + max((self._reach[item] for item in before), default=0)
+
     def _continued(self, segment: SegmentId) -> set[SegmentId]:
-        """Return the chains of the micro-batch that a segment continues, also through empty segments."""
+        """Return the segments of the micro-batch that a segment continues next, also through empty segments."""
         before = self._graph.ancestors([segment], stop=lambda item: item in self._parent or item in self._settled)
-        return {self.root(item) for item in before if item in self._parent}
+        return {item for item in before if item in self._parent}
 
 
 # Offsets in checkpoints

@@ -17,7 +17,7 @@ from rollbridge.kafka.batches import Compression
 from rollbridge.model.names import TOPICS_SCOPE, GroupName, StreamName, check_adoptable, check_stream_or_topic
 from rollbridge.model.options import keys_of, option, unknown, values_of, words
 from rollbridge.model.position import ReadPosition, parse_start
-from rollbridge.spark.columns import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
+from rollbridge.spark.schema import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
 
 STREAM: Final = "stream"
 TOPIC: Final = "topic"

@@ -23,9 +23,8 @@ Source: Kafka documentation, "Record Batch" and "Record".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,18 +33,16 @@ import pyarrow.compute as pc
 from xxhash import xxh64_intdigest
 
 from rollbridge.errors import InvalidRequestError, RowRefusedError
-from rollbridge.kafka.batches import Compression, compressed, framed
+from rollbridge.kafka.batches import Compression, RawBatch, compressed, framed_parts
 from rollbridge.model.attribution import HEADER_VALUE_BYTES, ONE_BYTE, RECORD_HEADER, append_step, pack_run
 from rollbridge.model.avro import encode_long
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.ids import local_sequence
 from rollbridge.model.keyspace import HASH_SEED
+from rollbridge.spark.hashing import Numbers, ends_of, hashes_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-Numbers = Any
-"""NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
 
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10 + 5
 """Maximum bytes of length, attributes, offset delta, timestamp delta and number of headers of a record."""
@@ -153,9 +150,17 @@ def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression, 
         codec: Compression codec.
         each: Whether each record has the header, or only the first.
     """
-    body, used = compressed(_records(rows, transaction, part, each=each), codec)
+    parts: list[RawBatch]
+    if each or rows.headers is not None:
+        parts = [_records_with_headers(rows, transaction, part, each=each)]
+    else:
+        parts = _records(rows, transaction, part)
+    used: int = Compression.NONE
+    if codec != Compression.NONE:
+        body, used = compressed(b"".join(parts), codec)
+        parts = [body]
     base, latest = int(rows.timestamps[0]), int(rows.timestamps.max())
-    return framed(body, codec=used, count=len(rows), base_timestamp=base, max_timestamp=latest)
+    return framed_parts(parts, codec=used, count=len(rows), base_timestamp=base, max_timestamp=latest)
 
 
 def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[pa.BinaryArray, Numbers]:
@@ -164,7 +169,71 @@ def encode_headers(rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[
     return pa.array(encoded, pa.binary()), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
-def _records(rows: Rows, transaction: bytes, part: int, *, each: bool) -> memoryview:
+def _records(rows: Rows, transaction: bytes, part: int) -> list[RawBatch]:
+    """Return the records without users' headers, as encoded behind the header of a batch, in pieces.
+
+    Each record ends with the number of its headers, 0 but for the first. That is put in front of the next record, so
+    there are four columns to be joined, not six.
+    """
+    count = len(rows)
+    header = _own_header(rows, transaction, part)
+    key, value = _field(rows.keys[0].as_py()), _field(rows.values[0].as_py())
+    first = b"".join((_NO_DELTAS, key, value, encode_long(1), header))
+    first = encode_long(len(first)) + first
+    if count == 1:
+        return [first]
+    keys, values, timestamps = rows.keys[1:], rows.values[1:], rows.timestamps
+    key_lengths, deltas = _lengths(keys, null=-1), timestamps[1:] - timestamps[0]
+    rest: Numbers = 1 + _Varints.of(deltas).sizes + rows.sizes[1:] + 1
+    fronts = [_front(here, deltas[here], rest[here], key_lengths[here]) for here in _offset_ranges(count)]
+    front = _as_column(np.concatenate([data for data, _ in fronts]), np.concatenate([sizes for _, sizes in fronts]))
+    middle = _as_column(*_side_by_side(_Varints.of(_lengths(values, null=-1))))
+    joined = _joined(front, keys, middle, values)
+    return [first, joined[1:], b"\0"]
+
+
+_NO_DELTAS: Final = b"\0\0\0"
+"""Attributes, timestamp delta and offset delta of a first record."""
+
+
+def _field(value: bytes | None) -> bytes:
+    return encode_long(-1) if value is None else encode_long(len(value)) + value
+
+
+def _joined(*columns: pa.BinaryArray | pa.BinaryScalar) -> memoryview:
+    """Return the values of some columns side by side, row by row; nulls are empty."""
+    joined = pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
+    _, ends, data = joined.buffers()
+    first, last = np.frombuffer(ends, np.int32, len(joined) + 1)[[0, -1]]
+    return memoryview(data)[first:last]
+
+
+def _offset_ranges(count: int) -> Iterator[slice]:
+    """Yield slices of the records behind the first of a batch whose offset deltas take equally many bytes."""
+    start = 1
+    for bits in range(6, 35, 7):
+        stop = min(count, 1 << bits)
+        if start < stop:
+            yield slice(start - 1, stop - 1)
+        start = stop
+
+
+def _front(here: slice, deltas: Numbers, rest: Numbers, key_lengths: Numbers) -> tuple[Numbers, Numbers]:
+    """Return what stands in front of the keys of some records, and how much of it is each record's.
+
+    Args:
+        here: Where the records stand behind the first.
+        deltas, key_lengths: Timestamp deltas of the records, and lengths of their keys.
+        rest: Their lengths without their offset deltas.
+    """
+    offsets = _Varints.of(np.arange(here.start + 1, here.stop + 1, dtype=np.int64))
+    zero = _Varints.of(np.zeros(len(rest), np.int64))
+    return _side_by_side(
+        zero, _Varints.of(rest + offsets.sizes), zero, _Varints.of(deltas), offsets, _Varints.of(key_lengths)
+    )
+
+
+def _records_with_headers(rows: Rows, transaction: bytes, part: int, *, each: bool) -> memoryview:
     """Return the records as encoded behind the header of a batch."""
     count = len(rows)
     offsets = _Varints.of(np.arange(count, dtype=np.int64))
@@ -175,14 +244,11 @@ def _records(rows: Rows, transaction: bytes, part: int, *, each: bool) -> memory
     numbers = _Varints.of(counts)
     lengths = _Varints.of(1 + offsets.sizes + deltas.sizes + rows.sizes + numbers.sizes + _lengths(own))
     attributes = _Varints.of(np.zeros(count, np.int64))
-    front = _side_by_side(lengths, attributes, deltas, offsets, _Varints.of(_lengths(rows.keys, null=-1)))
-    middle = _side_by_side(_Varints.of(_lengths(rows.values, null=-1)))
+    front = _as_column(*_side_by_side(lengths, attributes, deltas, offsets, _Varints.of(_lengths(rows.keys, null=-1))))
+    middle = _as_column(*_side_by_side(_Varints.of(_lengths(rows.values, null=-1))))
     users = [] if rows.headers is None else [rows.headers]
-    columns = [front, rows.keys, middle, rows.values, _side_by_side(numbers), *users, own]
-    joined = pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
-    _, ends, data = joined.buffers()
-    first, last = np.frombuffer(ends, np.int32, count + 1)[[0, -1]]
-    return memoryview(data)[first:last]
+    columns = [front, rows.keys, middle, rows.values, _as_column(*_side_by_side(numbers)), *users, own]
+    return _joined(*columns)
 
 
 def _own_of_each(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
@@ -197,11 +263,18 @@ def _own_of_each(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
 def _own_of_first(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
     """Return our header of the first row, that of a run of all, and nothing for the others."""
     count = len(rows)
-    value = pack_run(transaction, local_sequence(part, int(rows.counts[0])), count, _steps(np.diff(rows.counts)))
-    header = _encode_header(RECORD_HEADER, value)
+    header = _own_header(rows, transaction, part)
     ends: Numbers = np.full(count + 1, len(header), np.int32)
     ends[0] = 0
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(header)])
+
+
+def _own_header(rows: Rows, transaction: bytes, part: int) -> bytes:
+    """Return our header of a run of all rows."""
+    steps = _steps(np.diff(rows.counts))
+    return _encode_header(
+        RECORD_HEADER, pack_run(transaction, local_sequence(part, int(rows.counts[0])), len(rows), steps)
+    )
 
 
 def _steps(differences: Numbers) -> bytes | bytearray:
@@ -217,52 +290,85 @@ def _steps(differences: Numbers) -> bytes | bytearray:
 
 @dataclass(frozen=True, slots=True)
 class _Varints:
-    """Column of zigzag varints: sizes, and for each number a row of bytes of which the first ``sizes`` count."""
+    """Column of zigzag varints.
 
+    Attributes:
+        zigzag: The numbers, zigzag, in as few bits as hold them.
+        sizes: Bytes of each number; one size for all if they are alike in this.
+        width: Bytes of the largest number.
+    """
+
+    zigzag: Numbers
     sizes: Numbers
-    digits: Numbers
-    even: bool
-    """True if all have the same size."""
+    width: int
 
     @classmethod
     def of(cls, values: Numbers) -> _Varints:
         zigzag = _zigzag(values)
         highest = int(zigzag.max())
-        if highest < 1 << 7:
-            return cls(np.ones(len(values), np.int64), zigzag.astype(np.uint8)[:, None], even=True)
-        sizes = _varint_sizes(values)
-        width = int(sizes.max())
-        if highest < 1 << 32:
-            zigzag = zigzag.astype(np.uint32)
-        digits: Numbers = np.empty((len(values), width), np.uint8)
-        for place in range(width):
-            digit = (zigzag >> zigzag.dtype.type(7 * place)).astype(np.uint8)
-            digits[:, place] = digit & 0x7F | (sizes > place + 1).astype(np.uint8) << 7
-        return cls(sizes, digits, even=bool(sizes.min() == width))
+        width = max(1, -(-highest.bit_length() // 7))
+        if width == 1 or int(zigzag.min()) >> 7 * (width - 1):
+            return cls(_narrow(zigzag, highest), np.int64(width), width)
+        return cls(_narrow(zigzag, highest), _varint_sizes(values), width)
+
+    @property
+    def even(self) -> bool:
+        """True if all have the same size."""
+        return not self.sizes.ndim
+
+    def write(self, matrix: Numbers, at: int) -> None:
+        """Write the numbers into the rows of a matrix of bytes, from a column on."""
+        for place in range(self.width):
+            digits = self.zigzag if not place else self.zigzag >> self.zigzag.dtype.type(7 * place)
+            if not self.even:
+                digits = digits & 0x7F | (self.sizes > place + 1).astype(digits.dtype) << 7
+            elif place + 1 < self.width:
+                digits = digits & 0x7F | 0x80
+            matrix[:, at + place] = digits
 
 
-def _side_by_side(*columns: _Varints) -> pa.BinaryArray:
-    """Join the varints of several columns row by row."""
-    matrix = columns[0].digits if len(columns) == 1 else np.hstack([column.digits for column in columns])
+def _narrow(numbers: Numbers, highest: int) -> Numbers:
+    return numbers.astype(np.uint8 if highest < 1 << 8 else np.uint16 if highest < 1 << 16 else np.uint64)
+
+
+def _side_by_side(*columns: _Varints) -> tuple[Numbers, Numbers]:
+    """Join the varints of several columns row by row; return the bytes of all rows, and the size of each."""
+    count, width = len(columns[0].zigzag), sum(column.width for column in columns)
+    matrix: Numbers = np.empty((count, width), np.uint8)
+    at = 0
+    for column in columns:
+        column.write(matrix, at)
+        at += column.width
     if all(column.even for column in columns):
-        return _fixed(matrix)
-    mask = np.hstack([np.arange(column.digits.shape[1], dtype=np.int64) < column.sizes[:, None] for column in columns])
-    ends: Numbers = np.zeros(len(matrix) + 1, np.int32)
-    np.cumsum(sum(column.sizes for column in columns), out=ends[1:])
-    return pa.Array.from_buffers(pa.binary(), len(matrix), [None, pa.py_buffer(ends), pa.py_buffer(matrix[mask])])
+        return matrix.reshape(-1), np.full(count, width, np.int64)
+    mask: Numbers = np.ones((count, width), np.bool_)
+    at = 0
+    for column in columns:
+        if not column.even:
+            mask[:, at : at + column.width] = np.arange(column.width) < column.sizes[:, None]
+        at += column.width
+    return matrix[mask], np.full(count, sum(column.sizes for column in columns))
+
+
+def _as_column(data: Numbers, sizes: Numbers) -> pa.BinaryArray:
+    """Return values that stand one behind the other as an Arrow column."""
+    ends: Numbers = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def _fixed(matrix: Numbers) -> pa.BinaryArray:
     """Return the rows of a matrix of bytes as an Arrow column."""
     count, width = matrix.shape
-    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    data = pa.py_buffer(np.ascontiguousarray(matrix))
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), data])
+    return _as_column(np.ascontiguousarray(matrix).reshape(-1), np.full(count, width, np.int64))
 
 
 def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Numbers:
     """Return the bytes of each value, ``null`` where there is none."""
-    return pc.binary_length(column).fill_null(null).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = np.diff(ends_of(column)).astype(np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = null
+    return lengths
 
 
 def _field_sizes(column: pa.BinaryArray) -> Numbers:
@@ -438,21 +544,7 @@ def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]
 # Digest of the rows
 
 
-_NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
-"""Hash of a null."""
 _FIRST, _SECOND, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
-
-
-def hashes_of(column: pa.BinaryArray, hash_of: Callable[[bytes, int], int] = xxh64_intdigest) -> Numbers:
-    """Return the hash of each value, by default its xxHash64, with the seed by which keys choose their segments."""
-    if column.null_count == len(column):
-        return np.full(len(column), _NULL)
-    present = column.fill_null(b"") if column.null_count else column
-    values = present.to_numpy(zero_copy_only=False).tolist()
-    found = np.fromiter(map(hash_of, values, repeat(HASH_SEED)), np.uint64, len(column))
-    if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
-    return found
 
 
 class PartitionReader:

@@ -7,9 +7,8 @@ outlive a task, because Spark reuses its Python processes, and connecting costs 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +22,13 @@ from rollbridge.connection import Bridge
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
 from rollbridge.model.records import KEYLESS, TopicLimits
+from rollbridge.spark.hashing import Numbers, hashes_of
+from rollbridge.spark.kept import Kept
 from rollbridge.spark.sink_records import (
-    Numbers,
     PartitionReader,
     Rows,
     batch_bytes,
     encode_batch,
-    hashes_of,
     record_bytes,
 )
 
@@ -105,7 +104,8 @@ class _LaneRows:
             self._add(0, rows)
             return
         places = self._segments(rows.keys, keys)
-        order = np.argsort(places, kind="stable")
+        # A stable sort of 16-bit numbers is a radix sort, which takes a third of the time.
+        order = np.argsort(places.astype(np.uint16) if len(self._waiting) <= 1 << 16 else places, kind="stable")
         rows = rows.take(order)
         ends = np.cumsum(np.bincount(places, minlength=len(self._waiting)))
         start = 0
@@ -192,38 +192,6 @@ class _Waiting:
 
 
 # Connections that outlive a task
-
-
-KEPT_MAX: Final = 4
-"""Maximum connections kept by a process, to different clusters or with different credentials; an LRU cache."""
-
-
-class _Closable(Protocol):
-    def close(self) -> None:
-        """Disconnect."""
-
-
-T = TypeVar("T", bound=_Closable)
-
-
-class Kept(Generic[T]):
-    """Cache of connections for later tasks, keyed by servers and credentials, so that none is given to another user."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, T] = OrderedDict()
-
-    def get(self, key: Hashable, connect: Callable[[], T]) -> T:
-        """Return the connection under a key, or make it; close the least recently used one beyond the limit."""
-        found = self._kept.pop(key, None) or connect()
-        self._kept[key] = found
-        while len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)[1].close()
-        return found
-
-    def close(self) -> None:
-        """Disconnect all."""
-        while self._kept:
-            self._kept.popitem()[1].close()
 
 
 _kept: Final[Kept[Bridge]] = Kept()

@@ -2,23 +2,16 @@
 
 The driver plans (:mod:`rollbridge.spark.planning`) with the epochs and ends that :class:`StreamDriver` looks up; the
 tasks read (:mod:`rollbridge.spark.source_task`). Readers are pickled on their way to the tasks, so connections are
-opened when needed, and stay behind. Imports that only tasks need are deferred as well: Spark starts a process to plan
-each query, and imports are most of its time.
-
-For the column ``commitPosition`` the driver keeps :class:`CommitRuns`. A COMMIT record names the runs of offsets of its
-transaction in each segment, and commits are in the same order in the log and in each segment. So the driver reads the
-log once, from the offset in the checkpoint, and gives each task the runs of its ranges. The records of a transaction
-and its COMMIT record are one native transaction: every record that can be read has its commit in the log.
+opened when needed, and stay behind. Imports that only tasks or some queries need are deferred as well: Spark starts a
+process to plan each query, and imports are most of its time.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -26,18 +19,14 @@ from rollbridge.client.identity import find_cluster_id, own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
 from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.control import ControlKind, decode_control, peek_kind
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import At, Latest, ReadPosition, Since, parse_start
 from rollbridge.model.routing import StreamView
 from rollbridge.model.truncation import consistent, frontier
-from rollbridge.spark.columns import COMMIT_POSITION, check_schema, schema_of
 from rollbridge.spark.planning import (
     Front,
     OffsetRange,
@@ -56,9 +45,8 @@ from rollbridge.spark.planning import (
     without_lost,
     without_unknown,
 )
+from rollbridge.spark.schema import COMMIT_POSITION, check_schema, schema_of
 from rollbridge.spark.settings import FAIL_ON_DATA_LOSS, SourceSettings, SparkSettings, read_source
-from rollbridge.spark.source_records import Runs
-from rollbridge.spark.source_task import ReadTimeout
 from rollbridge.spark.worker import Prompt
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -67,6 +55,8 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from rollbridge.spark.commit_runs import CommitRuns
 
 
 # The driver's view of a stream
@@ -354,7 +344,7 @@ class _Reading(Prompt):
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
-            from rollbridge.spark.source import CommitRuns
+            from rollbridge.spark.commit_runs import CommitRuns
             from rollbridge.spark.source_task import log_reader
 
             self._runs = CommitRuns(
@@ -520,83 +510,3 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return self._driver.offset(end)
         runs = self._commit_runs(commit_log)
         return self._driver.offset(end, runs.begin_behind(covered(self._driver.view().history, end)))
-
-
-# Commit positions
-
-
-_WAIT_MS: Final = 500
-
-
-class CommitRuns:
-    """Runs of one stream that were found in its group's commit log; not for several threads."""
-
-    def __init__(self, reader: LogReader, offsets: LogOffsets, stream: StreamName, group: GroupName) -> None:
-        self._reader = reader
-        self._offsets = offsets
-        self._stream = str(stream)
-        self._topic = group.commit_log_topic
-        self._next: int | None = None
-        self._runs: dict[SegmentId, tuple[list[int], list[int], list[int]]] = {}
-
-    def read(self, start: int | None) -> None:
-        """Read the commit log to its present end.
-
-        Args:
-            start: Offset at which to begin if nothing has been read yet; None for the beginning of the log.
-
-        Raises:
-            TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError.
-            UnavailableError: the log did not become readable for a minute.
-            TruncatedError: the log ends before what was read of it.
-        """
-        if self._next is None:
-            first = self._offsets.first([self._topic])[self._topic]
-            self._next = first if start is None else max(start, first)
-        # Up to the end, not the last stable offset: markers are written partition by partition.
-        end = self._offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
-        if self._next > end:
-            raise TruncatedError(
-                f"the commit log {self._topic} has become shorter: it ends at {end}, and was read up to {self._next}; "
-                "nothing was read: without commitPosition it is not needed"
-            )
-        patience = ReadTimeout(self._topic)
-        while self._next < end:
-            found = self._reader.fetch(self._topic, self._next, wait_ms=_WAIT_MS)
-            for record in found.records:
-                if peek_kind(record.value) is ControlKind.COMMIT:
-                    self._take(record.offset, record.key, record.value)
-            patience.moved(self._next, found.end)
-            self._next = found.end
-
-    def of(self, segment: SegmentId, start: int, end: int) -> Runs:
-        """Return the runs in ``start..end-1`` of a segment."""
-        starts, ends, positions = self._runs.get(segment, ([], [], []))
-        low, high = bisect_right(ends, start), bisect_right(starts, end - 1)
-        return Runs(*(np.array(column[low:high], np.int64) for column in (starts, ends, positions)))
-
-    def forget(self, covered: Mapping[SegmentId, int]) -> None:
-        """Drop the runs that have been read."""
-        for segment, columns in list(self._runs.items()):
-            read = bisect_right(columns[1], covered.get(segment, 0))
-            for column in columns:
-                del column[:read]
-            if not columns[0]:
-                del self._runs[segment]
-
-    def begin_behind(self, covered: Mapping[SegmentId, int]) -> int:
-        """Return the offset of the first commit with records that are not covered; see ``StreamOffset``."""
-        found = self._next or 0
-        for segment, (_, ends, positions) in self._runs.items():
-            unread = bisect_right(ends, covered.get(segment, 0))
-            if unread < len(ends):
-                found = min(found, positions[unread])
-        return found
-
-    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        for segment, runs in decode_control(key, value).placement.get(self._stream, {}).items():
-            starts, ends, positions = self._runs.setdefault(segment, ([], [], []))
-            for run in runs:
-                starts.append(run.base_offset)
-                ends.append(run.base_offset + run.count)
-                positions.append(offset)

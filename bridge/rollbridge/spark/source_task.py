@@ -23,8 +23,8 @@ from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.names import show_partition
 from rollbridge.spark.columns import record_batch
+from rollbridge.spark.kept import Kept
 from rollbridge.spark.planning import Portion, PreviewPortion, SegmentRange
-from rollbridge.spark.sink_task import Kept
 from rollbridge.spark.source_records import Records, committed_end
 
 if TYPE_CHECKING:
