@@ -326,6 +326,56 @@ def validate_frame(batch: RawBatch, count: int, *, deep: bool = False) -> BatchH
     return header
 
 
+_OF_FRAME: Final = struct.Struct(">8xi4xbIhi30xi")
+_OF_JOINED: Final = struct.Struct(">8xi4xb5xb")
+_OF_FRAME_ATTRIBUTES_MAX: Final = 4  # the codecs, and nothing else
+
+
+def is_frame(batch: RawBatch, count: int) -> bool:
+    """Return whether :func:`validate_frame` takes a batch, in half the time; it says what is wrong with another."""
+    if len(batch) < HEADER_BYTES or count < 1:
+        return False
+    length, magic, crc, attributes, last_offset_delta, records = _OF_FRAME.unpack_from(batch)
+    return bool(
+        length + _LENGTH_OVERHEAD == len(batch)
+        and magic == _MAGIC
+        and 0 <= attributes <= _OF_FRAME_ATTRIBUTES_MAX
+        and records == count
+        and last_offset_delta == count - 1
+        and crc32c(memoryview(batch)[_CRC_START:]) == crc
+    )
+
+
+def join_bound(size: int, records: int) -> int:
+    """Return by how many bytes, at most, an uncompressed batch makes a batch longer into which it is merged."""
+    return size - HEADER_BYTES + records * _REBATCH_GROWTH_BYTES
+
+
+def joined(batches: Sequence[RawBatch], ends: Sequence[int], max_bytes: int) -> bytes | None:
+    """Merge uncompressed batches into one, as :func:`rebatch` does, in less time; None if that is needed.
+
+    Args:
+        batches: Several complete data batches.
+        ends: How many records they hold up to the end of each.
+        max_bytes: Limit on the merged batch.
+
+    Raises:
+        CorruptDataError: The records of an input do not parse, or are not as many as ``ends`` says.
+    """
+    bound = HEADER_BYTES + join_bound(sum(map(len, batches)) - HEADER_BYTES * (len(batches) - 1), ends[-1])
+    if bound > max_bytes or not all(map(_is_uncompressed, batches)):
+        return None
+    return _join(batches, ends, bound, Compression.NONE)
+
+
+def _is_uncompressed(batch: RawBatch) -> bool:
+    size = len(batch)
+    if size < HEADER_BYTES:
+        return False
+    length, magic, codec = _OF_JOINED.unpack_from(batch)
+    return bool(length + _LENGTH_OVERHEAD == size and magic == _MAGIC and not codec & _COMPRESSION_MASK)
+
+
 def stamped_header(
     batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:

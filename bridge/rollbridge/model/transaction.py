@@ -30,10 +30,11 @@ with its stimulus, and Kafka's transaction coordinator, which logs each transiti
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from rollbridge.model.errors import InvalidTransitionError
@@ -314,6 +315,12 @@ class TransactionEvent(NamedTuple):
         return f"transaction {TransactionId.from_bytes(self.transaction)} {self.change()}"
 
 
+_event: Final[Callable[[tuple[int, State, State, str, str, int, bytes, bool]], TransactionEvent]] = partial(
+    tuple.__new__, TransactionEvent
+)
+"""What ``TransactionEvent(*fields)`` gives, in half the time: each transaction of a leader has three."""
+
+
 class Chronicle:
     """Keep what happens to the transactions of one fold; not thread-safe.
 
@@ -347,7 +354,7 @@ class Chronicle:
     ) -> None:
         """Note a change of state."""
         if is_unusual or self.is_live or self.is_tracing:
-            self._add(TransactionEvent(self.at_ms, before, after, event, cause, self.round, transaction, is_unusual))
+            self._add(_event((self.at_ms, before, after, event, cause, self.round, transaction, is_unusual)))
             if after in _ENDED:
                 self._end(transaction)
 
@@ -380,7 +387,10 @@ class Chronicle:
             self.lost += len(self._notes) == UNREAD_MAX
             self._notes.append(event)
         if self.is_live:
-            story = self._open.setdefault(event.transaction, [])
+            story = self._open.get(event.transaction)
+            if story is None:
+                self._open[event.transaction] = [event]
+                return
             story.append(event)
             if len(story) > EVENTS_MAX:
                 del story[1]
@@ -390,8 +400,8 @@ class Chronicle:
         story = self._open.pop(transaction, None)
         if story is None:
             return
-        before = self._ended.pop(transaction, [])
-        self._ended[transaction] = [*before, *story][-EVENTS_MAX:]
+        before = self._ended.pop(transaction, None)
+        self._ended[transaction] = story if before is None else [*before, *story][-EVENTS_MAX:]
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 

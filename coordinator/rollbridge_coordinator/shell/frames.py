@@ -17,16 +17,20 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import accumulate
 from time import time as wall_time
 from typing import Final, NamedTuple, Self
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import (
+    HEADER_BYTES,
     BatchBuilder,
     LogRecord,
     check_crc,
     check_numbering,
     complete_batches,
+    join_bound,
+    joined,
     parse_header,
     rebatch,
 )
@@ -306,19 +310,23 @@ class FrameFeed:
     def batches(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield the batches to append, in order; a frame that is not cached is read when its batch is due."""
         waiting: dict[Partition, list[int]] = {}
-        sizes: dict[Partition, int] = {}
+        rooms: dict[Partition, int] = {}  # what is left in the batch into which the waiting frames are joined
         for index, (target, frame) in enumerate(self._items):
             if frame.size < SMALL_BYTES:
-                queue = waiting.setdefault(target, [])
+                grows = join_bound(frame.size, frame.records)
+                queue = waiting.get(target)
+                if queue is None:
+                    queue = waiting[target] = []
+                    rooms[target] = self._room(target) - HEADER_BYTES
+                elif grows > rooms[target]:
+                    yield from self._join(target, queue)
+                    queue = waiting[target] = []
+                    rooms[target] = self._room(target) - HEADER_BYTES
                 queue.append(index)
-                sizes[target] = sizes.get(target, 0) + frame.size
-                if sizes[target] >= self._room(target):
-                    yield from self._join(target, waiting.pop(target))
-                    del sizes[target]
+                rooms[target] -= grows
                 continue
             if target in waiting:
                 yield from self._join(target, waiting.pop(target))
-                del sizes[target]
             self.at = (index,)
             self._batches[index] = self._made
             self._made += 1
@@ -339,12 +347,23 @@ class FrameFeed:
 
     def _join(self, target: Partition, indexes: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
         self.at = tuple(indexes)
-        joined = rebatch([self._batch(self._items[index][1]) for index in indexes], self._room(target))
-        for index, place in zip(indexes, joined.places, strict=True):
+        frames = [self._items[index][1] for index in indexes]
+        found = [self._batch(frame) for frame in frames]
+        ends = list(accumulate(frame.records for frame in frames))
+        whole = joined(found, ends, self._room(target)) if len(found) > 1 else None
+        if whole is not None:
+            for index, end, frame in zip(indexes, ends, frames, strict=True):
+                self._batches[index] = self._made
+                self._deltas[index] = end - frame.records
+            self._made += 1
+            yield *target, whole
+            return
+        merged = rebatch(found, self._room(target))
+        for index, place in zip(indexes, merged.places, strict=True):
             self._batches[index] = self._made + place.batch
             self._deltas[index] = place.offset_delta
-        self._made += len(joined.batches)
-        for batch in joined.batches:
+        self._made += len(merged.batches)
+        for batch in merged.batches:
             yield *target, bytes(batch)
 
     def _room(self, target: Partition) -> int:
