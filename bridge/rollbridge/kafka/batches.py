@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
@@ -327,6 +327,8 @@ def validate_frame(batch: RawBatch, count: int, *, deep: bool = False) -> BatchH
 
 
 _OF_FRAME: Final = struct.Struct(">8xi4xbIhi30xi")
+_COUNT: Final = struct.Struct(">i")
+_COUNT_PLACE: Final = 57
 _OF_JOINED: Final = struct.Struct(">8xi4xb5xb")
 _OF_FRAME_ATTRIBUTES_MAX: Final = 4  # the codecs, and nothing else
 
@@ -520,6 +522,45 @@ def read_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) 
         yield LogRecord(record.offset, record.timestamp, record.key, record.value, record.headers)
     if seen != header.record_count:
         raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
+
+
+class PlainRecord(Protocol):
+    """What aiokafka's compiled reader makes of a record; see :class:`LogRecord`."""
+
+    @property
+    def offset(self) -> int:
+        """Of the record, in its log."""
+
+    @property
+    def timestamp(self) -> int:
+        """In ms since 1970."""
+
+    @property
+    def key(self) -> bytes | None:
+        """None if it has none."""
+
+    @property
+    def value(self) -> bytes | None:
+        """None for a tombstone."""
+
+
+PLAIN_RECORDS_MAX: Final = 1_000
+"""Records up to which a batch is read at once."""
+
+
+def plain_records(batch: RawBatch) -> Sequence[PlainRecord] | None:
+    """Return the records of an uncompressed batch of few; None of another, or if they do not parse.
+
+    :func:`read_records` reads every batch, one record after the other, and says what is wrong.
+    """
+    if not _is_uncompressed(batch):
+        return None
+    try:
+        (count,) = _COUNT.unpack_from(batch, _COUNT_PLACE)
+        found = list(DefaultRecordBatch(batch)) if 0 < count <= PLAIN_RECORDS_MAX else None
+    except Exception:  # the compiled reader lets errors of any class through
+        return None
+    return found if found is None or len(found) == count else None
 
 
 def check_crc(header: BatchHeader, batch: RawBatch) -> None:

@@ -26,6 +26,7 @@ from rollbridge.kafka.batches import (
     HEADER_BYTES,
     BatchBuilder,
     LogRecord,
+    PlainRecord,
     check_crc,
     check_numbering,
     complete_batches,
@@ -101,8 +102,8 @@ class FrameReader:
         self._partition: Partition | None = None
         self._batches: Sequence[_Batch] = ()
         self._opened: _Batch | None = None
-        self._records: Iterator[LogRecord] = iter(())
-        self._record: LogRecord | None = None
+        self._records: Iterator[PlainRecord] = iter(())
+        self._record: PlainRecord | None = None
 
     def read(self, frame: FrameRef) -> bytes:
         """Return the record batch of a frame.
@@ -378,6 +379,8 @@ class FrameFeed:
 
 BATCH_BYTES_MAX: Final = 512 * 1024
 
+_NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
+
 Batches = tuple[list[bytes], list[tuple[int, int]]]
 """Batches that hold records in order, and for each record the index of its batch and its offset in it."""
 
@@ -392,11 +395,15 @@ def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
     builder = BatchBuilder(BATCH_BYTES_MAX)
+    append = builder.append
+    count = 0
     for timestamp, key, value in rows:
-        if not builder.append(timestamp, key, value):
+        if not append(timestamp, key, value, _NO_HEADERS):
             batches.append(builder.build())
-            builder.append(timestamp, key, value)
-        places.append((len(batches), builder.count - 1))
+            append(timestamp, key, value, _NO_HEADERS)
+            count = 0
+        places.append((len(batches), count))
+        count += 1
     if builder.count:
         batches.append(builder.build())
     return batches, places
