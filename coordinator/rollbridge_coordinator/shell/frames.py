@@ -45,6 +45,7 @@ from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.model.ended import EndedIds
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import FrameRef
 from rollbridge_coordinator.state.effects import Items, LogSummary, Messages
@@ -283,7 +284,9 @@ def _read_committed(
 
 SMALL_BYTES: Final = 32 * 1024
 """Size below which frames are joined with their neighbours; larger ones are cheaper to forward as they are."""
-JOINED_BYTES_MAX: Final = 512 * 1024
+JOINED_BYTES_MAX: Final = FRAME_BYTES_DEFAULT
+"""Size up to which they are joined: a native transaction takes one batch of a partition in each request, so each batch
+more costs the broker, and the leader, one request more."""
 
 
 class FrameFeed:
