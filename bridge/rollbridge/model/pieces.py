@@ -509,9 +509,13 @@ class Ages:
         young = self._young
         found = []
         still = State.OPEN
-        while young and (young[0].state is not still or young[0].begun_ms < begun_before_ms):
-            item = young.popleft()
-            if item.state is still:
+        while young:
+            item = young[0]
+            is_open = item.state is still
+            if is_open and item.begun_ms >= begun_before_ms:
+                break
+            young.popleft()
+            if is_open:
                 found.append(item)
         return found
 
