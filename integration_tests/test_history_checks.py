@@ -366,7 +366,7 @@ def flipped(history: History, place: int) -> History:
     log = list(history.log)
     position, record = log[place]
     kind = ControlKind.ABORT if record.kind is ControlKind.COMMIT else ControlKind.COMMIT
-    log[place] = (position, replace(record, kind=kind))
+    log[place] = (position, record._replace(kind=kind))
     return replace(history, log=log)
 
 
@@ -400,7 +400,7 @@ def pipelined(history: History) -> History:
 def expired(history: History) -> History:
     log = list(history.log)
     position, record = log[1]
-    log[1] = (position, replace(record, reason=EXPIRED))
+    log[1] = (position, record._replace(reason=EXPIRED))
     return replace(history, log=log)
 
 

@@ -6,7 +6,6 @@ import itertools
 import pickle
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -287,7 +286,7 @@ def test_the_ends_of_a_commit_span_streams_segments_and_parts() -> None:
 
 def test_what_stands_in_prepared_segments_is_found_by_the_numbers_that_it_was_written_to() -> None:
     large = SegmentId.of((1 << 30) + 8, 4)
-    placed = replace(record({ORDERS: {large: [Run(0, 0, 3)]}}), prepared={ORDERS: {large: 1}})
+    placed = record({ORDERS: {large: [Run(0, 0, 3)]}})._replace(prepared={ORDERS: {large: 1}})
     pieces: Iterable[Piece] = [Piece(0, 0, 1, 3, first_count=1, last_count=6)]
     first = DLSN(4, (1 << 30) + 8, 0, local_sequence(0, 1))
     last = DLSN(4, (1 << 30) + 8, 2, local_sequence(0, 6))

@@ -37,6 +37,7 @@ records = st.builds(
         stream_names.map(str), st.dictionaries(segment_ids, st.lists(runs, max_size=3), max_size=3), max_size=3
     ),
     refused=st.none() | refusals,
+    order=st.none() | st.tuples(st.tuples(times_ms, int32), times_ms),
     prepared=st.dictionaries(
         stream_names.map(str), st.dictionaries(segment_ids, int32, min_size=1, max_size=3), max_size=3
     ),
@@ -75,6 +76,9 @@ def test_the_encoder_by_hand_writes_what_the_general_one_does(record: ControlRec
             }
             for stream, segments in record.placement.items()
         ],
+        "order": None
+        if record.order is None
+        else {"connection": record.order[0][0], "epoch": record.order[0][1], "number": record.order[1]},
         "refused": None if record.refused is None else REFUSED.to_datum(record.refused),
         "prepared": [
             {"stream": stream, "segment": int(segment), "number": number}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+from typing import Final
 
 import click
 
@@ -13,6 +15,10 @@ from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
 
 logger = logging.getLogger(__name__)
+
+YOUNG_MAX: Final = 20_000
+"""Objects made and not freed again after which Python looks for cycles among them. A round makes some thousands that
+are freed without that when it is settled; with Python's 700, looking for cycles took a fifth of a leader's time."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
@@ -41,6 +47,7 @@ def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> N
     # The command line has set up logging before, with a level that suits short commands.
     logging.getLogger().setLevel(log_level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)
+    spare_collector()
     try:
         daemon = Daemon(load_coordinator_settings(flags), hook)
         end_on_signals(daemon.stop, lambda: daemon.is_serving)
@@ -50,6 +57,13 @@ def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> N
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
+
+
+def spare_collector() -> None:
+    """Have Python's collector leave alone what was loaded until now, which stays, and look less often at the rest."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])
 
 
 if __name__ == "__main__":

@@ -413,9 +413,15 @@ class UnorderedFold(BufferFold):
     """A defect: a commit counts from when it is met, whatever was asked for before it."""
 
     def _commit(
-        self, transaction: BufferedTransaction | None, header: FrameHeader, stream: str, value: bytes, appended_ms: int
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        value: bytes,
+        appended_ms: int,
+        order: CommitOrder | None,
     ) -> None:
-        super()._commit(transaction, header, stream, value, appended_ms)
+        super()._commit(transaction, header, stream, value, appended_ms, order)
         release_all(self)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,15 @@ from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.interpreter import Hook
 
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    """Python's collector works as before afterwards: the process is the tests' own."""
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
 
 
 @pytest.fixture
@@ -46,6 +57,14 @@ def test_security_comes_from_the_environment(seen: list[CoordinatorSettings]) ->
     (settings,) = seen
     assert (settings.bootstrap_servers, settings.zookeeper) == ("broker:9093", "zk:2181")
     assert (settings.zookeeper_root, settings.security) == ("/other", {"security.protocol": "SSL"})
+
+
+def test_the_collector_is_not_to_look_at_what_stays(seen: list[CoordinatorSettings]) -> None:
+    gc.unfreeze()
+    assert CliRunner().invoke(entry.main, ADDRESSES).exit_code == 0
+    assert seen
+    assert gc.get_freeze_count() > 0
+    assert gc.get_threshold()[0] == entry.YOUNG_MAX
 
 
 def test_a_faulty_setting_is_one_line_and_no_daemon(seen: list[CoordinatorSettings]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -40,9 +39,9 @@ class Topic:
 
     def round(self, *appended: tuple[str, Terminated]) -> Draft:
         """Append, flush, write, adopt."""
-        positions = range(self.position, self.position + len(appended))
+        placed = [(client, item._replace(position=self.position + at)) for at, (client, item) in enumerate(appended)]
         self.position += len(appended) + 1
-        draft = self.preserver.flush(appended, positions)
+        draft = self.preserver.flush(placed)
         self.write(draft)
         return draft
 
@@ -72,7 +71,7 @@ def test_a_round_writes_each_client_once_however_many_of_its_transactions_it_end
 
 def test_a_draft_that_is_not_adopted_leaves_nothing_behind() -> None:
     topic = Topic()
-    topic.preserver.flush([("a", ended(1))], [0])
+    topic.preserver.flush([("a", ended(1))])
     assert topic.preserver.contents() == {}
     assert topic.preserver.find(ended(1).transaction) is Absence.UNKNOWN
 
@@ -94,7 +93,7 @@ def test_the_latest_ones_are_kept_and_what_is_dropped_raises_the_horizon_of_its_
 def test_a_record_stays_small_enough_to_be_written_whatever_the_labels() -> None:
     topic = Topic(count=10_000)
     longest = "\N{HAMSTER FACE}" * 1_000
-    topic.round(*(("a", replace(ended(counter, label=longest), reason=longest)) for counter in range(1, 601)))
+    topic.round(*(("a", ended(counter, label=longest)._replace(reason=longest)) for counter in range(1, 601)))
     kept = [item.transaction.counter for item in topic.preserver.contents()["a"]]
     assert ITEMS_HARMLESS < len(kept) < 600
     assert kept[-1] == 600
@@ -255,9 +254,9 @@ def test_whatever_happens_the_topic_says_what_the_leader_remembers_and_nothing_k
 def test_ids_that_nobody_gave_out_raise_no_horizon() -> None:
     preserver = TransactionMetadataPreserver(1, 72, 100)
     preserver.believe(lambda transaction: TransactionId.from_bytes(transaction).counter < 1_000, 1_000)
-    forged = (replace(ended(5), transaction=TransactionId.of(1, COUNTER_MAX - number)) for number in range(2))
-    for number, item in enumerate((ended(5), next(forged), ended(8), replace(next(forged), retain_ms=0))):
-        preserver.adopt(preserver.flush([("a", item)], [number]))
+    forged = (ended(5)._replace(transaction=TransactionId.of(1, COUNTER_MAX - number)) for number in range(2))
+    for number, item in enumerate((ended(5), next(forged), ended(8), next(forged)._replace(retain_ms=0))):
+        preserver.adopt(preserver.flush([("a", item._replace(position=number))]))
     assert preserver.find(TransactionId.of(1, 5), "a") is Absence.FORGOTTEN
     assert preserver.find(TransactionId.of(1, 900), "a") is Absence.UNKNOWN
 

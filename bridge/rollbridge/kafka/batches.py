@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
@@ -339,6 +339,58 @@ def check_data(batch: RawBatch) -> BatchHeader:
     return header
 
 
+_OF_FRAME: Final = struct.Struct(">8xi4xbIhi30xi")
+_COUNT: Final = struct.Struct(">i")
+_COUNT_PLACE: Final = 57
+_OF_JOINED: Final = struct.Struct(">8xi4xb5xb")
+_OF_FRAME_ATTRIBUTES_MAX: Final = 4  # the codecs, and nothing else
+
+
+def is_frame(batch: RawBatch, count: int) -> bool:
+    """Return whether :func:`validate_frame` takes a batch, in half the time; it says what is wrong with another."""
+    if len(batch) < HEADER_BYTES or count < 1:
+        return False
+    length, magic, crc, attributes, last_offset_delta, records = _OF_FRAME.unpack_from(batch)
+    return bool(
+        length + _LENGTH_OVERHEAD == len(batch)
+        and magic == _MAGIC
+        and 0 <= attributes <= _OF_FRAME_ATTRIBUTES_MAX
+        and records == count
+        and last_offset_delta == count - 1
+        and crc32c(memoryview(batch)[_CRC_START:]) == crc
+    )
+
+
+def join_bound(size: int, records: int) -> int:
+    """Return by how many bytes, at most, an uncompressed batch makes a batch longer into which it is merged."""
+    return size - HEADER_BYTES + records * _REBATCH_GROWTH_BYTES
+
+
+def joined(batches: Sequence[RawBatch], ends: Sequence[int], max_bytes: int) -> bytes | None:
+    """Merge uncompressed batches into one, as :func:`rebatch` does, in less time; None if that is needed.
+
+    Args:
+        batches: Several complete data batches.
+        ends: How many records they hold up to the end of each.
+        max_bytes: Limit on the merged batch.
+
+    Raises:
+        CorruptDataError: The records of an input do not parse, or are not as many as ``ends`` says.
+    """
+    bound = HEADER_BYTES + join_bound(sum(map(len, batches)) - HEADER_BYTES * (len(batches) - 1), ends[-1])
+    if bound > max_bytes or not all(map(_is_uncompressed, batches)):
+        return None
+    return _join(batches, ends, bound, Compression.NONE)
+
+
+def _is_uncompressed(batch: RawBatch) -> bool:
+    size = len(batch)
+    if size < HEADER_BYTES:
+        return False
+    length, magic, codec = _OF_JOINED.unpack_from(batch)
+    return bool(length + _LENGTH_OVERHEAD == size and magic == _MAGIC and not codec & _COMPRESSION_MASK)
+
+
 def stamped_header(
     batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
 ) -> bytes:
@@ -484,6 +536,45 @@ def read_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) 
         yield LogRecord(record.offset, record.timestamp, record.key, record.value, record.headers)
     if seen != header.record_count:
         raise CorruptDataError(f"record batch claims {header.record_count} records and holds {seen}")
+
+
+class PlainRecord(Protocol):
+    """What aiokafka's compiled reader makes of a record; see :class:`LogRecord`."""
+
+    @property
+    def offset(self) -> int:
+        """Of the record, in its log."""
+
+    @property
+    def timestamp(self) -> int:
+        """In ms since 1970."""
+
+    @property
+    def key(self) -> bytes | None:
+        """None if it has none."""
+
+    @property
+    def value(self) -> bytes | None:
+        """None for a tombstone."""
+
+
+PLAIN_RECORDS_MAX: Final = 1_000
+"""Records up to which a batch is read at once."""
+
+
+def plain_records(batch: RawBatch) -> Sequence[PlainRecord] | None:
+    """Return the records of an uncompressed batch of few; None of another, or if they do not parse.
+
+    :func:`read_records` reads every batch, one record after the other, and says what is wrong.
+    """
+    if not _is_uncompressed(batch):
+        return None
+    try:
+        (count,) = _COUNT.unpack_from(batch, _COUNT_PLACE)
+        found = list(DefaultRecordBatch(batch)) if 0 < count <= PLAIN_RECORDS_MAX else None
+    except Exception:  # the compiled reader lets errors of any class through
+        return None
+    return found if found is None or len(found) == count else None
 
 
 def check_crc(header: BatchHeader, batch: RawBatch) -> None:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.batches import PlainRecord, plain_records
 from rollbridge.kafka.committed import iterate_any_records
 from rollbridge.kafka.fetch import NO_EPOCH
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
@@ -156,7 +157,7 @@ class Tail:
                     for record in read_numbered(batch, header.base_offset, end, self._inflated_bytes_max):
                         if record.offset >= position:
                             position = record.offset + 1
-                            yield TailMessage(partition, record.offset, record.timestamp, record.key, record.value)
+                            yield _message((partition, position - 1, record.timestamp, record.key, record.value))
                 except CorruptDataError as fault:
                     self.skipped += 1
                     logger.warning(
@@ -171,8 +172,14 @@ class Tail:
                 yield TailMessage(partition, end - 1, max(header.max_timestamp, 0), None, None)
 
 
-def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[LogRecord]:
-    """Iterate over the records of a batch, parsing each only when it is asked for.
+_message: Final[Callable[[tuple[Partition, int, int, bytes | None, bytes | None]], TailMessage]] = partial(
+    tuple.__new__, TailMessage
+)
+"""What ``TailMessage(*fields)`` gives, in half the time."""
+
+
+def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[PlainRecord]:
+    """Iterate over the records of a batch, parsing each only when it is asked for if they may be many.
 
     Brokers do not check the numbering of an uncompressed batch, and a reader that trusted it could continue anywhere.
 
@@ -181,7 +188,8 @@ def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> I
             one.
     """
     offset = base
-    for record in iterate_any_records(batch, limit_bytes=limit_bytes):
+    found: Iterable[PlainRecord] = plain_records(batch) or iterate_any_records(batch, limit_bytes=limit_bytes)
+    for record in found:
         if record.offset != offset or offset >= end:
             raise CorruptDataError(f"record {offset - base} of a batch is numbered {record.offset - base}")
         offset += 1

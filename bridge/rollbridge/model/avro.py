@@ -30,6 +30,10 @@ def encode_long(value: int) -> bytes:
         return _ONE_BYTE[zigzag]
     if zigzag < 0x4000:
         return bytes((zigzag & 0x7F | 0x80, zigzag >> 7))
+    if zigzag < 0x200000:
+        return bytes((zigzag & 0x7F | 0x80, zigzag >> 7 & 0x7F | 0x80, zigzag >> 14))
+    if zigzag < 0x10000000:
+        return bytes((zigzag & 0x7F | 0x80, zigzag >> 7 & 0x7F | 0x80, zigzag >> 14 & 0x7F | 0x80, zigzag >> 21))
     if not _LONG_MIN <= value <= _LONG_MAX:
         raise InvalidRequestError(f"{value} has more than 64 bits; nothing was written")
     out = bytearray()

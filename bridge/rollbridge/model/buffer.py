@@ -20,15 +20,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from sys import intern
 from typing import Final
 
-from rollbridge.model.commit_order import CommitLines, LineKey
+from rollbridge.model.commit_order import CommitLines, CommitOrder, LineKey
 from rollbridge.model.control import (
     EXPIRED,
     FENCED,
     FORSAKEN,
-    FRAMES_HARMLESS,
     OVERTAKEN,
     long_lease_reason,
     resumed_reason,
@@ -42,12 +42,12 @@ from rollbridge.model.frames import (
     VERSION,
     FrameHeader,
     FrameKind,
-    PieceKey,
     decode_abort,
     decode_begin,
     decode_extend,
     decode_manifest,
     newer_version,
+    piece_key,
     unpack_bundle,
     unpack_header,
 )
@@ -58,6 +58,7 @@ from rollbridge.model.options import GIB, MIB
 from rollbridge.model.pieces import (
     CACHED_PRICE,
     FRAME_PRICE,
+    HELD_HARMLESS,
     LATE_PLACE_PRICE,
     NO_FRAMES,
     OWNER_PRICE,
@@ -75,9 +76,20 @@ from rollbridge.model.transaction import DECISIONS, Chronicle, Drop, Event, Move
 
 # Looking a member up in its enum takes longer, in CPython 3.11, than all else that the table costs a DATA frame.
 _DATA: Final = Event.DATA
+_BEGIN: Final = Event.BEGIN
+_COMMIT: Final = Event.COMMIT
+_MERGED: Final = Event.MERGED
 _TAKEN: Final = Stay.TAKEN
 _UNKNOWN: Final = State.UNKNOWN
+_OPEN: Final = State.OPEN
+_COMMITTING: Final = State.COMMITTING
 _ENDED: Final = State.ENDED
+_DATA_FRAME: Final = FrameKind.DATA
+_BEGIN_FRAME: Final = FrameKind.BEGIN
+_COMMIT_FRAME: Final = FrameKind.COMMIT
+_ABORT_FRAME: Final = FrameKind.ABORT
+_EXTEND_FRAME: Final = FrameKind.EXTEND
+_BUNDLE: Final = FrameKind.BUNDLE
 
 TOMBSTONES_MAX: Final = 100_000
 """Transactions that have ended and whose ids are kept, so that no BEGIN frame that is read later opens them again."""
@@ -115,6 +127,16 @@ def newer_reason(version: int) -> str:
         f"its client writes frames of version {version}, and its coordinator knows {VERSION}: upgrade all coordinators "
         "first"
     )
+
+
+@lru_cache(maxsize=1024)
+def _of_client(client: str, stream: str) -> str:
+    return f"client {client}, a frame of {stream}"
+
+
+@lru_cache(maxsize=1024)
+def _of_stream(stream: str) -> str:
+    return f"a frame of {stream}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +240,11 @@ class BufferFold:
             key: Kafka key.
             value: Kafka value.
         """
-        if offset < self.positions.get(partition, 0):
+        positions = self.positions
+        if offset < positions.get(partition, 0):
             self.dropped[Drop.REPEATED] += 1
             return
-        self.positions[partition] = offset + 1
+        positions[partition] = offset + 1
         if appended_ms > self.appended_ms:
             self.appended_ms = appended_ms
         self.chronicle.at_ms = appended_ms
@@ -229,7 +252,7 @@ class BufferFold:
         if header is None or value is None:
             self._pass_over(key, appended_ms)
             return
-        if header.kind is not FrameKind.BUNDLE:
+        if header.kind is not _BUNDLE:
             self._frame(header, stream, partition, offset, 0, appended_ms, value)
             return
         try:
@@ -309,8 +332,8 @@ class BufferFold:
             InvalidTransitionError: its end is not decided.
         """
         item = self.open[transaction]
-        event = Event.MERGED if item.state is State.COMMITTING else Event.ABORT_LOGGED
         before = item.state
+        event = _MERGED if before is _COMMITTING else Event.ABORT_LOGGED
         row = decide(before, event, item)
         if isinstance(row, Move):
             item.state = row.to
@@ -319,10 +342,12 @@ class BufferFold:
             self.chronicle.changed(transaction, before, item.state, event, cause, is_unusual=rolled)
         del self.open[transaction]
         self.decided.pop(transaction, None)  # a rolling commit of an earlier leader may name some that are held here
-        if item.order is not None and event is Event.MERGED:
-            self.lines.release(item.order, item)
+        if item.order is not None and event is _MERGED:
+            if self.lines:
+                self.lines.release(item.order, item)
             self.lines.conclude(item.order.line, item.order.number)
-            self._decide_due(item.order.line)
+            if self.lines:
+                self._decide_due(item.order.line)
         self._let_go(item)
         self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
@@ -455,31 +480,30 @@ class BufferFold:
         value: bytes,
     ) -> None:
         transaction = self.open.get(header.transaction)
-        if (
-            transaction is not None
-            and partition not in transaction.first_offsets
-            and stream in transaction.begin.places
-        ):
+        kind = header.kind
+        if transaction is None:
+            if kind is not _BEGIN_FRAME and self.chronicle.is_live:
+                self.chronicle.dropped(header.transaction, _UNKNOWN, f"{kind.name} of none that is open")
+        elif partition not in transaction.first_offsets and stream in transaction.begin.places:
             # Its own BEGIN frame comes first, unless a client is at fault; what is needed is not truncated even then.
             transaction.first_offsets[partition] = offset
-        if transaction is None and self.chronicle.is_live and header.kind is not FrameKind.BEGIN:
-            self.chronicle.dropped(header.transaction, State.UNKNOWN, f"{header.kind.name} of none that is open")
         try:
-            match header.kind:
-                case FrameKind.DATA:
-                    self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
-                case FrameKind.BEGIN:
-                    if transaction is None:
-                        self._begin(header, stream, partition, offset, appended_ms, value)
-                    else:
-                        self._begin_again(transaction, header, stream, partition, offset, appended_ms, value)
-                case FrameKind.EXTEND:
-                    self._extend(transaction, header, stream, decode_extend(value), appended_ms)
-                case FrameKind.COMMIT | FrameKind.ABORT:
-                    try:
-                        self._hear_end(transaction, header, stream, value, appended_ms)
-                    finally:
-                        self._meet(transaction, header)
+            if kind is _DATA_FRAME:
+                self._data(transaction, header, stream, partition, offset, start, appended_ms, value)
+            elif kind is _BEGIN_FRAME:
+                if transaction is None:
+                    self._begin(header, stream, partition, offset, appended_ms, value)
+                else:
+                    self._begin_again(transaction, header, stream, partition, offset, appended_ms, value)
+            elif kind is _COMMIT_FRAME or kind is _ABORT_FRAME:
+                order = header.order
+                try:
+                    self._hear_end(transaction, header, stream, value, appended_ms, order)
+                finally:
+                    if order is not None:
+                        self._meet(transaction, order)
+            elif kind is _EXTEND_FRAME:
+                self._extend(transaction, header, stream, decode_extend(value), appended_ms)
         except CorruptDataError:
             self._corrupt(header, appended_ms)
 
@@ -518,27 +542,28 @@ class BufferFold:
         stream: str,
         value: bytes,
         appended_ms: int,
+        order: CommitOrder | None,
     ) -> None:
         if transaction is not None and self._is_fenced(transaction, header):
             self._drop(decide(transaction.state, Event.END_OF_FORMER, transaction))
             if self.chronicle.is_live:
                 cause = f"{header.kind.name} of a former owner or an older session"
                 self.chronicle.dropped(header.transaction, transaction.state, cause)
-        elif header.kind is FrameKind.COMMIT:
-            self._commit(transaction, header, stream, value, appended_ms)
+        elif header.kind is _COMMIT_FRAME:
+            self._commit(transaction, header, stream, value, appended_ms, order)
         else:
             self._abort(transaction, header, stream, decode_abort(value), appended_ms)
 
-    def _meet(self, transaction: BufferedTransaction | None, header: FrameHeader) -> None:
+    def _meet(self, transaction: BufferedTransaction | None, order: CommitOrder) -> None:
         """Note the number of an end, and decide on the commits that have waited for it.
 
         A session that is fenced is over: what it still sends releases nothing that waits for it.
         """
-        order = header.order
-        if order is None or (transaction is not None and self.fences.holds_off(transaction.owners.session)):
+        if transaction is not None and self.fences.holds_off(transaction.owners.session):
             return
         self.lines.meet(order)
-        self._decide_due(order.line)
+        if self.lines:
+            self._decide_due(order.line)
 
     def _decide_due(self, key: LineKey) -> None:
         for item in self.lines.due(key):
@@ -546,11 +571,13 @@ class BufferFold:
 
     def _is_fenced(self, transaction: BufferedTransaction, header: FrameHeader) -> bool:
         """Tell whether an end is asked for by somebody whose transaction it no longer is."""
-        decided = self.fences.decided_before.get(transaction.id)
-        if decided is not None:
-            return header.part != decided
+        fences = self.fences
+        if fences.decided_before:
+            decided = fences.decided_before.get(transaction.id)
+            if decided is not None:
+                return header.part != decided
         owners = transaction.owners
-        return header.part != owners.part or self.fences.holds_off(owners.session)
+        return header.part != owners.part or fences.holds_off(owners.session)
 
     def _corrupt(self, header: FrameHeader, appended_ms: int) -> None:
         """Drop a frame that cannot be read, and refuse the transaction that lacks it, if it is open."""
@@ -595,11 +622,11 @@ class BufferFold:
         state = self._state_of(header.transaction)
         if state is _UNKNOWN and self.ended is not None and self.ended.is_lost(header.transaction, appended_ms):
             state = _ENDED
-        event = Event.BEGIN if header.part == OWNER_PART else Event.RESUME
-        if state is State.ENDED:
+        event = _BEGIN if header.part == OWNER_PART else Event.RESUME
+        if state is _ENDED:
             self._drop(decide(state, event))
             # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
-            if self.late is not None and event is Event.BEGIN and header.transaction in self._terminated:
+            if self.late is not None and event is _BEGIN and header.transaction in self._terminated:
                 self.note_late(header.transaction, decode_begin(value).streams, partition, offset)
             return
         begin = decode_begin(value)
@@ -607,7 +634,7 @@ class BufferFold:
         is_crowded = self.held_bytes - self.refused_bytes + price > room * _ROOM_TO_BEGIN
         if stream not in begin.places:
             event = Event.ASTRAY
-        elif event is Event.BEGIN and is_crowded and self.refused_bytes + price > room * _ROOM_TO_REFUSE:
+        elif is_crowded and event is _BEGIN and self.refused_bytes + price > room * _ROOM_TO_REFUSE:
             event = Event.CROWDED
         row = decide(state, event)
         if not isinstance(row, Move):
@@ -623,14 +650,15 @@ class BufferFold:
         )
         item.first_offsets[partition] = offset
         if self.chronicle.is_noting:
-            cause = f"client {begin.client_name}, a frame of {stream}"
-            self.chronicle.changed(item.id, state, row.to, Event.BEGIN, cause)
+            self.chronicle.changed(item.id, state, row.to, _BEGIN, _of_client(begin.client_name, stream))
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
             self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
         if begin.lease_ms > self.limits.lease_ms_max:
             self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms)
         if is_crowded:
             self.refuse(item.id, crowded_reason(room), appended_ms)
+        if self.fences.epoch_of(begin.client_name) == begin.client_epoch:
+            return  # its session is the newest, as it mostly is
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms)
         elif self.fences.has_room_for(begin.client_name):
@@ -697,7 +725,7 @@ class BufferFold:
         if place is None:
             self._drop(decide(transaction.state, Event.ASTRAY, transaction))
             return
-        piece = PieceKey(header.part, place, header.segment)
+        piece = piece_key((header.part, place, header.segment))
         event = _DATA
         if transaction.owners.is_former(stream, header.part):
             event = Event.DATA_OF_FORMER
@@ -737,7 +765,7 @@ class BufferFold:
             or self.held_bytes - self.refused_bytes > limits.held_bytes_max * _ROOM_TO_GROW
         ):
             self._charge(transaction, 0, appended_ms)
-        if len(transaction.frames) > FRAMES_HARMLESS and transaction.is_too_scattered():
+        if transaction.held_bytes > HELD_HARMLESS and transaction.is_too_scattered():
             self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms)
 
     def _commit(
@@ -747,11 +775,12 @@ class BufferFold:
         stream: str,
         value: bytes,
         appended_ms: int,
+        order: CommitOrder | None,
     ) -> None:
         if transaction is None:
-            self._drop(decide(self._state_of(header.transaction), Event.COMMIT))
+            self._drop(decide(self._state_of(header.transaction), _COMMIT))
             return
-        event = Event.COMMIT if stream == transaction.begin.home else Event.ASTRAY
+        event = _COMMIT if stream == transaction.begin.home else Event.ASTRAY
         row = decide(transaction.state, event, transaction)
         if not isinstance(row, Move):
             self._drop(row)
@@ -760,20 +789,23 @@ class BufferFold:
         transaction.manifest = decode_manifest(value)
         price = manifest_price(transaction.manifest)
         if self.chronicle.is_noting:
-            self.chronicle.changed(transaction.id, transaction.state, state, Event.COMMIT, f"a frame of {stream}")
+            self.chronicle.changed(transaction.id, transaction.state, state, _COMMIT, _of_stream(stream))
         transaction.state = state
-        transaction.ended_by = transaction.owners.session
-        transaction.reason = resumed_reason(transaction.owners.part)
+        owners = transaction.owners
+        transaction.ended_by = owners.session
+        if owners.part != OWNER_PART:
+            transaction.reason = resumed_reason(owners.part)
         transaction.decided_ms = appended_ms
         self._charge(transaction, price, appended_ms)
         if transaction.state is not state:
             return
-        order = transaction.order = header.order
+        transaction.order = order
         if order is None:
             self.decided[transaction.id] = transaction
             return
         line = self.lines.of(order)
-        self._decide_due(order.line)  # those before it that its connection no longer counts on come first
+        if self.lines:
+            self._decide_due(order.line)  # those before it that its connection no longer counts on come first
         if order.number == line.floor:
             self.decided[transaction.id] = transaction
         elif order.number > line.floor:

@@ -16,7 +16,8 @@ Source: Kafka's idempotent producer (producer id, sequence numbers); TCP's ackno
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -68,7 +69,11 @@ def order_of(segment: int, first_count: int, records: int, client_epoch: int) ->
     if not number:
         return None
     connection = first_count >> NUMBER_BITS << _LOW_BITS | segment
-    return CommitOrder(connection, client_epoch, number, min(records, number - 1))
+    return _order((connection, client_epoch, number, records if records < number else number - 1))
+
+
+_order: Final[Callable[[tuple[int, int, int, int]], CommitOrder]] = partial(tuple.__new__, CommitOrder)
+"""What ``CommitOrder(*fields)`` gives, in half the time: a leader makes one for each commit."""
 
 
 class CommitLine(Generic[T]):
@@ -157,7 +162,11 @@ class CommitLines(Generic[T]):
         Numbers met out of order have to be remembered, and a client can make up any. When there are too many, the lines
         with the most lose theirs; the commits that they hold are refused in the end.
         """
-        self._met += self.of(order).meet(order.number)
+        line = self.of(order)
+        if order.number == line.floor and not line.waiting:
+            line.floor += 1
+            return
+        self._met += line.meet(order.number)
         if self._met <= self._met_max:
             return
         lines = list(self._lines.values())

@@ -29,7 +29,7 @@ from itertools import accumulate, pairwise
 from typing import Final, Self
 
 from rollbridge.model.errors import CorruptDataError
-from rollbridge.model.ids import ISSUED_BITS, ISSUED_MAX, NUMBER_MAX, counter_of, split_counter
+from rollbridge.model.ids import COUNTER_BYTES, ISSUED_BITS, ISSUED_MAX, NUMBER_MAX, counter_of
 from rollbridge.model.mapper import Mapper
 from rollbridge.model.names import GroupName
 from rollbridge.model.snapshots import seal, unseal
@@ -212,7 +212,8 @@ class EndedIds(Container[bytes]):
         counter = _counter(transaction) if isinstance(transaction, bytes) else None
         if counter is None or counter in self._spared:
             return False
-        return self._is_in_range(counter) or self._is_void(counter)
+        place = bisect_right(self._starts, counter) - 1
+        return (place >= 0 and counter < self._ends[place]) or self._is_below(counter)
 
     def __len__(self) -> int:
         """Return the number of ranges."""
@@ -227,7 +228,7 @@ class EndedIds(Container[bytes]):
         self._spared.discard(counter)
         starts, ends = self._starts, self._ends
         place = bisect_right(starts, counter)
-        if (place and counter < ends[place - 1]) or self._is_void(counter):
+        if (place and counter < ends[place - 1]) or self._is_below(counter):
             return
         follows = place > 0 and ends[place - 1] == counter
         precedes = place < len(starts) and starts[place] == counter + 1
@@ -330,7 +331,9 @@ class EndedIds(Container[bytes]):
 
     def _is_below(self, counter: int) -> bool:
         """Tell whether a counter is below the horizon of its number."""
-        return bool(self._horizons) and counter & _COUNT_MASK < self._horizons.get(counter >> ISSUED_BITS, 0)
+        if not self._horizons:
+            return False
+        return counter & _COUNT_MASK < self._horizons.get(counter >> ISSUED_BITS, 0)
 
     def _take_out(self, counter: int) -> None:
         place = bisect_right(self._starts, counter) - 1
@@ -344,8 +347,8 @@ class EndedIds(Container[bytes]):
 
 def _counter(transaction: bytes) -> int | None:
     """Return the counter in an id; None for one that no counter ever gives out."""
-    number, count = split_counter(transaction)
-    return counter_of(number, count) if count <= ISSUED_MAX else None
+    counter = int.from_bytes(transaction[COUNTER_BYTES], "big")
+    return counter if counter & _COUNT_MASK <= ISSUED_MAX else None
 
 
 # Marks in the commit log

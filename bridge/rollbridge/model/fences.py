@@ -26,6 +26,7 @@ from rollbridge.model.frames import BeginFrame
 from rollbridge.model.ids import OWNER_PART
 
 _FIRST: Final = (int(OWNER_PART),)
+_NONE_RESUMED: Final[Mapping[str, tuple[int, ...]]] = {}
 CLIENTS_MAX: Final = 200_000
 """Client names whose sessions frames may tell of; one takes 150 bytes and its name. Those on record are not limited."""
 OWNERS_MAX: Final = 1_000
@@ -100,7 +101,7 @@ class Owners:
 
     def __init__(self, begin: BeginFrame) -> None:
         self._home = begin.home
-        self._parts: dict[str, tuple[int, ...]] = {}
+        self._parts = _NONE_RESUMED
         self.part: int = OWNER_PART
         self.session: SessionName = (begin.client_name, begin.client_epoch)
 
@@ -123,7 +124,7 @@ class Owners:
         known = self._parts.get(stream, _FIRST)
         if part <= known[-1]:
             return False
-        self._parts[stream] = (*known, part)
+        self._parts = {**self._parts, stream: (*known, part)}
         if stream == self._home:
             self.part = part
             self.session = (begin.client_name, begin.client_epoch)
@@ -136,11 +137,13 @@ class Owners:
     def restore(self, stream: str, parts: Sequence[int], session: SessionName) -> None:
         """Put back what :meth:`of` and ``session`` said of a stream's buffer."""
         if parts:
-            self._parts[stream] = (*_FIRST, *parts)
+            self._parts = {**self._parts, stream: (*_FIRST, *parts)}
             if stream == self._home:
                 self.part, self.session = parts[-1], session
 
     def is_former(self, stream: str, part: int) -> bool:
         """Return True if a part is that of a former owner; parts that other processes write for it are not."""
+        if not self._parts:
+            return False
         known = self._parts.get(stream, _FIRST)
         return part != known[-1] and part in known

@@ -36,10 +36,10 @@ is a header as above with kind 5, its value the frames in order, each without ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -106,11 +106,17 @@ class FrameHeader(NamedTuple):
         return order_of(self.segment, self.first_count, self.records, self.client_epoch)
 
 
+_header: Final[Callable[[tuple[FrameKind, bytes, int, int, int, int, int]], FrameHeader]] = partial(
+    tuple.__new__, FrameHeader
+)
+"""What ``FrameHeader(*fields)`` gives, in half the time: a leader makes four for each small transaction."""
+
 ANYBODY: Final = PART_MAX
 """The part in an EXTEND frame of somebody who does not own the transaction; no part has this number."""
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 _ENDS: Final = (FrameKind.COMMIT, FrameKind.ABORT)
+_BUNDLE: Final = FrameKind.BUNDLE
 
 
 def unpack_header(key: bytes | None) -> FrameHeader | None:
@@ -123,7 +129,7 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
         return None
     if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
         return None
-    return FrameHeader(known, transaction, part, segment, first_count, records, client_epoch)
+    return _header((known, transaction, part, segment, first_count, records, client_epoch))
 
 
 def newer_version(key: bytes | None) -> tuple[bytes, int] | None:
@@ -166,6 +172,7 @@ def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, 
     frames: list[tuple[FrameHeader, int, bytes]] = []
     end = 0
     whole = len(value)
+    transaction = header.transaction
     for _ in range(header.records):
         start = end + BUNDLED_FRAME_BYTES
         if start > whole:
@@ -173,11 +180,11 @@ def unpack_bundle(header: FrameHeader, value: bytes) -> list[tuple[FrameHeader, 
         kind, part, segment, first_count, records, client_epoch, size = _INNER.unpack_from(value, end)
         end = start + size
         known = _KINDS.get(kind)
-        if known is None or known is FrameKind.BUNDLE or end > whole:
+        if known is None or known is _BUNDLE or end > whole:
             raise CorruptDataError(f"frame {len(frames)} of a bundle is of kind {kind} and {size} bytes long")
         if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
             raise CorruptDataError(f"frame {len(frames)} of a bundle has an impossible header")
-        inner = FrameHeader(known, header.transaction, part, segment, first_count, records, client_epoch)
+        inner = _header((known, transaction, part, segment, first_count, records, client_epoch))
         frames.append((inner, start, value[start:end]))
     if end != whole or not frames:
         raise CorruptDataError(f"a bundle of {header.records} frames and {whole} bytes ends at {end}")
@@ -197,19 +204,17 @@ class BeginFrame:
     places: Mapping[str, int] = field(init=False)
     epochs: tuple[tuple[str, int], ...] = field(init=False)
     """Items of ``streams``, for lookups by place."""
+    home: str = field(init=False, compare=False, repr=False)
+    """Stream whose buffer receives the request to end the transaction."""
     text_bytes: int = field(init=False, compare=False, repr=False)
     """Memory of its texts in bytes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {name: place for place, name in enumerate(self.streams)})
         object.__setattr__(self, "epochs", tuple(self.streams.items()))
+        object.__setattr__(self, "home", next(iter(self.streams), ""))
         texts = (*self.streams, self.client_name, self.label or "")
         object.__setattr__(self, "text_bytes", sum(map(sys.getsizeof, texts)))
-
-    @property
-    def home(self) -> str:
-        """Stream whose buffer receives the request to end the transaction."""
-        return next(iter(self.streams))
 
     def is_of(self, other: BeginFrame) -> bool:
         """Tell whether both are of one session, as all BEGIN frames of a transaction's owner are."""
@@ -264,6 +269,10 @@ class PieceKey(NamedTuple):
     part: int
     stream: int
     segment: int
+
+
+piece_key: Final[Callable[[tuple[int, int, int]], PieceKey]] = partial(tuple.__new__, PieceKey)
+"""What ``PieceKey(*fields)`` gives, in half the time."""
 
 
 @dataclass(frozen=True, slots=True)

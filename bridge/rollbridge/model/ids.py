@@ -193,7 +193,8 @@ NOT_GIVEN_OUT: Final = "its id was not given out by the counter of its group: be
 BEGUN_TWICE: Final = "two clients have begun it, as after ZooKeeper was set back: begin it again"
 _DIGITS_MAX: Final = 20
 """Longest number accepted; Python refuses to convert thousands of digits, and takes long for fewer."""
-_COUNTER: Final = slice(4, 16)
+COUNTER_BYTES: Final = slice(4, 16)
+"""Where the counter stands in the 16 bytes of an id."""
 _SHOWN: Final = 40
 
 
@@ -228,7 +229,7 @@ def counter_of(number: int, count: int) -> int:
 
 def split_counter(transaction: bytes) -> tuple[int, int]:
     """Return the number of the group and the count in the 16 bytes of an id."""
-    counter = int.from_bytes(transaction[_COUNTER], "big")
+    counter = int.from_bytes(transaction[COUNTER_BYTES], "big")
     return counter >> ISSUED_BITS, counter & (1 << ISSUED_BITS) - 1
 
 
@@ -298,7 +299,7 @@ class GroupCounter:
         if note is not self.note or of != self.number:
             low, high = (counter_of(self.number, count).to_bytes(12, "big") for count in (0, self.note.value))
             self._range = self.note, self.number, low, high
-        if low <= transaction[_COUNTER] < high:
+        if low <= transaction[COUNTER_BYTES] < high:
             return True
         number, _ = split_counter(transaction)
         if number == self.number:

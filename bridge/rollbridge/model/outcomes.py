@@ -10,8 +10,8 @@ Source: PIP-255, ``TransactionMetadataPreserver``, ``Map<ClientName, List<TxnMet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import rollbridge_schemas
 from rollbridge.model.avro import encode_long, encode_string
@@ -29,10 +29,10 @@ _LOW: Final = (1 << _HALF) - 1
 _NO, _YES = b"\0", b"\1"
 _NULL, _PRESENT = encode_long(0), encode_long(1)
 _END: Final = encode_long(0)
+_EMPTY: Final = encode_string("")
 
 
-@dataclass(frozen=True, slots=True)
-class Terminated:
+class Terminated(NamedTuple):
     """A terminated transaction.
 
     Attributes:
@@ -62,21 +62,30 @@ class Terminated:
     def encode(self) -> bytes:
         """Encode the list's item in Avro, by hand: a leader writes one for every transaction."""
         counter = self.transaction.counter
-        label = _NULL if self.label is None else _PRESENT + encode_string(self.label)
         return b"".join(
             (
-                encode_long(self.transaction.epoch),
-                encode_long(counter >> _HALF),
+                _high(self.transaction.epoch, counter >> _HALF),
                 encode_long(counter & _LOW),
                 _YES if self.committed else _NO,
                 encode_long(self.position),
                 encode_long(self.records),
-                encode_long(self.decided_ms),
-                encode_long(self.retain_ms),
-                label,
-                encode_string(self.reason),
+                _moments(self.decided_ms, self.retain_ms),
+                _NULL if self.label is None else _PRESENT + encode_string(self.label),
+                encode_string(self.reason) if self.reason else _EMPTY,
             )
         )
+
+
+@lru_cache(maxsize=1024)
+def _high(epoch: int, counter_high: int) -> bytes:
+    """Encode the epoch, and the half of the counter that transactions of a group have in common for long."""
+    return encode_long(epoch) + encode_long(counter_high)
+
+
+@lru_cache(maxsize=1024)
+def _moments(decided_ms: int, retain_ms: int) -> bytes:
+    """Encode the times, which those of one round have in common."""
+    return encode_long(decided_ms) + encode_long(retain_ms)
 
 
 def encode_terminated(items: Sequence[bytes], forgotten_below: int) -> bytes:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Self, overload
 
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import RefusedCondition
-from rollbridge.model.control import is_too_scattered, scattered_reason
+from rollbridge.model.control import FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
@@ -252,6 +252,8 @@ LATE_STREAM_PRICE: Final = 16
 """A stream in it, besides its name: 8."""
 LATE_PLACE_PRICE: Final = 200
 """A partition in which such a frame stands: 60 to 170."""
+HELD_HARMLESS: Final = FRAMES_HARMLESS * FRAME_PRICE
+"""Price up to which a transaction has no more frames than always fit into a COMMIT record."""
 NAMED_PRICE: Final = 350
 """A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
 
@@ -367,12 +369,20 @@ class BufferedTransaction:
 
     def manifest_fault(self) -> str | None:
         """Return why the complete set of frames can never match the manifest; None if it does."""
-        if self.is_too_scattered():
+        return self.frames_fault() or self.names_fault()
+
+    def frames_fault(self) -> str | None:
+        """Return the same, as far as it follows from the frames that have arrived."""
+        if self.held_bytes > HELD_HARMLESS and self.is_too_scattered():
             return scattered_reason(len(self.frames))
         if self.manifest is not None and not self._is_plain():
             misfit = self._matched(self.manifest).misfit
             if misfit:
                 return misfit
+        return None
+
+    def names_fault(self) -> str | None:
+        """Return the same, as far as it follows from the begin and the manifest alone."""
         for piece in self.manifest.pieces if self.manifest else ():
             if piece.stream >= len(self.begin.streams):
                 return f"the commit names {piece}, but the transaction has {len(self.begin.streams)} streams"
@@ -445,14 +455,16 @@ class BufferedTransaction:
             return False
         pieces = self.manifest.pieces
         # No two frames of one piece: each piece that has arrived has one entry among the last counts.
-        if not len(self.frames) == len(self.last_count) == len(pieces):
+        if len(self.last_count) != len(pieces):
             return False
-        for frame in self.frames.all_cached or ():
-            if pieces.get(frame.piece) != frame.records:
-                return False
-        if self.frames.all_cached is None:
-            return all(pieces.get(piece) == records for piece, records in self.frames.counts())
-        return True
+        cached = self.frames.all_cached
+        if cached is None:
+            return len(self.frames) == len(pieces) and all(
+                pieces.get(piece) == records for piece, records in self.frames.counts()
+            )
+        if len(cached) == len(pieces) == 1:
+            return pieces.get(cached[0].piece) == cached[0].records
+        return len(cached) == len(pieces) and all(pieces.get(frame.piece) == frame.records for frame in cached)
 
 
 # Ages and leases.
@@ -496,9 +508,14 @@ class Ages:
         """Return transactions begun before a time that are still open; each is returned once, oldest first."""
         young = self._young
         found = []
-        while young and (young[0].state is not State.OPEN or young[0].begun_ms < begun_before_ms):
-            item = young.popleft()
-            if item.state is State.OPEN:
+        still = State.OPEN
+        while young:
+            item = young[0]
+            is_open = item.state is still
+            if is_open and item.begun_ms >= begun_before_ms:
+                break
+            young.popleft()
+            if is_open:
                 found.append(item)
         return found
 

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rollbridge.model.errors import InvalidTransitionError
 from rollbridge.model.frames import PieceKey
@@ -316,6 +316,9 @@ class TransactionEvent(NamedTuple):
         return f"transaction {TransactionId.from_bytes(self.transaction)} {self.change()}"
 
 
+_FIELDS: Final = len(TransactionEvent._fields) - 1
+
+
 class Chronicle:
     """Keep what happens to the transactions of one fold; not thread-safe.
 
@@ -336,8 +339,10 @@ class Chronicle:
         self.lost = 0
         self._notes: deque[TransactionEvent] = deque(maxlen=UNREAD_MAX)
         self._drops: OrderedDict[tuple[bytes, str], None] = OrderedDict()
-        self._open: dict[bytes, list[TransactionEvent]] = {}
-        self._ended: OrderedDict[bytes, list[TransactionEvent]] = OrderedDict()
+        # The events of each, one behind the other, each without the transaction: a list of its own for each event would
+        # cost a leader as much again as making it, and throwing it away when many others have ended.
+        self._open: dict[bytes, list[Any]] = {}
+        self._ended: OrderedDict[bytes, list[Any]] = OrderedDict()
 
     @property
     def is_noting(self) -> bool:
@@ -348,10 +353,12 @@ class Chronicle:
         self, transaction: bytes, before: State, after: State, event: str, cause: str = "", *, is_unusual: bool = False
     ) -> None:
         """Note a change of state."""
-        if is_unusual or self.is_live or self.is_tracing:
-            self._add(TransactionEvent(self.at_ms, before, after, event, cause, self.round, transaction, is_unusual))
-            if after in _ENDED:
-                self._end(transaction)
+        if is_unusual or self.is_tracing:
+            self._tell(TransactionEvent(self.at_ms, before, after, event, cause, self.round, transaction, is_unusual))
+        if self.is_live:
+            self._add(transaction, (self.at_ms, before, after, event, cause, self.round, is_unusual))
+        if after in _ENDED:
+            self._end(transaction)
 
     def dropped(self, transaction: bytes, state: State, cause: str) -> None:
         """Note frames that change nothing, once for each transaction and cause."""
@@ -360,7 +367,9 @@ class Chronicle:
         self._drops[transaction, cause] = None
         if len(self._drops) > DROPS_MAX:
             self._drops.popitem(last=False)
-        self._add(TransactionEvent(self.at_ms, state, state, "frames dropped", cause, self.round, transaction, True))
+        event = TransactionEvent(self.at_ms, state, state, "frames dropped", cause, self.round, transaction, True)
+        self._tell(event)
+        self._add(transaction, (event.at_ms, state, state, event.event, cause, event.round, True))
         if state is State.UNKNOWN:
             self._end(transaction)
 
@@ -371,29 +380,37 @@ class Chronicle:
 
     def story(self, transaction: bytes) -> tuple[TransactionEvent, ...]:
         """Return the events of a transaction that are kept, oldest first."""
-        return tuple(self._ended.get(transaction, ())) + tuple(self._open.get(transaction, ()))
+        found = [*self._ended.get(transaction, ()), *self._open.get(transaction, ())]
+        made = []
+        for first in range(0, len(found), _FIELDS):
+            at_ms, before, after, event, cause, number, is_unusual = found[first : first + _FIELDS]
+            made.append(TransactionEvent(at_ms, before, after, event, cause, number, transaction, is_unusual))
+        return tuple(made)
 
     def forget(self, transaction: bytes) -> None:
         """Let the events of one go that turns out never to have been open."""
         self._open.pop(transaction, None)
 
-    def _add(self, event: TransactionEvent) -> None:
-        if event.is_unusual or self.is_tracing:
-            self.lost += len(self._notes) == UNREAD_MAX
-            self._notes.append(event)
-        if self.is_live:
-            story = self._open.setdefault(event.transaction, [])
-            story.append(event)
-            if len(story) > EVENTS_MAX:
-                del story[1]
+    def _tell(self, event: TransactionEvent) -> None:
+        self.lost += len(self._notes) == UNREAD_MAX
+        self._notes.append(event)
+
+    def _add(self, transaction: bytes, event: tuple[int, State, State, str, str, int, bool]) -> None:
+        story = self._open.get(transaction)
+        if story is None:
+            self._open[transaction] = [*event]
+            return
+        story += event
+        if len(story) > EVENTS_MAX * _FIELDS:
+            del story[_FIELDS : 2 * _FIELDS]
 
     def _end(self, transaction: bytes) -> None:
         """Keep the events of one that is not open among those of a limited number of others."""
         story = self._open.pop(transaction, None)
         if story is None:
             return
-        before = self._ended.pop(transaction, [])
-        self._ended[transaction] = [*before, *story][-EVENTS_MAX:]
+        before = self._ended.pop(transaction, None)
+        self._ended[transaction] = story if before is None else [*before, *story][-EVENTS_MAX * _FIELDS :]
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 

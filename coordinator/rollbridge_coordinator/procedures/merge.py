@@ -24,7 +24,6 @@ from typing import Final, overload
 from rollbridge.errors import InvalidRequestError
 from rollbridge.model.cas import Scope, holds, place_of
 from rollbridge.model.changes import Roll
-from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
 from rollbridge.model.epochs import EpochHistory
@@ -235,7 +234,7 @@ def merge_direct(
     """
     aims = targets(group, rolls)
     while True:
-        if any(group.doubts.is_suspect(item.id) for item in transactions):
+        if group.doubts and any(group.doubts.is_suspect(item.id) for item in transactions):
             items, _ = items_of(transactions, aims)
             yield from probe(group, sorted({place for place, _ in items}))
         group.doubts.begin(transactions)
@@ -375,8 +374,9 @@ def items_of(transactions: Sequence[BufferedTransaction], aims: Targets) -> tupl
     ends: list[int] = []
     merged: list[tuple[BufferedTransaction, Sequence[FrameRef]]] = []
     end = 0
+    committing = State.COMMITTING
     for transaction in transactions:
-        if transaction.state is State.COMMITTING:
+        if transaction.state is committing:
             merged.append((transaction, transaction.merged_frames()))
             end += len(merged[-1][1])
         ends.append(end)
@@ -398,7 +398,8 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
         owners = [
             (transaction, item)
             for transaction in transactions
-            if transaction.state is State.COMMITTING and transaction.manifest is not None
+            if transaction.manifest is not None and transaction.manifest.offsets
+            if transaction.state is State.COMMITTING
             for item in transaction.manifest.offsets
         ]
         if not owners:
@@ -414,21 +415,32 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, rolled: bool = False) -> None:
     """Drop transactions whose outcome has become durable, but for what the preserver remembers of them."""
     adopt(group)
-    group.doubts.end()
+    doubts, barriers, begun, recorded = group.doubts, group.barriers, group.begun, group.recorded
+    doubts.end()
+    committing = State.COMMITTING
+    committed = 0
     for transaction in transactions:
-        group.doubts.forget(transaction.id)
-        outcome = "committed" if transaction.state is State.COMMITTING else "aborted"
-        group.counts[f"transactions_{outcome}"] += 1
-        note_settled(group, transaction, is_aborted=outcome == "aborted")
-        if outcome == "committed":
+        identifier = transaction.id
+        is_committed = transaction.state is committing
+        note_settled(group, transaction, is_aborted=not is_committed)
+        if is_committed:
+            committed += 1
             group.faults.worked(transaction.begin.streams)
-        group.failed_rounds.pop(transaction.id, None)
-        group.fold.settle(transaction.id, rolled=rolled)
-        group.barriers.pop(transaction.id, None)
-        group.begun.discard(transaction.id)
-        if transaction.id in group.recorded:
-            group.recorded.discard(transaction.id)
-            group.finished.append(transaction.id)
+        group.fold.settle(identifier, rolled=rolled)
+        # Most transactions of a busy group are in none of these, which are mostly empty.
+        if doubts:
+            doubts.forget(identifier)
+        if group.failed_rounds:
+            group.failed_rounds.pop(identifier, None)
+        if barriers:
+            barriers.pop(identifier, None)
+        if begun:
+            begun.discard(identifier)
+        if recorded and identifier in recorded:
+            recorded.discard(identifier)
+            group.finished.append(identifier)
+    group.counts["transactions_committed"] += committed
+    group.counts["transactions_aborted"] += len(transactions) - committed
 
 
 def begin_record(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> ControlRecord:
@@ -456,9 +468,18 @@ def _control_record(
     now_ms: int,
 ) -> ControlRecord:
     """Return the outcome record of a transaction whose frames are the ``own`` ones of ``items``."""
+    committing = transaction.state is State.COMMITTING
     placement: dict[str, dict[SegmentId, list[Run]]] = {}
     prepared: dict[str, dict[SegmentId, int]] = {}
     records = size = 0
+    if len(own) == 1:  # as in most small transactions
+        place, frame = items[own.start]
+        stream, segment = aims.segments[place]
+        piece, records, size = frame.piece, frame.records, frame.size
+        placement = {stream: {segment: [Run(piece.part, offsets[own.start], records)]}}
+        if segment.number != piece.segment:
+            prepared = {stream: {segment: piece.segment}}
+        own = own[1:]
     for index in own:
         place, frame = items[index]
         stream, segment = aims.segments[place]
@@ -471,11 +492,12 @@ def _control_record(
         add_run(runs, frame.piece.part, offsets[index], frame.records)
         records += frame.records
         size += frame.size
+    begin, order = transaction.begin, transaction.order
     return ControlRecord(
         transaction=transaction.transaction_id,
-        kind=ControlKind.COMMIT if transaction.state is State.COMMITTING else ControlKind.ABORT,
-        client_name=transaction.begin.client_name,
-        label=transaction.begin.label,
+        kind=ControlKind.COMMIT if committing else ControlKind.ABORT,
+        client_name=begin.client_name,
+        label=begin.label,
         reason=transaction.reason,
         records=records,
         size_bytes=size,
@@ -484,12 +506,6 @@ def _control_record(
         controller_epoch=group.controller_epoch,
         placement=placement,
         refused=transaction.refused,
-        order=_order_of(transaction),
+        order=(order.line, order.number) if committing and order is not None else None,
         prepared=prepared,
     )
-
-
-def _order_of(transaction: BufferedTransaction) -> tuple[LineKey, int] | None:
-    """Return the commit number of a transaction and its connection, for its COMMIT record."""
-    order = transaction.order if transaction.state is State.COMMITTING else None
-    return None if order is None else (order.line, order.number)

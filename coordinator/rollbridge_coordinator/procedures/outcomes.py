@@ -82,13 +82,14 @@ class Outcomes:
     def _flush(
         self, preserver: TransactionMetadataPreserver, records: Sequence[ControlRecord], positions: Sequence[int]
     ) -> Messages:
+        committed = ControlKind.COMMIT
         appended = [
             (
                 record.client_name,
                 Terminated(
                     record.transaction,
-                    record.kind is ControlKind.COMMIT,
-                    -1,
+                    record.kind is committed,
+                    position,
                     record.records,
                     record.decided_ms,
                     retain_ms,
@@ -96,9 +97,9 @@ class Outcomes:
                     record.reason[:REASON_CHARACTERS_MAX],
                 ),
             )
-            for record, retain_ms in zip(records, self._retain_ms, strict=True)
+            for record, retain_ms, position in zip(records, self._retain_ms, positions, strict=True)
         ]
-        self._group.draft = preserver.flush(appended, positions)
+        self._group.draft = preserver.flush(appended)
         return _messages(self._group.name, self._group.draft)
 
 

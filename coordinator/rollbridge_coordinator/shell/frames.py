@@ -17,16 +17,21 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import accumulate
 from time import time as wall_time
 from typing import Final, NamedTuple, Self
 
 from rollbridge.errors import CorruptDataError, NewerFormatError
 from rollbridge.kafka.batches import (
+    HEADER_BYTES,
     BatchBuilder,
     LogRecord,
+    PlainRecord,
     check_crc,
     check_numbering,
     complete_batches,
+    join_bound,
+    joined,
     parse_header,
     rebatch,
 )
@@ -40,6 +45,7 @@ from rollbridge.kafka.tail import INFLATED_BYTES_MAX, read_numbered
 from rollbridge.model.commit_order import LineKey
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.model.ended import EndedIds
+from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import FrameRef
 from rollbridge_coordinator.state.effects import Items, LogSummary, Messages
@@ -97,8 +103,8 @@ class FrameReader:
         self._partition: Partition | None = None
         self._batches: Sequence[_Batch] = ()
         self._opened: _Batch | None = None
-        self._records: Iterator[LogRecord] = iter(())
-        self._record: LogRecord | None = None
+        self._records: Iterator[PlainRecord] = iter(())
+        self._record: PlainRecord | None = None
 
     def read(self, frame: FrameRef) -> bytes:
         """Return the record batch of a frame.
@@ -290,7 +296,9 @@ def _read_committed(
 
 SMALL_BYTES: Final = 32 * 1024
 """Size below which frames are joined with their neighbours; larger ones are cheaper to forward as they are."""
-JOINED_BYTES_MAX: Final = 512 * 1024
+JOINED_BYTES_MAX: Final = FRAME_BYTES_DEFAULT
+"""Size up to which they are joined: a native transaction takes one batch of a partition in each request, so each batch
+more costs the broker, and the leader, one request more."""
 
 
 class FrameFeed:
@@ -318,19 +326,23 @@ class FrameFeed:
     def batches(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield the batches to append, in order; a frame that is not cached is read when its batch is due."""
         waiting: dict[Partition, list[int]] = {}
-        sizes: dict[Partition, int] = {}
+        rooms: dict[Partition, int] = {}  # what is left in the batch into which the waiting frames are joined
         for index, (target, frame) in enumerate(self._items):
             if frame.size < SMALL_BYTES:
-                queue = waiting.setdefault(target, [])
+                grows = join_bound(frame.size, frame.records)
+                queue = waiting.get(target)
+                if queue is None:
+                    queue = waiting[target] = []
+                    rooms[target] = self._room(target) - HEADER_BYTES
+                elif grows > rooms[target]:
+                    yield from self._join(target, queue)
+                    queue = waiting[target] = []
+                    rooms[target] = self._room(target) - HEADER_BYTES
                 queue.append(index)
-                sizes[target] = sizes.get(target, 0) + frame.size
-                if sizes[target] >= self._room(target):
-                    yield from self._join(target, waiting.pop(target))
-                    del sizes[target]
+                rooms[target] -= grows
                 continue
             if target in waiting:
                 yield from self._join(target, waiting.pop(target))
-                del sizes[target]
             self.at = (index,)
             self._batches[index] = self._made
             self._made += 1
@@ -351,12 +363,23 @@ class FrameFeed:
 
     def _join(self, target: Partition, indexes: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
         self.at = tuple(indexes)
-        joined = rebatch([self._batch(self._items[index][1]) for index in indexes], self._room(target))
-        for index, place in zip(indexes, joined.places, strict=True):
+        frames = [self._items[index][1] for index in indexes]
+        found = [self._batch(frame) for frame in frames]
+        ends = list(accumulate(frame.records for frame in frames))
+        whole = joined(found, ends, self._room(target)) if len(found) > 1 else None
+        if whole is not None:
+            for index, end, frame in zip(indexes, ends, frames, strict=True):
+                self._batches[index] = self._made
+                self._deltas[index] = end - frame.records
+            self._made += 1
+            yield *target, whole
+            return
+        merged = rebatch(found, self._room(target))
+        for index, place in zip(indexes, merged.places, strict=True):
             self._batches[index] = self._made + place.batch
             self._deltas[index] = place.offset_delta
-        self._made += len(joined.batches)
-        for batch in joined.batches:
+        self._made += len(merged.batches)
+        for batch in merged.batches:
             yield *target, bytes(batch)
 
     def _room(self, target: Partition) -> int:
@@ -370,6 +393,8 @@ class FrameFeed:
 
 
 BATCH_BYTES_MAX: Final = 512 * 1024
+
+_NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 
 Batches = tuple[list[bytes], list[tuple[int, int]]]
 """Batches that hold records in order, and for each record the index of its batch and its offset in it."""
@@ -385,11 +410,15 @@ def record_batches(rows: Iterable[tuple[int, bytes, bytes | None]]) -> Batches:
     batches: list[bytes] = []
     places: list[tuple[int, int]] = []
     builder = BatchBuilder(BATCH_BYTES_MAX)
+    append = builder.append
+    count = 0
     for timestamp, key, value in rows:
-        if not builder.append(timestamp, key, value):
+        if not append(timestamp, key, value, _NO_HEADERS):
             batches.append(builder.build())
-            builder.append(timestamp, key, value)
-        places.append((len(batches), builder.count - 1))
+            append(timestamp, key, value, _NO_HEADERS)
+            count = 0
+        places.append((len(batches), count))
+        count += 1
     if builder.count:
         batches.append(builder.build())
     return batches, places

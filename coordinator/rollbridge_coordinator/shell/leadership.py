@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
-from rollbridge.kafka.batches import validate_frame
+from rollbridge.kafka.batches import is_frame, validate_frame
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
 from rollbridge.model import paths
@@ -82,6 +82,8 @@ NOTABLE = (
 
 def check_batch(batch: bytes, records: int) -> str | None:
     """Return what is wrong with a client's record batch; None if it can be forwarded."""
+    if is_frame(batch, records):
+        return None
     try:
         validate_frame(batch, records)
     except CorruptDataError as fault:

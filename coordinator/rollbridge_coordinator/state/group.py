@@ -43,8 +43,8 @@ BESIDE_IDENTITIES: Final = 4
 """Transactional ids for merges beside the line. Every leader takes all of them, however many it uses, or one that was
 replaced might still commit with one that its successor does not know."""
 
-BYTES_MAX: Final = 512 * 1024
-"""Rounds larger than this gain nothing, and lose more if the forecast is wrong."""
+BYTES_MAX: Final = 1024 * 1024
+"""Rounds larger than this do not fit into one request, so they gain nothing, and lose more if the forecast is wrong."""
 PATIENCE_MAX: Final = 1024
 
 

@@ -116,16 +116,20 @@ Round = DirectRound | RollingRound | LateRound | Beside | Refusal | Incomplete |
 def plan_round(group: GroupState) -> Round:
     """Plan what to do next for the transactions whose end is decided; None if there are none."""
     settings = group.settings
+    large = settings.merge_beside_bytes
     shapes = _Shapes(group)
     ready: list[BufferedTransaction] = []
     incomplete: list[BufferedTransaction] = []
     held: set[OrderKey] = set()
     size = 0
+    # What hardly ever is, and a member of an enum, is looked up once and not for each transaction.
+    committing, has_faults, has_doubts = State.COMMITTING, bool(group.faults), bool(group.doubts)
+    may_be_alone = has_doubts or bool(group.failed_rounds)
     for transaction in group.fold.decided.values():
-        if transaction.state is State.COMMITTING:
+        if transaction.state is committing:
             if held and line_of(transaction) in held:
                 continue
-            if group.faults and group.waits_for(transaction) is not None:
+            if has_faults and group.waits_for(transaction) is not None:
                 held.add(line_of(transaction))
                 continue
             if not transaction.is_complete():
@@ -133,10 +137,13 @@ def plan_round(group: GroupState) -> Round:
                 held.add(line_of(transaction))
                 continue
             fault, rolls = shapes.look_up(transaction)
-            fault = fault or group.doubts.fault_of(transaction) or _roll_fault(group, rolls)
+            if fault is None and has_doubts:
+                fault = group.doubts.fault_of(transaction)
+            if fault is None and rolls:
+                fault = _roll_fault(group, rolls)
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
-            if is_large(group, transaction):
+            if large and transaction.bytes >= large and is_large(group, transaction):
                 preparation = group.preparations.get(transaction.id)
                 if preparation is None and len(group.preparations) < settings.merges_beside_max:
                     return DirectRound(tuple(ready)) if ready else Beside(transaction)
@@ -151,7 +158,7 @@ def plan_round(group: GroupState) -> Round:
                 continue
             if rolls:
                 return DirectRound(tuple(ready)) if ready else _late(group) or _gather(group, transaction, rolls)
-            if conditions_of(transaction) or is_alone(group, transaction):
+            if conditions_of(transaction) or (may_be_alone and is_alone(group, transaction)):
                 return DirectRound(tuple(ready) or (transaction,))
         if ready and (
             size + transaction.bytes > settings.round_bytes_max or len(ready) >= settings.round_transactions_max
@@ -214,14 +221,14 @@ class _Shapes:
 
     def look_up(self, transaction: BufferedTransaction) -> tuple[str | None, dict[str, int]]:
         """Return why a complete transaction can never be merged, and if it can, which rolls it needs."""
-        fault = transaction.manifest_fault()
+        fault = transaction.frames_fault()
         if fault is not None:
             return fault, {}
         # Both are kept alive by the transaction, which stays where it is until the plan is made.
         shape = (id(transaction.begin), id(transaction.manifest))
         known = self._known.get(shape)
         if known is None:
-            fault = _shape_fault(self._group, transaction)
+            fault = transaction.names_fault() or _shape_fault(self._group, transaction)
             known = (fault, {} if fault is not None else rolls_of(self._group, transaction))
             self._known[shape] = known
         return known

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Final
 
 from rollbridge.errors import CorruptDataError
@@ -128,29 +129,38 @@ class TransactionMetadataPreserver:
             self._index.update((item.transaction.bytes, (client, item)) for item in found)
         return faults
 
-    def flush(self, appended: Sequence[tuple[str, Terminated]], positions: Sequence[int]) -> Draft:
+    def flush(self, appended: Sequence[tuple[str, Terminated]]) -> Draft:
         """Return the draft of a round: one record for each client.
+
+        Of a client with more outcomes than are remembered the first ones are not even encoded.
 
         Args:
             appended: Client name and transaction, in the order of the commit log.
-            positions: The offset of each one's record on the commit log.
         """
         by_client: dict[str, list[Terminated]] = {}
-        for (client, item), position in zip(appended, positions, strict=True):
-            by_client.setdefault(client, []).append(replace(item, position=position))
+        for client, item in appended:
+            known = by_client.get(client)
+            if known is None:
+                by_client[client] = [item]
+            else:
+                known.append(item)
         histories: dict[str, ClientHistory | None] = {}
         records: list[KeyValue] = []
         added: list[tuple[str, Terminated]] = []
         removed: list[Terminated] = []
         for client, fresh in by_client.items():
             before = self._histories.get(client, ClientHistory())
-            items = (*before.items, *((item, item.encode()) for item in fresh if item.retain_ms != 0))
-            over = [item for item, _ in items[: _excess(items, self._count)]]
+            kept = [item for item in fresh if item.retain_ms != 0]
             unkept = [item for item in fresh if item.retain_ms == 0]
+            if len(kept) > self._count:
+                unkept += kept[: -self._count]
+                del kept[: -self._count]
+            items = (*before.items, *((item, item.encode()) for item in kept))
+            over = [item for item, _ in items[: _excess(items, self._count)]]
             after = ClientHistory(items[len(over) :], self._raised(before.forgotten_below, [*over, *unkept]))
             histories[client] = after
             records.append((client.encode(), after.encode()))
-            added += [(client, item) for item in fresh if item.retain_ms != 0]
+            added += [(client, item) for item in kept]
             removed += over
         return Draft(records, histories, self.gone_below, added, removed, len(appended))
 
@@ -185,8 +195,12 @@ class TransactionMetadataPreserver:
         return Draft(records, changed, gone_below, removed=removed)
 
     def _raised(self, horizon: int, forgotten: Iterable[Terminated]) -> int:
-        given = (item.transaction for item in forgotten if self._is_given(item.transaction.bytes))
-        return max([horizon, *(item.counter + 1 for item in given)])
+        for transaction in sorted((item.transaction for item in forgotten), key=_counter, reverse=True):
+            if transaction.counter < horizon:
+                break
+            if self._is_given(transaction.bytes):
+                return transaction.counter + 1
+        return horizon
 
     def _crowded_before_ms(self) -> int:
         """Return the time before which outcomes have to go if there are too many, a tenth or a little more."""
@@ -236,6 +250,9 @@ class TransactionMetadataPreserver:
     def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
         """Return everything that is remembered, by client."""
         return {client: tuple(item for item, _ in history.items) for client, history in self._histories.items()}
+
+
+_counter: Final = attrgetter("counter")
 
 
 def _excess(items: Sequence[tuple[Terminated, bytes]], count: int) -> int:
