@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -183,6 +185,21 @@ def test_a_broker_that_is_silent_is_dialled_anew_and_not_waited_for_at_the_end(
             proxy.strike(Api.FETCH, Point.SILENT, times=1_000_000)
             collector.until(lambda: proxy._struck.is_set(), "it is silent again")
         assert collector.follower.poll(PATIENCE_S) == []
+
+
+def test_one_that_nobody_closes_leaves_no_connection(servers: str, topic: str) -> None:
+    produce(servers, topic, [b"0"])
+    forgotten = Follower(servers, Isolation.READ_COMMITTED, name="forgotten")
+    forgotten.follow((topic, 0), 0)
+    eventually(lambda: bool(forgotten.poll(0.05)), "it has read")
+    forgotten.ask()
+    [line] = forgotten._connections.values()
+    assert line.connection.in_flight
+    gone = weakref.ref(forgotten)
+    del forgotten
+    gc.collect()
+    eventually(lambda: gone() is None, "it is gone")
+    assert "closed" in repr(line.connection)
 
 
 def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(
