@@ -24,6 +24,7 @@ from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
@@ -189,17 +190,19 @@ def test_a_broker_that_is_silent_is_dialled_anew_and_not_waited_for_at_the_end(
 
 def test_one_that_nobody_closes_leaves_no_connection(servers: str, topic: str) -> None:
     produce(servers, topic, [b"0"])
-    forgotten = Follower(servers, Isolation.READ_COMMITTED, name="forgotten")
-    forgotten.follow((topic, 0), 0)
-    eventually(lambda: bool(forgotten.poll(0.05)), "it has read")
-    forgotten.ask()
-    [line] = forgotten._connections.values()
-    assert line.connection.in_flight
-    gone = weakref.ref(forgotten)
-    del forgotten
+
+    def read_and_forget() -> tuple[Connection, weakref.ref[Follower]]:
+        forgotten = Follower(servers, Isolation.READ_COMMITTED, name="forgotten")
+        forgotten.follow((topic, 0), 0)
+        eventually(lambda: bool(forgotten.poll(0.05)), "it has read")
+        forgotten.ask()
+        [line] = forgotten._connections.values()
+        return line.connection, weakref.ref(forgotten)
+
+    connection, forgotten = read_and_forget()
     gc.collect()
-    eventually(lambda: gone() is None, "it is gone")
-    assert "closed" in repr(line.connection)
+    assert forgotten() is None
+    assert "closed" in repr(connection)
 
 
 def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(
