@@ -288,6 +288,26 @@ def test_a_header_of_a_stranger_ends_a_run_and_begins_none() -> None:
     assert [item.local_sequence for item in found] == [10, 11, None, None]
     # One that is noted twice is noted once: batches are decoded again.
     shared = found[0][3]
-    shared.note(0, [])
-    shared.note(0, list(run))
+    shared.note(0, [], 3)
+    shared.note(0, list(run), 3)
     assert [item.local_sequence for item in found] == [10, 11, None, None]
+
+
+def test_a_run_that_claims_more_than_its_batch_has_ends_with_it() -> None:
+    run = [(RECORD_HEADER, pack_run(TransactionId.of(0, 1).bytes, 10, 4, b""))]
+    raw = batch(0, [stored(0, list(run)), stored(1)], 2), batch(2, [stored(2)], 1), batch(3, [stored(3)], 1)
+    found = list(handed_out(*raw, count=4).records())
+    assert [item.local_sequence for item in found] == [10, 11, None, None]
+    found = [record for one in handed_out(*raw, count=4).batches() for record in one]
+    assert [item.local_sequence for item in found] == [10, 11, None, None]
+
+
+def test_small_batches_of_several_leaders_and_clocks_keep_what_is_theirs() -> None:
+    raw = [bytearray(batch(number, [stored(number)], 1)) for number in range(4)]
+    for number, item in enumerate(raw):
+        struct.pack_into(">i", item, 12, number // 2)
+    struct.pack_into(">h", raw[3], 21, 0x08)
+    struct.pack_into(">q", raw[3], 35, 77)
+    found = [record.raw for record in handed_out(*map(bytes, raw), count=4).records()]
+    assert [item.leader_epoch() for item in found] == [0, 0, 1, 1]
+    assert [item.timestamp() for item in found] == [(1, 1), (1, 1), (1, 1), (2, 77)]

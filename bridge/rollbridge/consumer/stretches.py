@@ -35,54 +35,65 @@ from rollbridge.model.names import Partition, StreamName, show_partition
 
 _CHUNK: Final = 128
 """Records decoded ahead of what is handed out: more would set off a garbage collection each time."""
+_SMALL: Final = 32
+"""Records of a batch up to which it is decoded together with others."""
 _headers, _key, _value = attrgetter("headers"), attrgetter("key"), attrgetter("value")
 BATCH_MAX: Final = 10_000
 """Most records in a :class:`Batch`: a batch of a megabyte in Kafka may hold millions of small ones."""
 
 
 class StoredBatch:
-    """What the records of one batch share.
+    """What records share that stand in one batch, or in small ones behind each other.
 
     Attributes:
         origin: Context shared by the records of the reader.
         place: Topic and partition.
-        timestamp_kind: Kind of their timestamps, in confluent-kafka's numbers.
-        leader_epoch: Leader epoch in which they were appended.
+        header: Header of the batch, or of the first one.
     """
 
-    __slots__ = ("_begins", "_heads", "_run", "leader_epoch", "origin", "place", "timestamp_kind")
+    __slots__ = ("_begins", "_heads", "_run", "header", "origin", "place")
 
     def __init__(self, origin: Origin, place: Partition, header: BatchHeader) -> None:
         self.origin = origin
         self.place = place
-        self.timestamp_kind = TIMESTAMP_LOG_APPEND_TIME if header.is_append_time else TIMESTAMP_CREATE_TIME
-        self.leader_epoch = header.partition_leader_epoch
-        self._begins: list[int] = []
-        self._heads: list[bytes] = []
-        self._run: tuple[int, bytes, Sequence[int]] = (-1, b"", ())
+        self.header = header
+        self._begins: list[int] | None = None
+        self._heads: list[tuple[bytes, int]] = []
+        self._run: tuple[int, bytes, Sequence[int]] = _NO_RUN
 
-    def note(self, offset: int, headers: HeaderList) -> None:
-        """Note the headers of a record, in order, if they say who wrote records behind it, or end such a run."""
+    def note(self, offset: int, headers: HeaderList, last: int) -> None:
+        """Note the headers of a record, in order, if they say who wrote records behind it, or end such a run.
+
+        ``last`` is the last offset of its batch, at which the run ends.
+        """
         value = own_header(headers)
-        if value is None or (self._begins and offset <= self._begins[-1]):
+        if value is None:
             return
-        if len(value) > HEADER_VALUE_BYTES or (self._heads and len(self._heads[-1]) > HEADER_VALUE_BYTES):
+        if self._begins is None:
+            if len(value) == HEADER_VALUE_BYTES:
+                return
+            self._begins, self._heads = [], []
+        if not self._begins or offset > self._begins[-1]:
             self._begins.append(offset)
-            self._heads.append(value)
+            self._heads.append((value, last))
 
     def find(self, offset: int) -> tuple[TransactionId, int] | tuple[None, None]:
         """Return who wrote a record without a header of its own, if it belongs to a run."""
-        at = bisect_right(self._begins, offset) - 1
-        if at < 0:
+        at = bisect_right(self._begins or (), offset) - 1
+        if at < 0 or self._begins is None:
             return None, None
+        value, last = self._heads[at]
         known, transaction, sequences = self._run
         if known != at:
-            transaction, sequences = _run_of(self._heads[at])
+            transaction, sequences = _run_of(value)
             self._run = at, transaction, sequences
         place = offset - self._begins[at]  # by offset: compaction leaves gaps
-        if place >= len(sequences):
+        if place >= len(sequences) or offset > last:
             return None, None
         return TransactionId.from_bytes(transaction), sequences[place]
+
+
+_NO_RUN: Final[tuple[int, bytes, Sequence[int]]] = (-1, b"", ())
 
 
 def _run_of(value: bytes) -> tuple[bytes, Sequence[int]]:
@@ -103,7 +114,8 @@ class StoredRecord(Record):
         """confluent-kafka's message, made anew each time."""
         key, value, parsed, batch = self
         record = LogRecord(parsed.offset, parsed.timestamp, key, value, parsed.headers)
-        return message_of(batch.place, record, batch.timestamp_kind, batch.leader_epoch)
+        kind = TIMESTAMP_LOG_APPEND_TIME if batch.header.is_append_time else TIMESTAMP_CREATE_TIME
+        return message_of(batch.place, record, kind, batch.header.partition_leader_epoch)
 
     @property
     def origin(self) -> Origin:
@@ -213,11 +225,7 @@ class Stretch:
     """
 
     def __init__(self, fetched: Fetched, segment: SegmentId, wanted: range, origin: Origin) -> None:
-        """Hand out the committed records at some offsets of what was fetched.
-
-        Raises:
-            CorruptDataError: A transaction marker does not parse.
-        """
+        """Hand out the committed records at some offsets of what was fetched."""
         self.segment = segment
         self.end = wanted.stop
         self._behind = wanted.start
@@ -227,14 +235,25 @@ class Stretch:
         self._place = fetched.partition
         self._origin = origin
         self._last: int | None = None
-        self._batches = [
-            (header, batch)
-            for header, batch, standing in fetched.judged()
-            if standing is BatchStanding.COMMITTED
-            and header.record_count
-            and header.base_offset < wanted.stop
-            and header.base_offset + header.last_offset_delta >= wanted.start
-        ]
+        self._fetched = fetched
+
+    def _batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Yield the batches in which something may be left to hand out.
+
+        Raises:
+            CorruptDataError: A transaction marker does not parse.
+        """
+        at, end = self.next, self.end
+        fetched = self._fetched
+        committed: Iterable[tuple[BatchHeader, memoryview]]
+        if fetched.aborted:
+            committed = ((item[0], item[1]) for item in fetched.judged() if item[2] is BatchStanding.COMMITTED)
+        else:
+            committed = (item for item in fetched.batches if not item[0].is_control)
+        for header, batch in committed:
+            first = header.base_offset
+            if header.record_count and first < end and first + header.last_offset_delta >= at:
+                yield header, batch
 
     @property
     def next(self) -> int:
@@ -257,10 +276,28 @@ class Stretch:
         return chain.from_iterable(self._by_chunk())
 
     def _by_chunk(self) -> Iterator[Iterator[StoredRecord]]:
-        for header, batch in self._batches:
-            if header.base_offset + header.last_offset_delta >= self.next:
-                yield from self._chunks(header, batch)
+        """Yield iterators over some records each, which run without executing Python bytecode."""
+        some = _Small(self._origin, self._place)
+        at, end = self.next, self.end
+        for header, batch in self._batches():
+            first, last = header.base_offset, header.base_offset + header.last_offset_delta
+            if header.record_count <= _SMALL and first >= at and last < end and some.add(header, batch):
+                if len(some.records) >= _CHUNK:
+                    yield self._hand_out(some.records, some.shared)
+                    some = _Small(self._origin, self._place)
+                continue
+            if some.records:
+                yield self._hand_out(some.records, some.shared)
+                some = _Small(self._origin, self._place)
+            yield from self._chunks(header, batch)
+        if some.records:
+            yield self._hand_out(some.records, some.shared)
         self.is_exhausted = True
+
+    def _hand_out(self, chunk: list[Any], shared: StoredBatch | None) -> Iterator[StoredRecord]:
+        self._chunk, self._rest = chunk, iter(chunk)
+        fields = zip(map(_key, chunk), map(_value, chunk), self._rest, repeat(shared), strict=False)
+        return map(StoredRecord, fields)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the records that are left in batches, each of which counts as handed out as a whole.
@@ -269,11 +306,10 @@ class Stretch:
             CorruptDataError: As for :meth:`records`.
         """
         whole = _Whole(self._origin, self._place)
-        for header, batch in self._batches:
+        at, end = self.next, self.end
+        for header, batch in self._batches():
             first, last = header.base_offset, header.base_offset + header.last_offset_delta
-            if last < self.next or last < whole.end:
-                continue
-            if max(self.next, whole.end) <= first and last < self.end and whole.add(header, batch):
+            if first >= at and last < end and whole.add(header, batch):
                 if len(whole.keys) >= BATCH_MAX:
                     self._behind = whole.end
                     yield whole.made()
@@ -292,7 +328,7 @@ class Stretch:
 
     def is_empty(self) -> bool:
         """Return whether there is nothing in it but markers and aborted records."""
-        return not self._batches
+        return next(self._batches(), None) is None
 
     def is_used_up(self) -> bool:
         """Return whether no record is left; to know it, the last batch is decoded, once.
@@ -306,14 +342,14 @@ class Stretch:
 
     def _find_last(self) -> int:
         """Return the last offset that is to be handed out, or the one before the first."""
-        for _, batch in reversed(self._batches):
+        for _, batch in reversed(list(self._batches())):
             found = [item.offset for item in iterate_any_records(batch) if self.next <= item.offset < self.end]
             if found:
                 return max(found)
         return self.next - 1
 
     def _chunks(self, header: BatchHeader, batch: RawBatch) -> Iterator[Iterator[StoredRecord]]:
-        """Yield iterators over some records of a batch each, which run without executing Python bytecode."""
+        """Yield iterators over some records of a batch each."""
         base, last = header.base_offset, header.base_offset + header.last_offset_delta
         low, high = max(self.next, base), min(self.end, last + 1)
         shared = StoredBatch(self._origin, self._place, header)
@@ -324,15 +360,11 @@ class Stretch:
                 while chunk := list(islice(left, _CHUNK)):
                     if any(map(_headers, chunk)):
                         for record in chunk:
-                            shared.note(record.offset, record.headers)
+                            shared.note(record.offset, record.headers, last)
                     if not low <= chunk[0].offset <= chunk[-1].offset < high:
                         chunk = [record for record in chunk if low <= self._checked(record.offset, base, last) < high]
                     if chunk:
-                        self._chunk, self._rest = chunk, iter(chunk)
-                        yield map(
-                            StoredRecord,
-                            zip(map(_key, chunk), map(_value, chunk), self._rest, repeat(shared), strict=False),
-                        )
+                        yield self._hand_out(chunk, shared)
                         low = self.next
                 return
             except UnicodeDecodeError:
@@ -356,6 +388,41 @@ class Stretch:
 _Parser = Callable[[RawBatch], Iterable[Any]]
 _PARSERS: Final[tuple[_Parser, ...]] = (DefaultRecordBatch, iterate_any_records)
 """Compiled, and for names of headers that are not UTF-8."""
+
+
+class _Small:
+    """Records of small batches behind each other, of which all are wanted."""
+
+    __slots__ = ("_origin", "_place", "records", "shared")
+
+    def __init__(self, origin: Origin, place: Partition) -> None:
+        self._origin = origin
+        self._place = place
+        self.records: list[Any] = []
+        self.shared: StoredBatch | None = None
+
+    def add(self, header: BatchHeader, batch: RawBatch) -> bool:
+        """Add a batch; return False, adding nothing, if it is not like the others, or has to be looked at closely."""
+        shared = self.shared
+        if shared is None:
+            shared = self.shared = StoredBatch(self._origin, self._place, header)
+        elif (
+            shared.header.partition_leader_epoch != header.partition_leader_epoch
+            or shared.header.attributes != header.attributes
+        ):
+            return False
+        try:
+            found = list(DefaultRecordBatch(uncompressed(header, batch) if header.compression else batch))
+        except Exception:  # what is wrong with it is said when it is read by itself
+            return False
+        last = header.base_offset + header.last_offset_delta
+        for record in found:
+            if record.headers:
+                shared.note(record.offset, record.headers, last)
+        if not header.base_offset <= found[0].offset <= found[-1].offset <= last:
+            return False
+        self.records += found
+        return True
 
 
 class _Whole:
@@ -395,7 +462,7 @@ class _Whole:
             shared = StoredBatch(self._origin, self._place, header)
             for record in DefaultRecordBatch(uncompressed(header, batch)):
                 if record.headers:
-                    shared.note(record.offset, record.headers)
+                    shared.note(record.offset, record.headers, header.base_offset + header.last_offset_delta)
                 yield StoredRecord((record.key, record.value, record, shared))
 
 
