@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, repeat
 from operator import attrgetter, length_hint
 from typing import Any, Final, overload
@@ -299,31 +300,35 @@ class Stretch:
         fields = zip(map(_key, chunk), map(_value, chunk), self._rest, repeat(shared), strict=False)
         return map(StoredRecord, fields)
 
+    def again(self, offsets: range) -> Iterator[StoredRecord]:
+        """Iterate over the records at some offsets, whether or not they were handed out."""
+        return Stretch(self._fetched, self.segment, offsets, self._origin).records()
+
     def batches(self) -> Iterator[Batch]:
         """Yield the records that are left in batches, each of which counts as handed out as a whole.
 
         Raises:
             CorruptDataError: As for :meth:`records`.
         """
-        whole = _Whole(self._origin, self._place)
+        whole = _Whole()
         at, end = self.next, self.end
         for header, batch in self._batches():
             first, last = header.base_offset, header.base_offset + header.last_offset_delta
             if first >= at and last < end and whole.add(header, batch):
                 if len(whole.keys) >= BATCH_MAX:
                     self._behind = whole.end
-                    yield whole.made()
-                    whole = _Whole(self._origin, self._place)
+                    yield whole.made(self)
+                    whole = _Whole()
                 continue
             if whole.keys:
                 self._behind = whole.end
-                yield whole.made()
-                whole = _Whole(self._origin, self._place)
+                yield whole.made(self)
+                whole = _Whole()
             for some in _in_lists(self._chunks(header, batch)):
                 yield Batch([record.key for record in some], [record.value for record in some], some.__iter__)
         if whole.keys:
             self._behind = whole.end
-            yield whole.made()
+            yield whole.made(self)
         self.is_exhausted = True
 
     def is_empty(self) -> bool:
@@ -426,15 +431,14 @@ class _Small:
 
 
 class _Whole:
-    """Batches of which all records are wanted, and their keys and values."""
+    """Keys and values of batches of which all records are wanted."""
 
-    def __init__(self, origin: Origin, place: Partition) -> None:
-        self._origin = origin
-        self._place = place
-        self._batches: list[tuple[BatchHeader, RawBatch]] = []
+    __slots__ = ("_begin", "end", "keys", "values")
+
+    def __init__(self) -> None:
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
-        self.end = 0
+        self._begin = self.end = 0
 
     def add(self, header: BatchHeader, batch: RawBatch) -> bool:
         """Add a batch; return False, adding nothing, if it is large or has to be decoded record by record."""
@@ -443,27 +447,20 @@ class _Whole:
         before = len(self.keys)
         add_key, add_value = self.keys.append, self.values.append
         try:
-            for record in DefaultRecordBatch(uncompressed(header, batch)):
+            for record in DefaultRecordBatch(uncompressed(header, batch) if header.compression else batch):
                 add_key(record.key)
                 add_value(record.value)
         except Exception:  # whatever is wrong with it is said when its records are taken one by one
             del self.keys[before:], self.values[before:]
             return False
-        self._batches.append((header, batch))
+        if not before:
+            self._begin = header.base_offset
         self.end = header.base_offset + header.last_offset_delta + 1
         return True
 
-    def made(self) -> Batch:
-        """Return the batch to hand out."""
-        return Batch(self.keys, self.values, self._records)
-
-    def _records(self) -> Iterator[StoredRecord]:
-        for header, batch in self._batches:
-            shared = StoredBatch(self._origin, self._place, header)
-            for record in DefaultRecordBatch(uncompressed(header, batch)):
-                if record.headers:
-                    shared.note(record.offset, record.headers, header.base_offset + header.last_offset_delta)
-                yield StoredRecord((record.key, record.value, record, shared))
+    def made(self, stretch: Stretch) -> Batch:
+        """Return the batch to hand out, whose records are decoded again, and only if somebody asks for more."""
+        return Batch(self.keys, self.values, partial(stretch.again, range(self._begin, self.end)))
 
 
 def _in_lists(chunks: Iterator[Iterator[StoredRecord]]) -> Iterator[list[StoredRecord]]:
