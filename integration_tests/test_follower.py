@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -22,6 +24,7 @@ from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch_plan import Fetched, Trouble
 from rollbridge.kafka.follower import Follower
@@ -183,6 +186,23 @@ def test_a_broker_that_is_silent_is_dialled_anew_and_not_waited_for_at_the_end(
             proxy.strike(Api.FETCH, Point.SILENT, times=1_000_000)
             collector.until(lambda: proxy._struck.is_set(), "it is silent again")
         assert collector.follower.poll(PATIENCE_S) == []
+
+
+def test_one_that_nobody_closes_leaves_no_connection(servers: str, topic: str) -> None:
+    produce(servers, topic, [b"0"])
+
+    def read_and_forget() -> tuple[Connection, weakref.ref[Follower]]:
+        forgotten = Follower(servers, Isolation.READ_COMMITTED, name="forgotten")
+        forgotten.follow((topic, 0), 0)
+        eventually(lambda: bool(forgotten.poll(0.05)), "it has read")
+        forgotten.ask()
+        [line] = forgotten._connections.values()
+        return line.connection, weakref.ref(forgotten)
+
+    connection, forgotten = read_and_forget()
+    gc.collect()
+    assert forgotten() is None
+    assert "closed" in repr(connection)
 
 
 def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(

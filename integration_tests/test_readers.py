@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
-from operator import length_hint
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message
 
 import rollbridge
 from integration_tests.clients import Site, until
@@ -23,6 +21,7 @@ from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.fetch_plan import Trouble
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.attribution import RECORD_HEADER
@@ -30,7 +29,6 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.late import LATE_HEADER
 from rollbridge.model.names import SegmentPlaces, StreamName
 from rollbridge.model.position import ReadPosition
-from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.sn import TRANSACTION_ID_HEADER
 
 STRANGERS = 30
@@ -139,7 +137,7 @@ def test_an_idle_reader_asks_less_and_misses_nothing(
             records += reader.consume(100, 30)
         assert by_key(records) == dict.fromkeys(KEYS, values)
         assert reader.consume(1, 0.5) == []
-        assert reader._pace is reading.Pace.IDLE
+        assert reader._slice_s == reading._IDLE_POLL_S
         # The library waits for whole milliseconds: of a shorter rest nothing comes but the question, again and again.
         asked: list[float] = []
         fetch = reader._fetch
@@ -255,7 +253,7 @@ def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_commi
 ) -> None:
     write(client, orders, b"committed")
     with client.reader(orders, follow=False) as reader:
-        until(lambda: reader._fetch(0.1) and length_hint(reader._rest))
+        until(lambda: reader._fetch(0.1) and reader._stretch is not None)
         shown = Preview(
             SegmentPlaces(StreamName.parse(orders)),
             rollbridge.SegmentId.of(0, 0),
@@ -271,20 +269,29 @@ def test_a_loop_over_batches_that_is_left_at_previews_goes_on_with_what_is_commi
 
 def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: rollbridge.Bridge, ledger: str) -> None:
     write(client, ledger, b"first")
-    write(client, ledger, b"second")
-    topic = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0))
-    with client.reader(ledger, follow=False) as reader:
-        until(lambda: reader._fetch(0.1) and len(reader._batch) == 2 * len(KEYS))
-        messages, reader._rest, reader._records = reader._batch, iter(()), iter(())
-        reader._plan = ReadingPlan(reader._history)  # nothing of it has been taken yet
-        lost = Message(topic=topic, partition=0, offset=3, error=KafkaError(KafkaError._AUTO_OFFSET_RESET, "lost"))
-        reader._unjudged = [*messages[:3], lost, *messages[3:]]
+    place = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0)), 0
+    with client.reader(ledger) as reader:
+        until(lambda: reader._fetch(0.1))
+        reader._arrived.append(Trouble(place, len(KEYS), CorruptDataError("lost"), resume=99))
         found = [record.value for record in reader.consume(100, PATIENCE_S)]
-        assert (len(found), reader.position.offsets) == (3, {rollbridge.SegmentId.of(0, 0): 3})
+        assert len(found) == len(KEYS)
+        assert reader.position.offsets[rollbridge.SegmentId.of(0, 0)] >= len(KEYS)
         with pytest.raises(TruncatedError, match="lost"):
             reader.consume(100, PATIENCE_S)
-        found += [record.value for record in reader.consume(100, PATIENCE_S)]
+        write(client, ledger, b"second")
+        while len(found) < 2 * len(KEYS):
+            found += [record.value for record in reader.consume(100, PATIENCE_S)]
     assert found == [b"first"] * len(KEYS) + [b"second"] * len(KEYS)
+
+
+def test_a_reader_that_was_closed_says_so(client: rollbridge.Bridge, orders: str) -> None:
+    write(client, orders, b"x")
+    with client.reader(orders) as reader:
+        assert reader.poll(PATIENCE_S) is not None
+    position = reader.position
+    with pytest.raises(InvalidRequestError, match="was closed"):
+        list(reader)  # what has arrived is handed out
+    assert by_key(client.reader(orders, start=position, follow=False)).keys() < set(KEYS)
 
 
 def test_a_start_that_means_nothing_is_refused(client: rollbridge.Bridge, orders: str) -> None:

@@ -296,6 +296,31 @@ def test_who_follows_a_log_notices_that_it_has_lost_its_end_and_grown_again(site
     assert found == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("grown", [1, 9])
+def test_a_reader_notices_that_a_log_has_lost_what_was_handed_out(site: Site, cluster: AnyCluster, grown: int) -> None:
+    """However long the log is by then; and who begins anew is given what is there."""
+    with site.connect() as client:
+        client.admin.create_stream(STREAM)
+    grow(site, [(b"k", b"%d" % number) for number in range(6)])
+    with site.connect() as client, client.reader(STREAM) as reader:
+        found: list[bytes | None] = []
+
+        def refused() -> bool:
+            try:
+                found.extend(record.value for record in reader.consume(100, 0.1))
+            except LogDivergedError:
+                return True
+            return False
+
+        eventually(lambda: refused() or len(found) == 6, "all is read")
+        cluster.cut_log(TOPIC, 3)
+        grow(site, [(b"k", b"other")] * grown)
+        eventually(refused, "it is said that the log has lost what was handed out")
+        assert found == [b"%d" % number for number in range(6)]
+        with client.reader(STREAM, follow=False) as other:
+            assert [record.value for record in other] == [b"0", b"1", b"2", *[b"other"] * grown]
+
+
 def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_read(
     site: Site, cluster: AnyCluster
 ) -> None:

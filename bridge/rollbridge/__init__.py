@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from rollbridge.connection import Bridge, connect
     from rollbridge.consumer.consumer import Consumer
     from rollbridge.consumer.reader import Reader
-    from rollbridge.consumer.records import Batch, Message, Record
+    from rollbridge.consumer.records import Message, Record
+    from rollbridge.consumer.stretches import Batch
     from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
     from rollbridge.model.ids import SegmentId, TransactionId
     from rollbridge.model.names import GroupName, StreamName
@@ -59,7 +60,8 @@ _NAMES = {
     "rollbridge.connection": "Bridge connect",
     "rollbridge.consumer.consumer": "Consumer",
     "rollbridge.consumer.reader": "Reader",
-    "rollbridge.consumer.records": "Batch Message Record",
+    "rollbridge.consumer.records": "Message Record",
+    "rollbridge.consumer.stretches": "Batch",
     "rollbridge.consumer.transactions": "CommittedTransaction TransactionReader",
     "rollbridge.model.ids": "SegmentId TransactionId",
     "rollbridge.model.names": "GroupName StreamName",

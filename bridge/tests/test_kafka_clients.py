@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from rollbridge import errors
 from rollbridge.errors import ConfigError, KafkaUnavailableError, RollbridgeError
@@ -13,7 +13,6 @@ from rollbridge.kafka import errors as kafka_errors
 from rollbridge.kafka.clients import (
     CONSUMER_KEYS,
     PRODUCER_KEYS,
-    assign_more,
     consumer_config,
     library_logger,
     producer_config,
@@ -50,18 +49,6 @@ def test_consumers_say_what_they_read(isolation: Isolation) -> None:
     assert config["check.crcs"] is True
     assert config["fetch.wait.max.ms"] == 7
     Consumer(config).close()
-
-
-@pytest.mark.parametrize("count", [1, 20])
-def test_topics_are_assigned_even_if_no_broker_says_where_they_are(count: int) -> None:
-    config = consumer_config("localhost:1", isolation=Isolation.READ_COMMITTED)
-    consumer = Consumer(config, logger=library_logger)
-    try:
-        for number in range(2):
-            assign_more(consumer, [TopicPartition(f"t-{number}-{item}", 0, 7) for item in range(count)])
-        assert len(consumer.assignment()) == 2 * count
-    finally:
-        consumer.close()
 
 
 @pytest.mark.parametrize(

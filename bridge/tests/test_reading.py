@@ -55,7 +55,7 @@ def as_seen(history: EpochHistory, epochs: int, sealed: bool) -> EpochHistory:
 
 
 def read_step(world: Topics, plan: ReadingPlan, draw: st.DataObject) -> bool:
-    """Let one readable segment yield some messages, some of them again; False if none has anything left."""
+    """Let one readable segment be read some way, and hand out what the plan wants; False if none has anything left."""
     open_segments = {
         segment: position for segment, position in plan.readable().items() if position < world.ends[segment]
     }
@@ -64,14 +64,16 @@ def read_step(world: Topics, plan: ReadingPlan, draw: st.DataObject) -> bool:
     segment = draw.draw(st.sampled_from(sorted(open_segments)), label="segment")
     position = open_segments[segment]
     upto = draw.draw(st.integers(position + 1, world.ends[segment]), label="up to")
-    again = draw.draw(st.integers(0, position), label="again from")
-    for offset in world.records[segment]:
-        if again <= offset < upto and plan.accept(segment, offset):
-            world.deliver(segment, offset)
-    if draw.draw(st.booleans(), label="position is told") or not any(
-        position <= offset < upto for offset in world.records[segment]
-    ):
-        plan.reached(segment, upto)
+    wanted = plan.wanted(segment, upto)
+    # What is handed out may be told in steps, the last one behind the markers.
+    told = draw.draw(st.integers(wanted.start, wanted.stop), label="told in between")
+    for part in (range(wanted.start, told), range(told, wanted.stop)):
+        assert not part or plan.wanted(segment, part.stop) == part
+        for offset in world.records[segment]:
+            if offset in part:
+                world.deliver(segment, offset)
+        plan.reached(segment, part.stop)
+    assert not plan.wanted(segment, upto), "nothing is handed out twice"
     return True
 
 
@@ -169,19 +171,6 @@ def test_a_floor_leaves_out_what_is_below_it_in_each_segment(world: Topics, data
     assert len(world.delivered) == len(set(world.delivered))
 
 
-@given(topics(), st.data())
-def test_taking_many_records_at_once_is_the_same_as_one_by_one(world: Topics, data: st.DataObject) -> None:
-    plan, other = ReadingPlan(world.history), ReadingPlan(world.history)
-    for segment, position in plan.readable().items():
-        offsets = [offset for offset in world.records[segment] if offset >= position]
-        offsets = offsets[: data.draw(st.integers(0, len(offsets)))]
-        if offsets and plan.take({segment: offsets[-1]}):
-            assert all(other.accept(segment, offset) for offset in offsets)
-            assert plan.frontier() == other.frontier()
-        else:
-            assert plan.readable() == other.readable()
-
-
 @given(histories())
 def test_a_stream_without_a_record_leads_straight_to_its_active_segments(history: EpochHistory) -> None:
     for record in history.records:
@@ -200,10 +189,12 @@ def test_a_segment_waits_until_the_end_of_its_predecessor_is_known_and_reached()
     plan = ReadingPlan(SPLIT)
     assert plan.readable() == {S0: 0, S1: 0}
     assert plan.waits_for_ends()
-    assert plan.accept(S0, 0)
+    plan.reached(S0, 1)
+    assert not plan.is_limit(S0, 3)
     plan.update(SPLIT.with_sealed_ends(1, {S0: 3}))
     assert not plan.waits_for_ends()
-    assert plan.accept(S0, 1)
+    assert (plan.is_limit(S0, 2), plan.is_limit(S0, 3), plan.is_limit(S1, 3)) == (False, True, False)
+    plan.reached(S0, 2)
     assert plan.readable() == {S0: 2, S1: 0}
     plan.reached(S0, 3)
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
@@ -216,24 +207,21 @@ def test_an_end_that_was_passed_before_it_was_known_counts_at_once() -> None:
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
-def test_a_record_of_a_segment_whose_turn_has_not_come_is_a_defect_of_the_caller() -> None:
-    plan = ReadingPlan(SPLIT)
-    with pytest.raises(KeyError):
-        plan.accept(S2, 0)
-
-
-def test_late_messages_of_a_segment_that_is_done_are_dropped() -> None:
+def test_nothing_is_wanted_of_a_segment_whose_turn_has_not_come_or_is_over() -> None:
     plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 1}))
-    assert plan.accept(S0, 0)
-    assert not plan.accept(S0, 0)
+    assert not plan.wanted(S2, 5)
+    assert plan.wanted(S0, 1) == range(1)
+    plan.reached(S0, 1)
+    assert not plan.wanted(S0, 5)
+    assert plan.wanted(S2, 5) == range(5)
     plan.reached(S0, 9)
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
 def test_a_record_behind_a_sealed_end_is_left_to_its_copy_in_a_successor() -> None:
     plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 2}))
-    assert plan.accept(S0, 0)
-    assert not plan.accept(S0, 2)
+    assert plan.wanted(S0, 7) == range(2)
+    plan.reached(S0, plan.wanted(S0, 7).stop)
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
@@ -242,14 +230,6 @@ def test_a_start_names_segments_of_the_stream_that_do_not_continue_each_other() 
         ReadingPlan(TWO, start={SegmentId.of(9, 9): 0})
     with pytest.raises(InvalidRequestError, match=r"continues segment 0\.#epoch\.0"):
         ReadingPlan(SPLIT, start={S0: 0, S2: 0})
-
-
-def test_nothing_is_taken_of_several_segments_if_one_of_them_ends() -> None:
-    plan = ReadingPlan(SPLIT.with_sealed_ends(1, {S0: 3}))
-    assert not plan.take({S1: 7, S0: 2})
-    assert plan.readable() == {S0: 0, S1: 0}
-    assert plan.take({S1: 7, S0: 1})
-    assert plan.frontier() == {S0: 2, S1: 8}
 
 
 def test_positions_never_go_back() -> None:

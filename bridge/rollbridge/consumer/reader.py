@@ -1,11 +1,17 @@
-"""Reader of a stream: a ``read_committed`` consumer that follows the epochs by a reading plan.
+"""Reader of a stream: committed records of its segments, which follow the epochs by a reading plan.
 
 Any Kafka client can read a stream by subscribing to the pattern of its topics. This reader adds the order across
 epochs (predecessors to their sealed ends before successors), positions that can be saved, a start by time or by DLSN,
 and previews of open transactions.
 
+It fetches on connections of its own (:mod:`rollbridge.kafka.follower`), without a thread that reads ahead: the next
+request is sent before what has come is handed out, so brokers answer it meanwhile::
+
+    plan: what may be read -> follower: requests, answers -> stretch: records, as they are taken
+          ^------------------- how far it was handed out ------------------'
+
 :func:`locate` and :func:`cut_before` turn a start, or a truncation, into offsets of segments by asking the brokers. A
-reader runs on the caller's thread, without locks; only the epochs are loaded on a thread beside it.
+reader runs on the caller's thread, without locks; only epochs and leaders are looked up on threads beside it.
 """
 
 from __future__ import annotations
@@ -13,22 +19,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import chain
-from operator import length_hint
 from typing import Final, Literal, Self, assert_never
-
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from rollbridge.calls import Deadline, Errand, answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.preview import PreviewTail
-from rollbridge.consumer.records import Batch, Origin, Preview, Record, last_offsets, record_of, records_of
-from rollbridge.consumer.writers import Writers, fetching
+from rollbridge.consumer.records import Origin, Preview, Record, record_of
+from rollbridge.consumer.stretches import Batch, Stretch
 from rollbridge.errors import (
+    CorruptDataError,
     InvalidRequestError,
     KafkaUnavailableError,
     NotFoundError,
@@ -37,12 +42,13 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.forks import hold
-from rollbridge.kafka.clients import TICK_S, assign_more, consumer_config, open_consumer
-from rollbridge.kafka.errors import translate
+from rollbridge.kafka.clients import TICK_S
+from rollbridge.kafka.fetch import LogDivergedError
+from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
-from rollbridge.kafka.standstill import Lookout
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
@@ -181,34 +187,14 @@ IsolationLevel = Literal["read_committed", "read_uncommitted"]
 
 _POLL_S: Final = 0.1
 _PREVIEW_POLL_S: Final = 0.02
-_BATCH: Final = 500
-"""Records per call of ``consume``; larger batches leave the processor's cache before they are processed."""
 _REFRESH_S: Final = 0.02
 _AT_ONCE_S: Final = 0.02
 """Time that a poll waits for the epochs; slower ones are taken in by the next poll."""
 _PENDING_ENDS_S: Final = 0.1
 _RETRY_S: Final = 1.0
-_QUEUE_FULL_MS: Final = 5
 _IDLE_S: Final = 2.0
-"""Silence after which a reader asks less often."""
+"""Silence after which a reader looks less often whether there are more epochs."""
 _IDLE_POLL_S: Final = 0.25
-
-_error = Message.error
-
-
-class Pace(IntEnum):
-    """How long brokers may keep a fetch that finds nothing, in ms.
-
-    The library asks a broker for nothing else meanwhile, so a segment that continues another one waits for that twice:
-    until its leader is looked up, and until its records are asked for.
-    """
-
-    CATCHING_UP = 2
-    """Many segments follow each other."""
-    FOLLOWING = 10
-    """What is read is active, or nearly so."""
-    IDLE = 2_000
-    """It is, and nothing has been written for a while. Records come as early, but an added segment would wait."""
 
 
 class Reader:
@@ -266,8 +252,7 @@ class Reader:
         self._loaded_at = self._moved_at = time.monotonic()
         history = load(self._changed.set if follow else None)
         self._history = history
-        self._writers = Writers(fetching(settings.bootstrap_servers, settings.kafka, settings.client_name))
-        self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]), writers=self._writers)
+        self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]))
         offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         try:
             begin = locate(offsets, places, history, wanted)
@@ -281,37 +266,24 @@ class Reader:
         # offset.
         goals = None if follow else readable_ends(offsets, places, history, Isolation.READ_UNCOMMITTED)
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
-        self._before: dict[SegmentId, int] | None = None
         self._planned = -1
         self._refresh_at = 0.0
         self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
         self._broken: RollbridgeError | None = None
-        self._batch: list[Message] = []
-        self._unjudged: list[Message] = []
-        self._rest: Iterator[Message] = iter(self._batch)
+        self._arrived: deque[Fetched | Trouble] = deque()
+        self._stretch: Stretch | None = None
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
-        self._config = {
-            **consumer_config(
-                settings.bootstrap_servers,
-                isolation=Isolation.READ_COMMITTED,
-                security=settings.kafka,
-                client_id=settings.client_name,
-                extra={"fetch.queue.backoff.ms": _QUEUE_FULL_MS},
-            ),
-            "enable.partition.eof": True,
-            "error_cb": lambda error: logger.info("the consumer reports: %s", error),
-        }
         self._is_new = True
-        self._pace = self._wanted_pace(Pace.FOLLOWING)
-        self._consumer = self._open()
-        hold(self, "_consumer", "_preview", "_lookout")
-        self._lookout = Lookout(
+        self._follower = Follower(
             settings.bootstrap_servers,
             Isolation.READ_COMMITTED,
+            name="rollbridge-reader",
             security=settings.kafka,
             client_id=settings.client_name,
+            check_epochs=True,
         )
+        hold(self, "_follower", "_preview")
 
     def __enter__(self) -> Self:
         return self
@@ -323,7 +295,7 @@ class Reader:
         """Disconnect. The position remains available."""
         if self._preview is not None:
             self._preview.close()
-        self._consumer.close()
+        self._follower.close()
 
     @property
     def stream(self) -> str:
@@ -336,25 +308,19 @@ class Reader:
 
         Previews do not count: a reader that begins there previews the transactions that are open then.
         """
-        left = length_hint(self._rest)
-        if not left:
-            return ReadPosition(self._stream, self._plan.frontier())
-        begin = len(self._batch) - left
-        if self._before is None:  # no segment was finished with this batch, so going back is enough
-            offsets = self._plan.frontier()
-            offsets |= dict(map(self._place, reversed(self._batch[begin:])))
-        else:
-            offsets = dict(self._before)
-            offsets |= {segment: offset + 1 for segment, offset in map(self._place, self._batch[:begin])}
+        self._settle()
+        offsets = self._plan.frontier()
+        if self._stretch is not None:
+            offsets[self._stretch.segment] = self._stretch.next
         return ReadPosition(self._stream, offsets)
-
-    def _place(self, message: Message) -> tuple[SegmentId, int]:
-        return self._placed[message.topic() or "", message.partition() or 0], message.offset() or 0
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records as they become readable; end at the goal, or never with ``follow``."""
+        return chain.from_iterable(self._arriving())
+
+    def _arriving(self) -> Iterator[Iterator[Record]]:
         while True:
-            yield from self._records
+            yield self._records
             if not self._fetch(self._slice_s):
                 if self._is_finished():
                     return
@@ -365,10 +331,10 @@ class Reader:
         while True:
             # If the caller leaves the loop at the previews, the committed records are still there when it comes back.
             if previews := list(self._previews):
-                yield Batch(previews, self._origin)
-            if left := length_hint(self._rest):
-                self._rest, self._records = iter(()), iter(())
-                yield Batch(self._batch[-left:] if left < len(self._batch) else self._batch, self._origin)
+                yield Batch.of_previews(previews, self._origin)
+            if self._stretch is not None:
+                self._records = iter(())
+                yield from self._stretch.batches()
             if not self._fetch(self._slice_s):
                 if self._is_finished():
                     return
@@ -398,7 +364,8 @@ class Reader:
 
     def is_finished(self) -> bool:
         """Return True if everything up to the goal was handed out; never with ``follow``."""
-        return self._is_finished() and not length_hint(self._rest)
+        self._settle()
+        return self._is_finished()
 
     def _is_finished(self) -> bool:
         return self._plan.is_finished() and (self._preview is None or self._preview.is_caught_up)
@@ -406,7 +373,7 @@ class Reader:
     @property
     def _slice_s(self) -> float:
         """Interval between checks for new epochs."""
-        return _IDLE_POLL_S if self._pace is Pace.IDLE else _POLL_S
+        return _IDLE_POLL_S if self._follow and time.monotonic() - self._moved_at >= _IDLE_S else _POLL_S
 
     def _fetch(self, timeout_s: float) -> bool:
         """Take the records at hand, or that arrive in time, into ``_records``; return False if there are none."""
@@ -417,127 +384,91 @@ class Reader:
             previews = list(self._preview.take(wait_s))
             if previews or wait_s:
                 timeout_s = 0.0
-        # The first previews are handed out while the consumer connects.
+        # The first previews are handed out while the follower connects.
         is_first, self._is_new = self._is_new, False
-        messages = [] if previews and is_first else self._fetch_committed(timeout_s)
-        self._batch = messages
-        self._writers.handed_out(messages)
-        self._rest = iter(messages)
-        self._records = records_of(messages, self._rest, self._origin)
+        if not (previews and is_first):
+            self._fetch_committed(timeout_s)
         self._previews = iter(previews)
+        self._records = iter(()) if self._stretch is None else self._stretch.records()
         if previews:
             shown = (record_of(item, self._origin) for item in self._previews)
             self._records = chain(shown, self._records)
-        if messages or previews:
+        if found := bool(self._stretch or previews):
             self._moved_at = time.monotonic()
-        return bool(messages or previews)
-
-    def _fetch_committed(self, timeout_s: float) -> list[Message]:
-        if self._plan.is_finished():
-            return []
-        self._refresh()
-        if stuck := self._lookout.stuck(self._positions):
-            logger.warning("nothing comes from %s although there is something; reading anew", sorted(stuck))
-            self._reopen(self._wanted_pace(Pace.FOLLOWING))
-        elif (pace := self._wanted_pace(self._pace)) is not self._pace:
-            self._reopen(pace)
-        self._assign()
-        messages, self._unjudged = self._unjudged, []
-        if not messages:
-            first = self._consumer.poll(timeout_s)
-            if first is None:
-                return []
-            # consume(n, t) waits for n messages or until t has passed; with 0 it takes what is at hand.
-            messages = [first, *self._consumer.consume(_BATCH, 0)]
-        if self._take_all(messages):
-            self._before = None
-            return messages
-        self._before = self._plan.frontier()
-        return self._take_each(messages)
-
-    def _take_each(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to hand out before the first error.
-
-        That error is raised at once if there are none, and otherwise by the next call.
-        """
-        found: list[Message] = []
-        for place, message in enumerate(messages):
-            try:
-                if self._take(message):
-                    found.append(message)
-            except RollbridgeError:
-                self._unjudged = messages[place:] if found else messages[place + 1 :]
-                if found:
-                    return found
-                raise
         return found
 
-    def _open(self) -> Consumer:
-        return open_consumer({**self._config, "fetch.wait.max.ms": self._pace}, f"read {self._stream}", logger)
+    def _fetch_committed(self, timeout_s: float) -> None:
+        """Open the next stretch in which there may be records, unless there is something left of the present one."""
+        if self._stretch is not None:
+            if not self._stretch.is_exhausted:
+                return  # the caller left the loop over its records
+            self._close_stretch(self._stretch)
+        if self._plan.is_finished():
+            return
+        self._refresh()
+        self._assign()
+        if not self._arrived:
+            self._arrived += self._follower.poll(timeout_s)
+            if self._arrived:
+                self._leave_ends()
+                self._follower.ask()
+        while self._arrived and self._stretch is None:
+            item = self._arrived.popleft()
+            if isinstance(item, Fetched):
+                self._open_stretch(item)
+            else:
+                self._judge(item, self._placed.get(item.partition))
+        if self._stretch is None and self._follower.stopped:
+            raise InvalidRequestError(f"this reader of {self._stream} was closed; open another one at its position")
 
-    def _wanted_pace(self, pace: Pace) -> Pace:
-        """Return the pace that follows ``pace``, by what there is to read and for how long nothing has come."""
-        silent_s = time.monotonic() - self._moved_at
-        if silent_s < _IDLE_S and self._plan.is_far_behind():
-            return Pace.CATCHING_UP
-        if not self._plan.is_at_front():
-            return Pace.FOLLOWING
-        if pace is Pace.IDLE or (self._follow and silent_s >= _IDLE_S):
-            return Pace.IDLE
-        return Pace.FOLLOWING
+    def _leave_ends(self) -> None:
+        """Stop fetching segments of which all that is wanted has arrived."""
+        for item in self._arrived:
+            segment = self._placed.get(item.partition)
+            if isinstance(item, Fetched) and segment in self._assigned and self._plan.is_limit(segment, item.end):
+                self._follower.leave(item.partition)
 
-    def _reopen(self, pace: Pace) -> None:
-        """Replace the consumer by one at the same position; what was fetched and not handed out is fetched again."""
-        before, self._pace = self._consumer, pace
-        self._consumer, self._assigned, self._planned = self._open(), set(), -1
-        before.close()
-
-    def _positions(self) -> dict[Partition, int]:
-        return {
-            self._at.of(segment): offset
-            for segment, offset in self._plan.readable().items()
-            if segment in self._assigned
-        }
-
-    def _take_all(self, messages: list[Message]) -> bool:
-        """Record messages all of which are to be handed out; return False if each has to be judged by itself."""
-        if any(map(_error, messages)):
-            return False
-        taken: dict[SegmentId, int] = {}
-        for place, last in last_offsets(messages, self._origin.index.adopted).items():
-            segment = self._placed.get(place)
-            if segment is None:
-                return False
-            taken[segment] = last
-        return self._plan.take(taken)
-
-    def _take(self, message: Message) -> bool:
-        error = message.error()
-        segment = self._placed.get((message.topic() or "", message.partition() or 0))
-        offset = message.offset()
-        if error is None:
-            return segment is not None and offset is not None and self._plan.accept(segment, offset)
-        if error.code() == KafkaError._PARTITION_EOF:
-            if segment is not None and offset is not None:
-                if offset > self._plan.readable().get(segment, offset):
-                    self._moved_at = time.monotonic()
-                self._plan.reached(segment, offset)
+    def _open_stretch(self, fetched: Fetched) -> None:
+        """Hand out what is wanted of a stretch next, or take note of it if that is nothing."""
+        segment = self._placed.get(fetched.partition)
+        if segment is None:
+            return
+        wanted = self._plan.wanted(segment, fetched.end)
+        if not wanted:
+            return
+        stretch = Stretch(fetched, segment, wanted, self._origin)
+        if stretch.is_empty():
+            self._close_stretch(stretch)
         else:
-            self._judge(error, segment)
-        return False
+            self._stretch = stretch
 
-    def _judge(self, error: KafkaError, segment: SegmentId | None) -> None:
-        """Raise unless the consumer recovers from an error by itself."""
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+    def _settle(self) -> None:
+        """Close the present stretch if its last record was handed out."""
+        with suppress(CorruptDataError):  # raised to whoever reads on
+            if self._stretch is not None and self._stretch.is_used_up():
+                self._close_stretch(self._stretch)
+
+    def _close_stretch(self, stretch: Stretch) -> None:
+        self._plan.reached(stretch.segment, stretch.end)
+        self._stretch = None
+        self._moved_at = time.monotonic()  # the caller's time does not count as a stall
+
+    def _judge(self, trouble: Trouble, segment: SegmentId | None) -> None:
+        """Raise unless the follower recovers from a fault by itself."""
+        if segment not in self._assigned:
+            return
+        fault = trouble.fault
+        if trouble.resume is not None:
             self._load(None)  # raises if the adopted topic was created anew, so that its offsets are other ones
+            if isinstance(fault, LogDivergedError):
+                raise fault
             raise TruncatedError(
-                f"segment {segment} of {self._stream} has lost records that were still to be read: {error.str()}"
-            )
-        fault = translate(error, f"read {self._stream}", f"stream {self._stream}")
+                f"segment {segment} of {self._stream} has lost records that were still to be read: {fault}"
+            ) from fault
         if isinstance(fault, NotFoundError):
             # Loading raises if the stream is gone. If the segment is not gone either, some brokers do not know its
             # topic yet.
-            if segment is not None and self._load(None).is_removed(segment):
+            if self._load(None).is_removed(segment):
                 raise TruncatedError(
                     f"segment {segment} of {self._stream} was removed with records that were still to be read"
                 )
@@ -584,27 +515,19 @@ class Reader:
                 self._refresh_at = time.monotonic() + _RETRY_S
                 return
             self._history = history
-            if self._pace is Pace.IDLE:
-                self._moved_at = self._loaded_at
-                self._reopen(self._wanted_pace(Pace.FOLLOWING))
 
     def _assign(self) -> None:
-        """Assign exactly the segments that the plan names to the consumer."""
+        """Follow exactly the segments that the plan names."""
         if self._planned == self._plan.changes:
             return
         self._planned = self._plan.changes
         readable = self._plan.readable()
-        try:
-            if done := self._assigned - readable.keys():
-                self._consumer.incremental_unassign([TopicPartition(*self._at.of(segment)) for segment in done])
-            if fresh := readable.keys() - self._assigned:
-                self._placed |= {self._at.of(segment): segment for segment in fresh}
-                assign_more(
-                    self._consumer,
-                    [TopicPartition(*self._at.of(segment), readable[segment]) for segment in sorted(fresh)],
-                )
-        except KafkaException as exc:
-            raise translate(exc, f"read {self._stream}") from exc
+        for segment in self._assigned - readable.keys():
+            self._follower.leave(self._at.of(segment))
+        for segment in sorted(readable.keys() - self._assigned):
+            place = self._at.of(segment)
+            self._placed[place] = segment
+            self._follower.follow(place, readable[segment])
         self._assigned = set(readable)
 
     def _check_stalled(self) -> None:

@@ -1,16 +1,16 @@
 """Records as readers hand them out, with everything that is known of their place.
 
-A record is a thin tuple around confluent-kafka's message. Reading is fast only if next to nothing is done for each
-record, so headers are decoded on request only. :class:`Message` is the same record with confluent-kafka's methods, for
+A record is a tuple with attributes: reading is fast only if next to nothing is done for each record, so all but key and
+value is worked out on request. A :class:`Record` stands around confluent-kafka's message, or a preview; one that a
+reader has fetched itself is a :class:`.StoredRecord`. :class:`Message` is a record with confluent-kafka's methods, for
 :class:`rollbridge.Consumer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
@@ -160,33 +160,37 @@ class Preview:
 class _Row(NamedTuple):
     key: bytes | None
     value: bytes | None
-    raw: KafkaMessage | Preview
-    origin: Origin
 
 
-_Fields = tuple[bytes | None, bytes | None, KafkaMessage | Preview, Origin]
+class Record(tuple[Any, ...]):
+    """Record as :meth:`rollbridge.Bridge.reader` hands it out."""
 
-
-class Record(_Fields):
-    """Record as :meth:`rollbridge.Bridge.reader` hands it out; its fields are attributes.
-
-    Attributes:
-        key: The key; None if there is none.
-        value: The value; None for a tombstone.
-        raw: confluent-kafka's message, or a :class:`Preview`.
-        origin: Context shared with other records of its reader.
-    """
-
-    # A tuple made of a tuple takes two thirds of the time of a named one or of an object with slots, and its fields
+    # A tuple made of a tuple takes two thirds of the time of a named one or of an object with slots, and key and value
     # are read without executing Python bytecode.
     __slots__ = ()
     if TYPE_CHECKING:
-        key: bytes | None
-        value: bytes | None
-        raw: KafkaMessage | Preview
-        origin: Origin
+
+        @property
+        def key(self) -> bytes | None:
+            """The key; None if there is none."""
+
+        @property
+        def value(self) -> bytes | None:
+            """The value; None for a tombstone."""
     else:
-        key, value, raw, origin = (vars(_Row)[name] for name in _Row._fields)
+        key, value = (vars(_Row)[name] for name in _Row._fields)
+
+    @property
+    def raw(self) -> KafkaMessage | Preview:
+        """confluent-kafka's message, or a :class:`Preview`."""
+        raw: KafkaMessage | Preview = self[2]
+        return raw
+
+    @property
+    def origin(self) -> Origin:
+        """Context shared with other records of its reader."""
+        origin: Origin = self[3]
+        return origin
 
     @property
     def topic(self) -> str:
@@ -196,12 +200,12 @@ class Record(_Fields):
     @property
     def stream(self) -> str:
         """Name of its stream, ``scope/stream``."""
-        return str(self.origin.place_of(self.raw)[0])
+        return str(self._place()[0])
 
     @property
     def segment(self) -> SegmentId:
         """Its segment; for a preview, that of the transaction's reference epoch."""
-        return self.origin.place_of(self.raw)[1]
+        return self._place()[1]
 
     @property
     def epoch(self) -> int:
@@ -230,36 +234,29 @@ class Record(_Fields):
         Raises:
             CorruptDataError: Another Kafka client wrote a header whose name is not UTF-8.
         """
-        return [item for item in headers_of(self.raw) if item[0] not in OWN_HEADERS]
+        return [item for item in self._headers() if item[0] not in OWN_HEADERS]
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write.
-
-        Asks a broker, once, if reading began in the middle of a batch and this is one of its records.
-
-        Raises:
-            KafkaUnavailableError, NotFoundError: it would have to ask, and gets no answer.
-        """
-        return source_of(self.raw, self.origin)[0]
+        """Transaction that wrote it; None for a plain or compare-and-set write."""
+        return self._source()[0]
 
     @property
     def local_sequence(self) -> int | None:
-        """Its number in its transaction, made of part and count; None without a transaction.
-
-        May ask a broker, as :attr:`transaction_id`.
-        """
-        return source_of(self.raw, self.origin)[1]
+        """Its number in its transaction, made of part and count; None without a transaction."""
+        return self._source()[1]
 
     @property
     def dlsn(self) -> DLSN | None:
         """Its place in the stream; None for a preview."""
-        return dlsn_of(self.raw, self.origin)
+        offset = self.offset
+        return None if offset is None else DLSN.of(self.segment, offset, self.local_sequence or 0)
 
     @property
     def sn(self) -> SN | None:
         """DLSN, sequence id and the transaction id that its writer gave it; None for a preview."""
-        return sn_of(self.raw, self.origin)
+        dlsn = self.dlsn
+        return None if dlsn is None else sn_at(dlsn, *self._place(), given_id(self._readable_headers()), self.origin)
 
     @property
     def commit_position(self) -> int | None:
@@ -271,54 +268,22 @@ class Record(_Fields):
         where = f"{self.segment}:{self.offset}" if self.committed else f"preview of {self.transaction_id}"
         return f"<Record {self.stream} {where} key={self.key!r} value of {len(self.value or b'')} bytes>"
 
+    def _place(self) -> tuple[StreamName, SegmentId]:
+        return self.origin.place_of(self.raw)
 
-_key, _value = KafkaMessage.key, KafkaMessage.value
+    def _headers(self) -> HeaderList:
+        """Return the headers, rollbridge's own included."""
+        return headers_of(self.raw)
 
+    def _readable_headers(self) -> HeaderList:
+        """Return the headers to search for rollbridge's own; none if they cannot be decoded."""
+        try:
+            return self._headers()
+        except CorruptDataError:
+            return []
 
-def records_of(messages: Iterable[KafkaMessage], rest: Iterator[KafkaMessage], origin: Origin) -> Iterator[Record]:
-    """Return an iterator that makes records of messages on request, without executing Python bytecode in between.
-
-    Args:
-        messages: Messages that were read.
-        rest: Iterator over the same messages, advanced with each record.
-        origin: Context that the records share.
-    """
-    return map(Record, zip(map(_key, messages), map(_value, messages), rest, repeat(origin), strict=False))
-
-
-class Batch(Sequence[Record]):
-    """Records that were read together. Taking keys and values as lists costs least of all."""
-
-    __slots__ = ("_messages", "_origin")
-
-    def __init__(self, messages: list[KafkaMessage] | list[Preview], origin: Origin) -> None:
-        self._messages = messages
-        self._origin = origin
-
-    def keys(self) -> list[bytes | None]:
-        """Return the keys, in order."""
-        return [message.key() for message in self._messages]
-
-    def values(self) -> list[bytes | None]:
-        """Return the values, in order."""
-        return [message.value() for message in self._messages]
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[Record]:
-        return (record_of(message, self._origin) for message in self._messages)
-
-    @overload
-    def __getitem__(self, place: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Record]: ...
-
-    def __getitem__(self, place: int | slice) -> Record | list[Record]:
-        if isinstance(place, slice):
-            return [record_of(message, self._origin) for message in self._messages[place]]
-        return record_of(self._messages[place], self._origin)
+    def _source(self) -> tuple[TransactionId, int] | tuple[None, None]:
+        return source_of(self.raw, self.origin)
 
 
 def last_offsets(messages: Sequence[KafkaMessage], shared: Container[str]) -> dict[Partition, int]:
@@ -413,9 +378,9 @@ def _is_in_stream(raw: KafkaMessage | Preview, origin: Origin) -> bool:
     return True
 
 
-def given_id_of(raw: KafkaMessage | Preview) -> int | None:
-    """Return the transaction id that the writer gave the record."""
-    for name, value in _own_headers(raw):
+def given_id(headers: HeaderList) -> int | None:
+    """Return the transaction id that the writer gave a record with these headers."""
+    for name, value in headers:
         if name == TRANSACTION_ID_HEADER and value is not None:
             try:
                 return unpack_transaction_id(value)
@@ -424,19 +389,18 @@ def given_id_of(raw: KafkaMessage | Preview) -> int | None:
     return None
 
 
-def dlsn_of(raw: KafkaMessage | Preview, origin: Origin) -> DLSN | None:
+def sn_at(dlsn: DLSN, stream: StreamName, segment: SegmentId, given: int | None, origin: Origin) -> SN:
+    return SN(dlsn, given, origin.sequence_id(stream, segment, dlsn.offset))
+
+
+def dlsn_of(raw: KafkaMessage, origin: Origin) -> DLSN | None:
     offset = raw.offset()
-    if offset is None or isinstance(raw, Preview):
-        return None
-    return DLSN.of(origin.place_of(raw)[1], offset, source_of(raw, origin)[1] or 0)
+    return None if offset is None else DLSN.of(origin.place_of(raw)[1], offset, source_of(raw, origin)[1] or 0)
 
 
-def sn_of(raw: KafkaMessage | Preview, origin: Origin) -> SN | None:
+def sn_of(raw: KafkaMessage, origin: Origin) -> SN | None:
     dlsn = dlsn_of(raw, origin)
-    if dlsn is None:
-        return None
-    stream, segment = origin.place_of(raw)
-    return SN(dlsn, given_id_of(raw), origin.sequence_id(stream, segment, dlsn.offset))
+    return None if dlsn is None else sn_at(dlsn, *origin.place_of(raw), given_id(_own_headers(raw)), origin)
 
 
 # Records with confluent-kafka's methods

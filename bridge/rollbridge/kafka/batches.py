@@ -292,6 +292,57 @@ def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
         position += size
 
 
+class Batches:
+    """Consecutive batches, split and their headers parsed while iterating, each time anew.
+
+    A fetch may bring ten thousand batches of one record each. Held, that many headers and views cost four times what it
+    takes to make them, in garbage collections.
+
+    Attributes:
+        last: Header of the last batch that was checked; None if there is none.
+    """
+
+    __slots__ = ("_raw", "last")
+
+    def __init__(self, raw: bytes | memoryview) -> None:
+        self._raw = memoryview(raw)
+        self.last: BatchHeader | None = None
+
+    def check(self) -> None:
+        """Check the checksums, and leave out what comes from a batch on that is cut short or corrupt.
+
+        Raises:
+            CorruptDataError: There is a corrupt batch.
+        """
+        sound = 0
+        try:
+            for header, batch in self:
+                if crc32c(batch[_CRC_START:]) != header.crc:
+                    check_crc(header, batch)
+                self.last = header
+                sound += len(batch)
+        finally:
+            self._raw = self._raw[:sound]
+
+    def __iter__(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        view = self._raw
+        position, behind = 0, len(view)
+        unpack = _HEADER.unpack_from
+        while position + HEADER_BYTES <= behind:
+            header = _as_header(unpack(view, position))
+            size = header.length + _LENGTH_OVERHEAD
+            if size < HEADER_BYTES:
+                raise CorruptDataError(f"a record batch claims {size} bytes, fewer than its header has")
+            end = position + size
+            if end > behind:
+                return
+            batch = view[position:end]
+            if header.magic != _MAGIC or header.record_count < 0:
+                parse_header(batch)
+            yield header, batch
+            position = end
+
+
 def validate_frame(batch: RawBatch, count: int, *, deep: bool = False) -> BatchHeader:
     """Check that a client's batch can be forwarded unchanged, that is, that a broker would accept it as data.
 

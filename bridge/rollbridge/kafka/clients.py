@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message
 
-from rollbridge.calls import Deadline
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation, parse_bootstrap
@@ -30,8 +28,6 @@ Config = dict[str, Any]
 
 TICK_S: Final = 0.001
 """Shortest wait to ask of the library, which waits for whole milliseconds: a shorter one would spin."""
-_LEADERS_ASKED_MAX: Final = 8
-_LEADERS_TIMEOUT_S: Final = 0.5
 
 library_logger: Final = logging.getLogger("rollbridge.kafka.librdkafka")
 """Logger of librdkafka's own messages."""
@@ -195,24 +191,6 @@ def open_consumer(config: Mapping[str, Any], doing: str, log: logging.Logger) ->
         return Consumer(dict(config), logger=limited_child(log))
     except (KafkaException, ValueError, TypeError) as fault:
         raise translate(fault, doing) from fault
-
-
-def assign_more(consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-    """Assign more partitions without the second that ``incremental_assign`` may take until the first record.
-
-    The library looks up unknown leaders only once a second, so look them up beforehand, one request per topic. Each
-    takes as long as the fetch in flight, so with many topics that second is the shorter wait. If no broker answers,
-    the library proceeds by itself as usual.
-    """
-    topics = {place.topic for place in places}
-    if len(topics) <= _LEADERS_ASKED_MAX:
-        deadline = Deadline(_LEADERS_TIMEOUT_S)
-        with suppress(KafkaException):
-            for topic in sorted(topics):
-                if deadline.passed():
-                    break
-                consumer.list_topics(topic, timeout=deadline.left())
-    consumer.incremental_assign(list(places))
 
 
 # Headers of messages

@@ -46,7 +46,7 @@ _IDLE_MAX_S: Final = 540.0
 _READ_BUFFER_BYTES: Final = 64 << 10
 _LENGTH: Final = struct.Struct(">i")
 _REQUEST_HEAD: Final = struct.Struct(">ihhih")
-_ANSWER_HEAD: Final = struct.Struct(">ii")
+_CORRELATION_ID: Final = struct.Struct(">i")
 # The only answers without tagged fields in their header; clients of any age must be able to read ApiVersions.
 _PLAIN_ANSWERS: Final = frozenset((ApiVersionsResponse.__api_key__, SaslHandshakeResponse.__api_key__))
 _IOV_MAX: Final = 512
@@ -221,10 +221,10 @@ class Connection:
             raise ValueError("no request is under way")
         correlation_id, deadline = self._waiting.popleft()
         data = self._read_frame(deadline)
-        size, answered = _ANSWER_HEAD.unpack_from(data)
+        (answered,) = _CORRELATION_ID.unpack_from(data)
         if answered != correlation_id:
             raise self._lost(f"answer {answered} came for request {correlation_id}")
-        offset = _ANSWER_HEAD.size
+        offset = _CORRELATION_ID.size
         if response_type.__api_key__ not in _PLAIN_ANSWERS:
             if data[offset] != 0:
                 raise self._lost("answer with tagged header fields, which no version that we speak has")
@@ -232,7 +232,7 @@ class Connection:
         try:
             entity, _ = entity_reader(response_type)(data, offset)
         except Exception as exc:  # after any decoding error the stream cannot be trusted
-            raise self._lost(f"answer of {size} bytes does not parse: {exc}") from exc
+            raise self._lost(f"answer of {len(data)} bytes does not parse: {exc}") from exc
         self._last_used = time.monotonic()
         return entity
 
@@ -361,10 +361,10 @@ class Connection:
             raise self._lost("no answer in time" if isinstance(exc, TimeoutError) else exc) from exc
         if len(body) < size:
             raise self._lost("closed by the broker in the middle of an answer")
-        return head + body
+        return body
 
     def _buffered_frame(self) -> bytes | None:
-        """Return an answer that is buffered whole after :meth:`has_answer`, without a system call; else None."""
+        """Return an answer without its length if it is buffered whole after :meth:`has_answer`; else None."""
         if self._socket.gettimeout() != 0.0:
             return None
         try:
@@ -374,8 +374,10 @@ class Connection:
         if len(buffered) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(buffered)
-        whole = _LENGTH.size + size
-        return self._reader.read(whole) if _ANSWER_HEAD.size <= whole <= len(buffered) else None
+        if not _CORRELATION_ID.size <= size <= len(buffered) - _LENGTH.size:
+            return None
+        self._reader.read(_LENGTH.size)
+        return self._reader.read(size)
 
     def _patience_s(self) -> float:
         if self.deadline is None:

@@ -21,7 +21,7 @@ from kio.schema.fetch.v12.response import PartitionData
 from rollbridge.calls import Backoff
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc, complete_batches, parse_header
+from rollbridge.kafka.batches import Batches, BatchHeader, LogRecord
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
@@ -57,7 +57,7 @@ class Fetched(NamedTuple):
     partition: Partition
     start: int
     end: int
-    batches: list[tuple[BatchHeader, memoryview]]
+    batches: Iterable[tuple[BatchHeader, memoryview]]
     aborted: list[AbortedSpan]
     high_watermark: int
     stable_end: int
@@ -335,21 +335,19 @@ class FetchPlan:
             yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
         place.high_watermark = data.high_watermark
-        batches: list[tuple[BatchHeader, memoryview]] = []
-        end, corrupt = start, None
+        batches = Batches(data.records or b"")
+        corrupt = None
         try:
-            for batch in complete_batches(data.records or b""):
-                header = parse_header(batch)
-                check_crc(header, batch)
-                batches.append((header, batch))
-                end = max(end, header.base_offset + header.last_offset_delta + 1)
+            batches.check()
         except CorruptDataError as fault:
             corrupt = fault
-        if end > start:
+        last = batches.last  # offsets grow
+        end = start if last is None else max(start, last.base_offset + last.last_offset_delta + 1)
+        if last is not None and end > start:
             self._turn += 1
             place.offset, place.served = end, self._turn
             if self._check_epochs:
-                place.epoch = batches[-1][0].partition_leader_epoch
+                place.epoch = last.partition_leader_epoch
             aborted = [AbortedSpan(item.producer_id, item.first_offset) for item in data.aborted_transactions or ()]
             yield Fetched(partition, start, end, batches, aborted, data.high_watermark, data.last_stable_offset)
         if corrupt is None:

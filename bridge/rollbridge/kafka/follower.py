@@ -18,6 +18,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -121,6 +122,9 @@ class Follower:
         self._waker, self._wakes = os.pipe()
         os.set_blocking(self._waker, False)
         os.set_blocking(self._wakes, False)
+        # For readers that nobody closes, as in a loop over all of a stream.
+        self._abandoned = weakref.finalize(self, _close_all, self._connections, self._news, (self._waker, self._wakes))
+        self._abandoned.atexit = False
         hold(self, "_clusters", "_lock")
 
     def follow(self, partition: Partition, offset: int, epoch: int = NO_EPOCH) -> None:
@@ -187,13 +191,9 @@ class Follower:
             if self._closed:
                 return
             self._closed = True
-            os.close(self._waker)
-            os.close(self._wakes)
-        for node in list(self._connections):
-            self._drop(node)
-        for news in self._news:
-            if news.connection is not None:
-                news.connection.close()
+            self._abandoned()
+        self._connections.clear()
+        self._asked.clear()
         self._clusters.close()
 
     def _order(self, order: Callable[[], None]) -> None:
@@ -340,6 +340,16 @@ class Follower:
                 return _News(node=node, connection=cluster.dial(broker))
         except Exception as fault:
             return _News(node=node, fault=_known(fault, f"reach {broker.host}:{broker.port}"))
+
+
+def _close_all(lines: Mapping[NodeId, _Line], news: Collection[_News], descriptors: Collection[int]) -> None:
+    for line in lines.values():
+        line.connection.close()
+    for item in news:
+        if item.connection is not None:
+            item.connection.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def refuse(trouble: Trouble) -> int:

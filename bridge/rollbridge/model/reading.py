@@ -25,8 +25,9 @@ _STEPS_OF_A_ROLL: Final = 2
 class ReadingPlan:
     """How far a stream has been read. Not thread-safe.
 
-    Tell it what arrives with :meth:`accept` and :meth:`reached`, and of new epochs with :meth:`update`; ask it with
-    :meth:`readable`. It never leaves a segment before its end and never hands out a record twice.
+    Ask it with :meth:`readable` what to read, and with :meth:`wanted` what of that to hand out; tell it with
+    :meth:`reached` how far that has come, and of new epochs with :meth:`update`. It never leaves a segment before its
+    end and never has a record handed out twice.
 
     Attributes:
         changes: Grows whenever other segments are to be read than before.
@@ -111,41 +112,22 @@ class ReadingPlan:
         }
         return front | self.readable()
 
-    def take(self, lasts: Mapping[SegmentId, int]) -> bool:
-        """Take note of records that follow each other up to these offsets, as :meth:`accept` does of each.
+    def wanted(self, segment: SegmentId, end: int) -> range:
+        """Return the offsets to hand out of a segment that was read up to ``end``; none if it is not being read.
 
-        False if they have to be looked at one by one; nothing was taken note of then.
+        Left out are those handed out before, those beyond the goal, and those behind the end of a sealed segment: such
+        records came late, and leaders write them to the successors.
         """
-        for segment, last in lasts.items():
-            limit = self._limit(segment) if segment in self._ready else -1
-            if limit is not None and last + 1 >= limit:
-                return False
-        for segment, last in lasts.items():
-            self._position[segment] = last + 1
-        return True
-
-    def accept(self, segment: SegmentId, offset: int) -> bool:
-        """Take note of a record; False if it is not to be handed out: it was before, or lies beyond the goal.
-
-        So is one behind the end of a sealed segment: it came late, and leaders write it to the successors.
-
-        Raises:
-            KeyError: the segment is not to be read yet.
-        """
-        if segment in self._done or offset < self._position.get(segment, 0):
-            return False
+        start = self._position.get(segment, 0)
         if segment not in self._ready:
-            raise KeyError(segment)
-        sealed = self._nodes[segment].sealed_end
-        if sealed is not None and offset >= sealed:
-            self.reached(segment, sealed)
-            return False
+            return range(start, start)
         limit = self._limit(segment)
-        wanted = limit is None or offset < limit
-        self._position[segment] = offset + wanted
-        if limit is not None and offset + 1 >= limit:
-            self._open([segment])
-        return wanted
+        return range(start, max(start, end if limit is None else min(end, limit)))
+
+    def is_limit(self, segment: SegmentId, end: int) -> bool:
+        """Return whether nothing of a segment is wanted from ``end`` on, as far as is known."""
+        limit = self._limit(segment)
+        return limit is not None and end >= limit
 
     def reached(self, segment: SegmentId, position: int) -> None:
         """Take note that nothing is left below ``position``; markers between and after records take offsets too."""
