@@ -230,10 +230,10 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     deadline = Deadline(PATIENCE_S)
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
-        assert ask(tails.last(course, 0), reader, deadline) == ANY
+        assert ask(tails.last(course, None, 0), reader, deadline) == ANY
         for known in (tails, LineageTails(SegmentPlaces(StreamName.parse(ledger)).of)):
-            assert ask(known.last_of(course, b"k", None, 0), reader, deadline) == ANY
-            behind = ask(known.last_of(course, b"k", end - 1, 0), reader, deadline)
+            assert ask(known.last(course, b"k", 0), reader, deadline) == ANY
+            behind = ask(known.last(course, b"k", 0, end - 1), reader, deadline)
             assert behind == EMPTY, "nothing stood behind that"
 
 

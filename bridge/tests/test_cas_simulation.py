@@ -19,7 +19,7 @@ from rollbridge.kafka.fetch import NO_EPOCH, Stretch
 from rollbridge.kafka.segment_tail import LineageTails, Question, Read, SegmentTail
 from rollbridge.model.cas import Accepted
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.sn import DLSN, SN
+from rollbridge.model.sn import DLSN, EMPTY, SN
 
 SEEDS = range(80)
 
@@ -148,8 +148,11 @@ def refusing_in_old_segments(patch: pytest.MonkeyPatch) -> None:
 def forgetting_predecessors(patch: pytest.MonkeyPatch) -> None:
     """An empty segment is taken for a stream in which nothing was written."""
 
-    def last(self: LineageTails, course: KeyLineage, to: int) -> Question[SN]:
-        return (yield from self.active(course).last(to))
+    def last(
+        self: LineageTails, course: KeyLineage, key: bytes | None, to: int, since: int | None = None
+    ) -> Question[SN]:
+        tail = self.active(course)
+        return (yield from tail.last(to) if key is None else tail.last_of(key, 0, to)) or EMPTY
 
     patch.setattr(LineageTails, "last", last)
 

@@ -51,7 +51,7 @@ def dropped(end: int) -> EpochHistory:
 def asked(history: EpochHistory, reader: LogReader, place: int | None = None) -> tuple[SN, SN]:
     """The last record, and the last one of a key since a place, where the active segment is empty."""
     tails, course = LineageTails(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
-    questions = tails.last(course, 0), tails.last_of(course, KEY, place, 0)
+    questions = tails.last(course, None, 0), tails.last(course, KEY, 0, place)
     last, last_of = (ask(question, reader, Deadline(math.inf)) for question in questions)
     return last, last_of
 

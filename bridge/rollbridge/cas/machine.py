@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from rollbridge.cas.request import AppendRequest
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, Need, Question, Read, SegmentTail
-from rollbridge.model.cas import Accepted, ConditionalWrite, Refused, Scope, Verdict, is_refuted, judge, place_of
+from rollbridge.model.cas import Accepted, ConditionalWrite, Refused, Verdict, is_refuted, judge, place_of
 from rollbridge.model.names import Partition
 from rollbridge.model.sn import ANY, SN
 
@@ -355,7 +355,7 @@ class Round:
     def _is_refuted(self) -> bool:
         """Return True if what is known refutes the first condition."""
         entry = self.entries[0]
-        known = None if entry.after is not None else self.tail.known_last(entry.condition)
+        known = None if entry.after is not None else self.tail.known_last(entry.condition.scope_key)
         try:
             return known is not None and is_refuted(entry.condition, known, entry.course)
         except InvalidRequestError:
@@ -379,23 +379,24 @@ class Round:
                 continue
             # A write without an expectation may share its key with one that has one, and must not hide the key's last
             # record.
-            if condition.scope is Scope.KEY and entry.after is None and condition.expected != ANY:
+            key = condition.scope_key
+            if key is not None and entry.after is None and condition.expected != ANY:
                 # With a transaction id the record itself is needed, not only whether a later one exists.
                 since = None if condition.expected.transaction_id is not None else since
-                key_lasts[condition.key or b""] = yield from self.tails.stands(course, condition, offset, since)
+                key_lasts[key] = yield from self.tails.last(course, key, offset, since)
         if faults:
             return [faults.get(number, Accepted(())) for number in range(len(self.entries))]
-        last = yield from self.tails.last(self.entries[0].course, offset)
+        last = yield from self.tails.last(self.entries[0].course, None, offset)
         last_ids: dict[int, int | None] = {}
         for number, entry in enumerate(self.entries):
             if entry.checks_ids:
                 last_ids[number] = yield from self.tails.last_id(entry.course, offset)
         verdicts: list[Verdict | InvalidRequestError] = []
         for entry, verdict in zip(self.entries, judge(self.entries, offset, last, key_lasts, last_ids), strict=True):
-            condition = entry.condition
-            if isinstance(verdict, Refused) and condition.scope is Scope.KEY and verdict.actual.empty:
+            key = entry.condition.scope_key
+            if isinstance(verdict, Refused) and key is not None and verdict.actual.empty:
                 # Only what stands after the expected place was read; the caller wants the SN that is actually there.
-                actual = yield from self.tails.stands(entry.course, condition, offset)
+                actual = yield from self.tails.last(entry.course, key, offset)
                 verdict = Refused(verdict.expected, actual)
             verdicts.append(verdict)
         return verdicts
@@ -410,7 +411,7 @@ class Round:
             if request in self.refuted or request.broken_chain() or request.awaited({}):
                 continue
             condition = request.condition()
-            actual = self.tail.known_last(condition)
+            actual = self.tail.known_last(condition.scope_key)
             try:
                 if actual is not None and is_refuted(condition, actual, request.course):
                     self.refuted[request] = Refused(condition.expected, actual)

@@ -186,7 +186,7 @@ class CasWriter:
         deadline = Deadline(self._timeout_s)
         course = self._router.await_course(self._router.position(key), deadline)
         try:
-            return self._channel.ask(self._channel.tails.stands_now(course, condition), deadline)
+            return self._channel.ask(self._channel.tails.last_now(course, condition.scope_key), deadline)
         except WaitedTooLongError as fault:
             raise UnavailableError(f"an earlier native transaction stays open: {fault}; nothing was written") from fault
 

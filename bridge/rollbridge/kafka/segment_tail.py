@@ -26,7 +26,7 @@ from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
-from rollbridge.model.cas import Condition, Scope, place_of
+from rollbridge.model.cas import place_of
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import Partition, is_segment_topic, show_partition
@@ -272,11 +272,11 @@ class SegmentTail:
             return None
         return Read(self.place, self._own_end, self._own_end + 1, self.epoch)
 
-    def known_last(self, condition: Condition) -> SN | None:
-        """Return the last committed record seen in the scope of a condition; None if there is none."""
+    def known_last(self, key: bytes | None) -> SN | None:
+        """Return the last committed record seen, or the last one with a key; None if there is none."""
         if self._known is None:
             return None
-        return self._known.last if condition.scope is Scope.SEGMENT else self._known.last_of(condition.key or b"")
+        return self._known.last if key is None else self._known.last_of(key)
 
     def confirm(self, to: int) -> Question[None]:
         """Forget what is known up to ``to`` if it is not in the log any more.
@@ -301,10 +301,9 @@ class SegmentTail:
             known.extend(start, start + len(seen), seen)
             self._own_end = known.end
 
-    def last(self, to: int) -> Question[SN]:
-        """Return the SN of the last committed record below ``to``; EMPTY if there is none, ANY if it was truncated."""
-        known = yield from self._look_back(to, lambda known: known.last is not None)
-        return known.last or (ANY if self.truncated_at else EMPTY)
+    def last(self, to: int) -> Question[SN | None]:
+        """Return the SN of the last committed record below ``to``; None if none is left."""
+        return (yield from self._look_back(to, lambda known: known.last is not None)).last
 
     def last_id(self, to: int) -> Question[int | None]:
         """Return the last transaction id that a user gave a committed record below ``to``; None if none is left.
@@ -473,33 +472,32 @@ class LineageTails:
         """Return the tail of the active segment of a course."""
         return self.of(Stage(course.active, course.active_base, None))
 
-    def stands(self, course: KeyLineage, condition: Condition, to: int, since: int | None = None) -> Question[SN]:
-        """Return the SN of the last committed record in a condition's scope before offset ``to`` of the active segment.
+    def last(self, course: KeyLineage, key: bytes | None, to: int, since: int | None = None) -> Question[SN]:
+        """Return the SN of the last committed record of a course before offset ``to`` of its active segment.
 
-        EMPTY if there is none, ANY if it may have been truncated. With scope ``key``, nothing is searched up to and
-        including sequence id ``since``.
+        EMPTY if there is none, ANY if it may have been truncated. With a ``key``, of the last record with that key;
+        nothing is searched up to and including sequence id ``since`` then.
         """
-        if condition.scope is Scope.KEY and condition.key is not None:
-            return (yield from self.last_of(course, condition.key, since, to))
-        return (yield from self.last(course, to))
+        for stage in course.stages:
+            end = to if stage.segment == course.active else stage.end or 0
+            start = _offset_after(since, stage, end)
+            tail = self.of(stage)
+            question = tail.last(end) if key is None else tail.last_of(key, start, end)
+            found, is_gone = yield from self._asked(stage, course, question)
+            if found is not None:
+                return found
+            if start < end if is_gone else tail.truncated_at > start:
+                return ANY
+            if since is not None and since >= stage.base:
+                return EMPTY
+        return ANY if course.dropped_end > (0 if since is None else since + 1) else EMPTY
 
-    def stands_now(self, course: KeyLineage, condition: Condition) -> Question[SN]:
+    def last_now(self, course: KeyLineage, key: bytes | None) -> Question[SN]:
         """Return the same before the end of the log, which covers everything that was acknowledged before."""
         tail = self.active(course)
         end: int = yield EndOf(tail.place)
         yield from tail.confirm(end)
-        return (yield from self.stands(course, condition, end))
-
-    def last(self, course: KeyLineage, to: int) -> Question[SN]:
-        """Return the SN of the last committed record of a course; see :meth:`stands`."""
-        for stage in course.stages:
-            end = to if stage.segment == course.active else stage.end or 0
-            found, is_gone = yield from self._asked(stage, course, self.of(stage).last(end))
-            if is_gone and end:
-                return ANY
-            if found is not None and not found.empty:
-                return found
-        return ANY if course.dropped_end else EMPTY
+        return (yield from self.last(course, key, end))
 
     def last_id(self, course: KeyLineage, to: int) -> Question[int | None]:
         """Return the last transaction id that a user gave a committed record of a course before offset ``to``.
@@ -512,21 +510,6 @@ class LineageTails:
             if found is not None:
                 return found
         return None
-
-    def last_of(self, course: KeyLineage, key: bytes, since: int | None, to: int) -> Question[SN]:
-        """Return the SN of the last committed record with ``key``; see :meth:`stands`."""
-        for stage in course.stages:
-            end = to if stage.segment == course.active else stage.end or 0
-            start = _offset_after(since, stage, end)
-            tail = self.of(stage)
-            found, is_gone = yield from self._asked(stage, course, tail.last_of(key, start, end))
-            if found is not None:
-                return found
-            if start < end if is_gone else tail.truncated_at > start:
-                return ANY
-            if since is not None and since >= stage.base:
-                return EMPTY
-        return ANY if course.dropped_end > (0 if since is None else since + 1) else EMPTY
 
     def find(self, course: KeyLineage, token: Token) -> Question[list[SN]]:
         """Return the SNs of a write's committed records, searching everything appended until now.

@@ -82,7 +82,7 @@ class Outlook:
             # Once is enough for all conditions of a transaction: its records are appended, or the segment sealed.
             confirmed.add(tail.place)
             yield from tail.confirm(end)
-        return (yield from tails.stands(query.course, query.condition, end, query.since)), end
+        return (yield from tails.last(query.course, query.condition.scope_key, end, query.since)), end
 
     def _is_disturbed(self, query: Query, deadline: Deadline) -> bool:
         """Return True if a record of another writer, committed or not, in scope stands between the query's own."""
