@@ -451,7 +451,7 @@ class Connection:
                 del self.driven[segment]
 
     def _drive(self, queue: AppendQueue) -> Iterator[None]:
-        """As ``AppendDispatcher._step``, until nothing waits."""
+        """As ``StreamAppender._step``, until nothing waits."""
         world = self.world
         while queue.queue:
             queue.take_turns()

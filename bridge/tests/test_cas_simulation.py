@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,13 @@ def test_every_event_in_every_state_is_in_the_table() -> None:
     assert set(MOVES) == set(itertools.product(State, EVENTS))
     assert set(EVENTS) == set(machine.Event.__args__)
     assert all(move is None for (state, _), move in MOVES.items() if state is State.DONE)
+
+
+def test_the_protocol_shows_the_table() -> None:
+    shown = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    *rows, done = machine._GRID.strip("\n").splitlines()
+    assert "\n".join(rows) in shown
+    assert set(done.split()[1:]) == {"-"}
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair, move in MOVES.items() if move is None])

@@ -6,11 +6,11 @@ segment's queue free drives it: a thread that waits for its write until that is 
 on which a stranger's native transaction is open holds up no other.
 
 All writers of one connection and stream with the same time-outs share a :class:`StreamAppender`: one lease of
-transactional ids and one dispatcher. They therefore wait for each other here, and not for native transactions that come
-to nothing.
+transactional ids, and one queue for each segment. They therefore wait for each other here, and not for native
+transactions that come to nothing.
 
 Locks: ``AppendQueue.lock`` is held by the thread that drives it, across network round trips;
-``AppendDispatcher._queues_lock`` guards the creation of queues; ``StreamAppenders._lock`` guards the table of channels
+``StreamAppender._queues_lock`` guards the creation of queues; ``StreamAppenders._lock`` guards the table of channels
 and is held while a channel is made. A writer's callbacks run on the thread that settles its write, with
 ``AppendQueue.lock`` held.
 """
@@ -86,19 +86,43 @@ _TURN_S: Final = 0.001
 """Longest wait for the writer whose turn it is."""
 
 
-class AppendDispatcher:
-    """Executor of one connection's conditional writes to a stream. Safe to use from several threads."""
+class StreamAppender:
+    """Executor of one connection's conditional writes to a stream. Safe to use from several threads.
+
+    It holds a lease of transactional ids, and reads apart from rounds for those who ask. Made by
+    :class:`StreamAppenders`.
+    """
 
     def __init__(
-        self, pool: SessionPool, router: SegmentRouter, *, transaction_timeout_s: float, answer_timeout_s: float
+        self,
+        settings: ConnectionSettings,
+        catalog: Catalog,
+        session: ZooKeeperSession,
+        stream: StreamName,
+        *,
+        timeout_s: float,
+        transaction_timeout_s: float,
     ) -> None:
-        self._pool = pool
-        self._router = router
+        self.router: Final = SegmentRouter(catalog, session, stream)
         self._transaction_timeout_s = transaction_timeout_s
-        self._answer_timeout_s = answer_timeout_s
+        self._answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
+        self._pool = SessionPool(
+            settings,
+            stream,
+            lambda: take_slot(session, stream, settings.client_name),
+            transaction_timeout_ms=int(transaction_timeout_s * 1000),
+            retry_timeout_ms=int(self._answer_timeout_s * 1000),
+        )
         self._queues: dict[SegmentId, AppendQueue] = {}
         self._queues_lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{router.stream}")
+        self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{stream}")
+        # Reading the log for a caller must not wait for a round, nor a round for it: hence a second reader.
+        self._reader = LogReader(
+            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        )
+        self.tails: Final = LineageTails(self.router.place)
+        """What is known of the log apart from rounds, to be asked with :meth:`ask` only."""
+        self._reading = threading.Lock()
 
     def carry_out(self, request: AppendRequest) -> None:
         """Carry out a write on the calling thread if its queue is free; wait until it is settled."""
@@ -119,16 +143,26 @@ class AppendDispatcher:
         queue.put(request, is_moved=is_moved)
         self._schedule(queue)
 
+    def ask(self, question: Question[T], deadline: Deadline) -> T:
+        """Answer a question about :attr:`tails`; one thread at a time."""
+        with self._reading:
+            return ask(question, self._reader, deadline)
+
     def close(self) -> None:
-        """Carry out what waits, then stop the workers."""
-        self._workers.shutdown(wait=True)
+        """Carry out what waits, release the transactional ids, and disconnect."""
+        try:
+            self._workers.shutdown(wait=True)
+            self._pool.close()
+        finally:
+            with self._reading:
+                self._reader.close()
 
     def _queue(self, segment: SegmentId) -> AppendQueue:
         found = self._queues.get(segment)
         if found is None:
             with self._queues_lock:
                 found = self._queues.setdefault(
-                    segment, AppendQueue(str(self._router.stream), segment, self._router.place)
+                    segment, AppendQueue(str(self.router.stream), segment, self.router.place)
                 )
         return found
 
@@ -144,15 +178,15 @@ class AppendDispatcher:
                 while queue.queue:
                     self._step(queue)
         except Exception:
-            logger.exception("a worker of conditional writes to %s failed", self._router.stream)
+            logger.exception("a worker of conditional writes to %s failed", self.router.stream)
         self._schedule(queue)
 
     def _step(self, queue: AppendQueue) -> None:
         """Carry out one round of what waits in a queue, whose lock is held."""
         if not queue.take_turns() and queue.came.wait(_TURN_S):
             queue.take_turns()
-        taken = self._router.limits
-        round_ = queue.take(self._router.round_bytes_max)
+        taken = self.router.limits
+        round_ = queue.take(self.router.round_bytes_max)
         if isinstance(round_, AppendRequest):
             with suppress(TimeoutError):  # it may also come here from a sealed segment meanwhile
                 round_.exception(min(queue.queue[0].deadline.left(), _ELSEWHERE_S))
@@ -161,16 +195,15 @@ class AppendDispatcher:
             return
         if pause_s := queue.contention.pause_s(random.random()):
             time.sleep(pause_s)
-        started = time.monotonic()
         try:
             with self._pool.session() as session:
-                self._run(queue, round_, session)
+                took_s = self._run(queue, round_, session)
         except RollbridgeError as fault:
             _fail(round_.requests, fault)
             return
         except BaseException:
             for request in round_.requests:
-                fault_text = f"a conditional write to {self._router.stream} was interrupted; it may have been written"
+                fault_text = f"a conditional write to {self.router.stream} was interrupted; it may have been written"
                 request.settle(CasOutcomeUnknownError(fault_text, token=request.token))
             raise
         if isinstance(round_.result, Sealed):
@@ -178,17 +211,20 @@ class AppendDispatcher:
         elif isinstance(round_.result, Failed):
             self._give_up(queue, round_.requests, round_.result.fault)
         else:
-            for request, verdict in queue.settle(round_, time.monotonic() - started):
+            for request, verdict in queue.settle(round_, took_s):
                 self._look_for(queue, request, verdict)
 
-    def _run(self, queue: AppendQueue, round_: Round, session: TransactionalSession) -> None:
-        """Carry out the effects of a round, until it has a result."""
+    def _run(self, queue: AppendQueue, round_: Round, session: TransactionalSession) -> float:
+        """Carry out the effects of a round, until it has a result; return how long it took since it was appended."""
         # Half of the transaction's time-out is for earlier ones, the rest for ending it.
         earlier = Deadline(self._transaction_timeout_s / 2)
         answer = Deadline(self._transaction_timeout_s + self._answer_timeout_s)
+        started = time.monotonic()
         try:
             effect = round_.handle(Began(looks=round_.hopeless or queue.contention.looks_first()))
             while effect is not None:
+                if isinstance(effect, Append):
+                    started = time.monotonic()
                 deadline = answer if round_.state is State.SEARCHING else earlier
                 effect = round_.handle(self._perform(effect, round_, session, deadline))
         except BaseException:
@@ -196,6 +232,7 @@ class AppendDispatcher:
             raise
         finally:
             session.reader.unask()
+        return time.monotonic() - started
 
     def _perform(self, effect: Effect, round_: Round, session: TransactionalSession, deadline: Deadline) -> Event:
         """Carry out one effect; return what came of it."""
@@ -217,7 +254,7 @@ class AppendDispatcher:
                     return Ended()
                 case CheckActive():
                     first = round_.requests[0]
-                    has_moved = self._router.has_moved(first.position, first.course.active)
+                    has_moved = self.router.has_moved(first.position, first.course.active)
                     return Sealed() if has_moved else Fetched(None)
                 case need:
                     try:
@@ -256,18 +293,18 @@ class AppendDispatcher:
 
         Of an adopted topic that takes less than what was ``taken`` for its limits, those stay that it takes.
         """
-        logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self._router.stream)
+        logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self.router.stream)
         for request in requests:
             try:
-                course = self._router.await_course(request.position, request.deadline, sealed, taken)
-                if course.active == sealed and request.size > self._router.round_bytes_max:
+                course = self.router.await_course(request.position, request.deadline, sealed, taken)
+                if course.active == sealed and request.size > self.router.round_bytes_max:
                     raise RecordTooLargeError(
-                        f"a conditional write of up to {request.size} bytes exceeds {self._router.round_bytes_max}, "
-                        f"which the topic of {self._router.stream} takes by now; nothing was written",
+                        f"a conditional write of up to {request.size} bytes exceeds {self.router.round_bytes_max}, "
+                        f"which the topic of {self.router.stream} takes by now; nothing was written",
                         size_bytes=request.size,
-                        limit_bytes=self._router.round_bytes_max,
+                        limit_bytes=self.router.round_bytes_max,
                     )
-                self._router.position_of_run([record.key for record in request.records])
+                self.router.position_of_run([record.key for record in request.records])
             except RollbridgeError as fault:
                 request.settle(fault)
                 continue
@@ -282,13 +319,13 @@ class AppendDispatcher:
             # The stream was deleted, or the segment sealed and truncated unnoticed.
             requests = [*requests, *queue.drain()]
             try:
-                if self._router.has_moved(requests[0].position, queue.segment, is_lost=True):
-                    self._reroute(requests, queue.segment, self._router.limits)
+                if self.router.has_moved(requests[0].position, queue.segment, is_lost=True):
+                    self._reroute(requests, queue.segment, self.router.limits)
                     return
             except RollbridgeError as why:
                 fault = why
         elif isinstance(fault, AppendRefusedError):
-            self._router.suspect()  # the adopted topic may take something else by now
+            self.router.suspect()  # the adopted topic may take something else by now
             if fault.kafka_error in _DENIED:
                 topic = f"topic {fault.topic}"
                 fault = NotAuthorizedError(f"not allowed to write to {topic}", resource=topic)
@@ -309,60 +346,6 @@ def _fail(requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
 
 
 # Channels
-
-
-class StreamAppender:
-    """Shared state of one stream's conditional writers: lease of transactional ids, dispatcher and a reader of its own.
-
-    Made by :class:`StreamAppenders`.
-    """
-
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        catalog: Catalog,
-        session: ZooKeeperSession,
-        stream: StreamName,
-        *,
-        timeout_s: float,
-        transaction_timeout_s: float,
-    ) -> None:
-        answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
-        self.router: Final = SegmentRouter(catalog, session, stream)
-        self._pool = SessionPool(
-            settings,
-            stream,
-            lambda: take_slot(session, stream, settings.client_name),
-            transaction_timeout_ms=int(transaction_timeout_s * 1000),
-            retry_timeout_ms=int(answer_timeout_s * 1000),
-        )
-        self.dispatcher: Final = AppendDispatcher(
-            self._pool,
-            self.router,
-            transaction_timeout_s=transaction_timeout_s,
-            answer_timeout_s=answer_timeout_s,
-        )
-        # Reading the log for a caller must not wait for a round, nor a round for it: hence a second reader.
-        self._reader = LogReader(
-            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        )
-        self.tails: Final = LineageTails(self.router.place)
-        """What is known of the log apart from rounds, to be asked with :meth:`ask` only."""
-        self._reading = threading.Lock()
-
-    def ask(self, question: Question[T], deadline: Deadline) -> T:
-        """Answer a question about :attr:`tails`; one thread at a time."""
-        with self._reading:
-            return ask(question, self._reader, deadline)
-
-    def close(self) -> None:
-        """Carry out what waits, release the transactional ids, and disconnect."""
-        try:
-            self.dispatcher.close()
-            self._pool.close()
-        finally:
-            with self._reading:
-                self._reader.close()
 
 
 _Key = tuple[StreamName, float, float]
@@ -386,24 +369,21 @@ class StreamAppenders:
         key = (stream, timeout_s, transaction_timeout_s)
         with self._lock:
             found, users = self._open.get(key, (None, 0))
-            if found is None:
-                found = StreamAppender(
-                    self._settings,
-                    self._catalog,
-                    self._session,
-                    stream,
-                    timeout_s=timeout_s,
-                    transaction_timeout_s=transaction_timeout_s,
-                )
+            found = found or StreamAppender(
+                self._settings,
+                self._catalog,
+                self._session,
+                stream,
+                timeout_s=timeout_s,
+                transaction_timeout_s=transaction_timeout_s,
+            )
             self._open[key] = (found, users + 1)
         try:
             yield found
         finally:
             with self._lock:
-                _, users = self._open[key]
+                _, users = self._open.pop(key)
                 if users > 1:
                     self._open[key] = (found, users - 1)
-                else:
-                    del self._open[key]
             if users == 1:
                 found.close()

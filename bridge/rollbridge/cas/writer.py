@@ -66,13 +66,12 @@ class CasWriter:
             self._release = opened.pop_all().close
         self._channel = channel
         self._router = channel.router
-        self._dispatcher = channel.dispatcher
         self._random = os.urandom(8)
         self._count = itertools.count()
         self._pending = 0
         self._settled = threading.Condition()
         self._closed = False
-        hold(self, "_channel", "_router", "_dispatcher", "_settled")
+        hold(self, "_channel", "_router", "_settled")
 
     def write(
         self,
@@ -111,7 +110,7 @@ class CasWriter:
             CasOutcomeUnknownError: the record may have been written; ask with :meth:`outcome`.
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
-        self._dispatcher.carry_out(request)
+        self._channel.carry_out(request)
         return request.result()
 
     def write_all(
@@ -136,7 +135,7 @@ class CasWriter:
             CasWriteError: as :meth:`write`, which lists what else is raised.
         """
         request = self._request(records, expected, scope, headers, timestamp, transaction_ids, token)
-        self._dispatcher.carry_out(request)
+        self._channel.carry_out(request)
         return request.results()
 
     def write_async(
@@ -162,7 +161,7 @@ class CasWriter:
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
         self._admit(request)
-        self._dispatcher.enqueue(request)
+        self._channel.enqueue(request)
         return request
 
     def tail(self, key: bytes | None = None, *, scope: Scope | str = Scope.SEGMENT) -> SN:
