@@ -26,7 +26,7 @@ from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
 from rollbridge.cas import machine
-from rollbridge.cas.machine import MOVES, Round, State
+from rollbridge.cas.machine import MOVES, ConditionalAppend, RoundState
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
@@ -261,33 +261,33 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_before_append(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look whether the condition holds, then append without looking again."""
 
-    def begin(round_: Round, _: machine.Began) -> machine.Effect | None:
-        return Round._begin(round_, machine.Began(looks=True))
+    def begin(round_: ConditionalAppend, _: machine.Began) -> machine.RoundEffect | None:
+        return ConditionalAppend._begin(round_, machine.Began(looks=True))
 
-    def decide(round_: Round, event: machine.Appended) -> machine.Effect | None:
-        round_.state, round_._offset = State.DECIDING, event.offset
+    def decide(round_: ConditionalAppend, event: machine.Appended) -> machine.RoundEffect | None:
+        round_.state, round_._offset = RoundState.DECIDING, event.offset
         return round_.handle(machine.Stable([Accepted(sns) for sns in _sns_at(round_, event.offset)]))
 
-    monkeypatch.setitem(MOVES, (State.NEW, machine.Began), begin)
-    monkeypatch.setitem(MOVES, (State.APPENDING, machine.Appended), decide)
+    monkeypatch.setitem(MOVES, (RoundState.NEW, machine.Began), begin)
+    monkeypatch.setitem(MOVES, (RoundState.APPENDING, machine.Appended), decide)
 
 
 def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take it that nothing is between when the record came right after the expected one and its marker."""
-    original = Round._verdicts
+    original = ConditionalAppend._verdicts
 
-    def verdicts(self: Round, offset: int) -> Question[list[Verdict | InvalidRequestError]]:
+    def verdicts(self: ConditionalAppend, offset: int) -> Question[list[Verdict | InvalidRequestError]]:
         found = yield from original(self, offset)  # all earlier transactions are waited for
         dlsn = self.entries[0].condition.expected.dlsn
         if dlsn is not None and dlsn.segment == self.tail.segment and 0 < offset - dlsn.offset <= 2:
             return [Accepted(sns) for sns in _sns_at(self, offset)]
         return found
 
-    monkeypatch.setattr(Round, "_verdicts", verdicts)
-    monkeypatch.setattr(Round, "_is_refuted", lambda _: False)
+    monkeypatch.setattr(ConditionalAppend, "_verdicts", verdicts)
+    monkeypatch.setattr(ConditionalAppend, "_is_refuted", lambda _: False)
 
 
-def _sns_at(round_: Round, offset: int) -> list[tuple[rollbridge.SN, ...]]:
+def _sns_at(round_: ConditionalAppend, offset: int) -> list[tuple[rollbridge.SN, ...]]:
     tail = round_.tail
     return [
         (rollbridge.SN(rollbridge.DLSN.of(tail.segment, offset + place), None, tail.base + offset + place),)

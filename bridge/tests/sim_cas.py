@@ -21,19 +21,19 @@ from rollbridge.cas.machine import (
     Appended,
     Began,
     CheckActive,
-    Effect,
+    ConditionalAppend,
     End,
     Ended,
-    Event,
     Failed,
     Fenced,
-    Fetched,
     Lost,
     Recover,
-    Round,
+    Replied,
+    RoundEffect,
+    RoundEvent,
+    RoundState,
     Sealed,
     Stalled,
-    State,
 )
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord
@@ -288,7 +288,7 @@ class World:
 
     # What rounds ask for
 
-    def perform(self, effect: Effect, round_: Round, session: Session) -> Event | None:
+    def perform(self, effect: RoundEffect, round_: ConditionalAppend, session: Session) -> RoundEvent | None:
         """Carry out an effect; None if there is no answer yet."""
         rng = self.rng
         match effect:
@@ -296,16 +296,16 @@ class World:
                 answer = self.answer(effect)
                 chance = rng.random() if self.losing else 1.0
                 if chance < STALL:
-                    if round_.state is State.SEARCHING:
+                    if round_.state is RoundState.SEARCHING:
                         doubt(round_)
-                    return Stalled("open") if answer is None else Fetched(KafkaUnavailableError("lost"))
-                return None if answer is None else Fetched(answer)
+                    return Stalled("open") if answer is None else Replied(KafkaUnavailableError("lost"))
+                return None if answer is None else Replied(answer)
             case CheckActive():
                 first = round_.requests[0]
                 active = self.history.active.segment_at(first.position).id
                 if self.losing and rng.random() < LOSS:
                     return Failed(KafkaUnavailableError("ZooKeeper is away"))
-                return Fetched(None) if active == first.course.active else Sealed()
+                return Replied(None) if active == first.course.active else Sealed()
             case Append():
                 return self._append(round_, session)
             case End():
@@ -328,7 +328,7 @@ class World:
         aborted = sum(entry.record is not None and not entry.is_visible_record for entry in found)
         return Stretch(need.offset, end, records, len(topic.entries), aborted, 0)
 
-    def _append(self, round_: Round, session: Session) -> Event:
+    def _append(self, round_: ConditionalAppend, session: Session) -> RoundEvent:
         producer = self.producers[session.name]
         topic = self.topics[round_.tail.segment]
         offsets: list[int] = []
@@ -361,7 +361,7 @@ class World:
         apply(producer)
         return Appended(offsets[0])
 
-    def _end(self, effect: End, round_: Round, session: Session) -> Event:
+    def _end(self, effect: End, round_: ConditionalAppend, session: Session) -> RoundEvent:
         producer = self.producers[session.name]
         if not session.has_open:
             return Ended()
@@ -393,7 +393,7 @@ class World:
         elif where == 1:
             self.delayed.append((session.name, producer.epoch, apply))
 
-    def recover(self, session: Session, round_: Round | None = None) -> Event:
+    def recover(self, session: Session, round_: ConditionalAppend | None = None) -> RoundEvent:
         """The id is initialised: nothing of it is open any more, and nothing that is delayed has an effect."""
         producer = self.producers.setdefault(session.name, Producer(session.owner))
         if round_ is not None and self.losing and self.rng.random() < LOSS * 3:
@@ -456,7 +456,7 @@ class Connection:
         while queue.queue:
             queue.take_turns()
             round_ = queue.take(10_000)
-            if not isinstance(round_, Round):
+            if not isinstance(round_, ConditionalAppend):
                 yield
                 continue
             session: Session | None = None
@@ -493,7 +493,7 @@ class Connection:
                     request.settle(event.fault)
         return session
 
-    def _settle(self, queue: AppendQueue, round_: Round, took: int) -> Iterator[None]:
+    def _settle(self, queue: AppendQueue, round_: ConditionalAppend, took: int) -> Iterator[None]:
         match round_.result:
             case Sealed():
                 for request in [*round_.requests, *queue.drain()]:
@@ -553,7 +553,7 @@ class Attempt:
     is_doubtful: bool = False
 
 
-def doubt(round_: Round) -> None:
+def doubt(round_: ConditionalAppend) -> None:
     """What became of a round's commit cannot be found out."""
     for request in round_.requests:
         assert isinstance(request.owner, SimClient)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rollbridge.calls import Deadline
-from rollbridge.cas.machine import Committed, Round
+from rollbridge.cas.machine import Committed, ConditionalAppend
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord
 from rollbridge.cas.writer import CasWriter
@@ -40,7 +40,7 @@ def test_contenders_win_in_turn_whoever_is_back_first() -> None:
             lane.put(request(owner))
         lane.take_turns()
         round_ = lane.take(1)
-        assert isinstance(round_, Round)
+        assert isinstance(round_, ConditionalAppend)
         winners.append(owners.index(round_.requests[0].owner))
         round_.result = Committed([(EMPTY,)])
         round_.refuted = {waiting: Refused(EMPTY, EMPTY) for waiting in lane.waiting()}
@@ -55,7 +55,7 @@ def test_a_write_stays_behind_the_one_that_it_expects() -> None:
     one, other = (object.__new__(CasWriter) for _ in range(2))
     lane.put(request(one))
     round_ = lane.take(1)
-    assert isinstance(round_, Round)
+    assert isinstance(round_, ConditionalAppend)
     round_.result = Committed([(EMPTY,)])
     lane.put(refuted := request(other))
     round_.refuted = {refuted: Refused(EMPTY, EMPTY)}

@@ -14,7 +14,18 @@ import pytest
 
 from bridge.tests.sim_cas import Stuck, World, faults
 from rollbridge.cas import machine
-from rollbridge.cas.machine import EVENTS, MOVES, Began, Ended, Fetched, Lost, Refuted, Round, Stable, State
+from rollbridge.cas.machine import (
+    EVENTS,
+    MOVES,
+    Began,
+    ConditionalAppend,
+    Ended,
+    Lost,
+    Refuted,
+    Replied,
+    RoundState,
+    Stable,
+)
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.kafka.fetch import NO_EPOCH, Stretch
 from rollbridge.kafka.segment_tail import LineageTails, Question, Read, SegmentTail
@@ -32,14 +43,14 @@ def run(seed: int) -> World:
 
 
 def test_no_promise_is_broken_whatever_is_lost_late_or_contended(monkeypatch: pytest.MonkeyPatch) -> None:
-    visited: set[tuple[State, type[machine.Event]]] = set()
+    visited: set[tuple[RoundState, type[machine.RoundEvent]]] = set()
 
-    def handle(round_: Round, event: machine.Event) -> machine.Effect | None:
+    def handle(round_: ConditionalAppend, event: machine.RoundEvent) -> machine.RoundEffect | None:
         visited.add((round_.state, type(event)))
         return original(round_, event)
 
-    original = Round.handle
-    monkeypatch.setattr(Round, "handle", handle)
+    original = ConditionalAppend.handle
+    monkeypatch.setattr(ConditionalAppend, "handle", handle)
     answers: Counter[str] = Counter()
     for seed in SEEDS:
         world = run(seed)
@@ -55,9 +66,9 @@ def test_no_promise_is_broken_whatever_is_lost_late_or_contended(monkeypatch: py
 
 
 def test_every_event_in_every_state_is_in_the_table() -> None:
-    assert set(MOVES) == set(itertools.product(State, EVENTS))
-    assert set(EVENTS) == set(machine.Event.__args__)
-    assert all(move is None for (state, _), move in MOVES.items() if state is State.DONE)
+    assert set(MOVES) == set(itertools.product(RoundState, EVENTS))
+    assert set(EVENTS) == set(machine.RoundEvent.__args__)
+    assert all(move is None for (state, _), move in MOVES.items() if state is RoundState.DONE)
 
 
 def test_the_protocol_shows_the_table() -> None:
@@ -68,13 +79,13 @@ def test_the_protocol_shows_the_table() -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair, move in MOVES.items() if move is None])
-def test_what_cannot_happen_is_no_event(state: State, event: type[machine.Event]) -> None:
+def test_what_cannot_happen_is_no_event(state: RoundState, event: type[machine.RoundEvent]) -> None:
     world = World(0)
     client = world.connections[0].clients[0]
     client._write(b"a", None)
     (queue,) = world.connections[0].queues.values()
     round_ = queue.take(1)
-    assert isinstance(round_, Round)
+    assert isinstance(round_, ConditionalAppend)
     round_.state = state
     with pytest.raises(RuntimeError, match=state.value):
         round_.handle(event(*["" for _ in event._fields]))  # type: ignore[arg-type]
@@ -86,20 +97,20 @@ def test_what_cannot_happen_is_no_event(state: State, event: type[machine.Event]
 def looking_before_appending(patch: pytest.MonkeyPatch) -> None:
     """What is accepted by a look is not looked at again where the records stand."""
 
-    def decide(round_: Round, event: machine.Appended) -> machine.Effect | None:
-        round_.state, round_._offset = State.DECIDING, event.offset
+    def decide(round_: ConditionalAppend, event: machine.Appended) -> machine.RoundEffect | None:
+        round_.state, round_._offset = RoundState.DECIDING, event.offset
         return round_.handle(Stable(_all_accepted(round_, event.offset)))
 
-    patch.setitem(MOVES, (State.APPENDING, machine.Appended), decide)
-    patch.setitem(MOVES, (State.NEW, Began), lambda round_, _: Round._begin(round_, Began(looks=True)))
+    patch.setitem(MOVES, (RoundState.APPENDING, machine.Appended), decide)
+    patch.setitem(MOVES, (RoundState.NEW, Began), lambda round_, _: ConditionalAppend._begin(round_, Began(looks=True)))
 
 
-def _all_accepted(round_: Round, offset: int) -> list[Accepted]:
+def _all_accepted(round_: ConditionalAppend, offset: int) -> list[Accepted]:
     sns = (_sn(round_, place) for place in itertools.count(offset))
     return [Accepted(tuple(itertools.islice(sns, len(entry.keys)))) for entry in round_.entries]
 
 
-def _sn(round_: Round, offset: int) -> SN:
+def _sn(round_: ConditionalAppend, offset: int) -> SN:
     tail = round_.tail
     return SN(DLSN.of(tail.segment, offset), None, tail.base + offset)
 
@@ -117,40 +128,40 @@ def not_waiting(patch: pytest.MonkeyPatch) -> None:
 def trusting_offsets(patch: pytest.MonkeyPatch) -> None:
     """What stands right behind the expected record is taken for its marker."""
 
-    def verdicts(round_: Round, offset: int) -> Question[list[object]]:
+    def verdicts(round_: ConditionalAppend, offset: int) -> Question[list[object]]:
         expected = round_.entries[0].condition.expected.dlsn
         found = yield from original(round_, offset)
         if expected is not None and expected.segment == round_.tail.segment and 0 < offset - expected.offset <= 2:
             return list(_all_accepted(round_, offset))
         return list(found)
 
-    original = Round._verdicts
-    patch.setattr(Round, "_verdicts", verdicts)
+    original = ConditionalAppend._verdicts
+    patch.setattr(ConditionalAppend, "_verdicts", verdicts)
 
 
 def not_searching(patch: pytest.MonkeyPatch) -> None:
     """After a lost commit the transactional id is recovered, but the log is not asked what it did."""
-    patch.setitem(MOVES, (State.RECOVERING, Ended), lambda round_, _: Round._repeat(round_, Lost("")))
+    patch.setitem(MOVES, (RoundState.RECOVERING, Ended), lambda round_, _: ConditionalAppend._repeat(round_, Lost("")))
 
 
 def repeating_lost_commits(patch: pytest.MonkeyPatch) -> None:
     """A commit without an answer is taken for none."""
-    patch.setitem(MOVES, (State.COMMITTING, Lost), Round._repeat)
+    patch.setitem(MOVES, (RoundState.COMMITTING, Lost), ConditionalAppend._repeat)
 
 
 def believing_lost_commits(patch: pytest.MonkeyPatch) -> None:
     """A commit without an answer is taken for one."""
-    patch.setitem(MOVES, (State.COMMITTING, Lost), lambda round_, _: Round._write(round_, Ended()))
+    patch.setitem(MOVES, (RoundState.COMMITTING, Lost), lambda round_, _: ConditionalAppend._write(round_, Ended()))
 
 
 def refusing_in_old_segments(patch: pytest.MonkeyPatch) -> None:
     """A look refuses without asking whether the segment is sealed."""
 
-    def choose(round_: Round, event: Stable) -> machine.Effect | None:
-        effect = Round._choose(round_, event)
-        return round_.handle(Fetched(None)) if round_.state is State.CHECKING else effect
+    def choose(round_: ConditionalAppend, event: Stable) -> machine.RoundEffect | None:
+        effect = ConditionalAppend._choose(round_, event)
+        return round_.handle(Replied(None)) if round_.state is RoundState.CHECKING else effect
 
-    patch.setitem(MOVES, (State.LOOKING, Stable), choose)
+    patch.setitem(MOVES, (RoundState.LOOKING, Stable), choose)
 
 
 def forgetting_predecessors(patch: pytest.MonkeyPatch) -> None:
@@ -168,33 +179,33 @@ def forgetting_predecessors(patch: pytest.MonkeyPatch) -> None:
 def calling_written_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
     """What was aborted early counts as written."""
 
-    def judge(round_: Round, _: Stable) -> None:
+    def judge(round_: ConditionalAppend, _: Stable) -> None:
         round_._finish(machine.Committed([verdict.sns for verdict in _all_accepted(round_, round_._offset)]))
 
-    patch.setitem(MOVES, (State.JUDGING, Stable), judge)
+    patch.setitem(MOVES, (RoundState.JUDGING, Stable), judge)
 
 
 def refuting_latecomers(patch: pytest.MonkeyPatch) -> None:
     """Whoever waits when a round ends is refused with it, also if it was asked for after the log was read."""
 
-    def refute(round_: Round) -> None:
+    def refute(round_: ConditionalAppend) -> None:
         round_._behind = round_.waiting()
         original(round_)
 
-    original = Round._refute
-    patch.setattr(Round, "_refute", refute)
-    patch.setitem(MOVES, (State.COMMITTING, Ended), _write_and_refute)
+    original = ConditionalAppend._refute
+    patch.setattr(ConditionalAppend, "_refute", refute)
+    patch.setitem(MOVES, (RoundState.COMMITTING, Ended), _write_and_refute)
 
 
-def _write_and_refute(round_: Round, event: Ended) -> None:
+def _write_and_refute(round_: ConditionalAppend, event: Ended) -> None:
     round_._refute()
-    Round._write(round_, event)
+    ConditionalAppend._write(round_, event)
 
 
 def repeating_commits(patch: pytest.MonkeyPatch) -> None:
     """What is committed stays in the queue."""
 
-    def settle(self: AppendQueue, done: Round, took_s: float) -> object:
+    def settle(self: AppendQueue, done: ConditionalAppend, took_s: float) -> object:
         if isinstance(done.result, machine.Committed):
             self.queue.extendleft(done.requests)
         return original(self, done, took_s)
@@ -206,10 +217,10 @@ def repeating_commits(patch: pytest.MonkeyPatch) -> None:
 def committing_what_is_refuted(patch: pytest.MonkeyPatch) -> None:
     """What is refuted early is committed before it is read on."""
 
-    def hurry(round_: Round, _: Refuted) -> machine.Effect | None:
+    def hurry(round_: ConditionalAppend, _: Refuted) -> machine.RoundEffect | None:
         return round_.handle(Stable(_all_accepted(round_, round_._offset)))
 
-    patch.setitem(MOVES, (State.DECIDING, Refuted), hurry)
+    patch.setitem(MOVES, (RoundState.DECIDING, Refuted), hurry)
 
 
 MUTANTS = [

@@ -32,19 +32,19 @@ from rollbridge.cas.machine import (
     Appended,
     Began,
     CheckActive,
-    Effect,
+    ConditionalAppend,
     End,
     Ended,
-    Event,
     Failed,
     Fenced,
-    Fetched,
     Lost,
     Recover,
-    Round,
+    Replied,
+    RoundEffect,
+    RoundEvent,
+    RoundState,
     Sealed,
     Stalled,
-    State,
 )
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest
@@ -214,7 +214,7 @@ class StreamAppender:
             for request, verdict in queue.settle(round_, took_s):
                 self._look_for(queue, request, verdict)
 
-    def _run(self, queue: AppendQueue, round_: Round, session: TransactionalSession) -> float:
+    def _run(self, queue: AppendQueue, round_: ConditionalAppend, session: TransactionalSession) -> float:
         """Carry out the effects of a round, until it has a result; return how long it took since it was appended."""
         # Half of the transaction's time-out is for earlier ones, the rest for ending it.
         earlier = Deadline(self._transaction_timeout_s / 2)
@@ -225,7 +225,7 @@ class StreamAppender:
             while effect is not None:
                 if isinstance(effect, Append):
                     started = time.monotonic()
-                deadline = answer if round_.state is State.SEARCHING else earlier
+                deadline = answer if round_.state is RoundState.SEARCHING else earlier
                 effect = round_.handle(self._perform(effect, round_, session, deadline))
         except BaseException:
             session.rollback()
@@ -234,7 +234,9 @@ class StreamAppender:
             session.reader.unask()
         return time.monotonic() - started
 
-    def _perform(self, effect: Effect, round_: Round, session: TransactionalSession, deadline: Deadline) -> Event:
+    def _perform(
+        self, effect: RoundEffect, round_: ConditionalAppend, session: TransactionalSession, deadline: Deadline
+    ) -> RoundEvent:
         """Carry out one effect; return what came of it."""
         try:
             match effect:
@@ -255,12 +257,12 @@ class StreamAppender:
                 case CheckActive():
                     first = round_.requests[0]
                     has_moved = self.router.has_moved(first.position, first.course.active)
-                    return Sealed() if has_moved else Fetched(None)
+                    return Sealed() if has_moved else Replied(None)
                 case need:
                     try:
-                        return Fetched(answer_of(need, session.reader, deadline))
+                        return Replied(answer_of(need, session.reader, deadline))
                     except RollbridgeError as fault:
-                        return Fetched(fault)
+                        return Replied(fault)
         except WaitedTooLongError as fault:
             return Stalled(f"an earlier native transaction is still open: {fault}")
         except AppendUnknownError as fault:

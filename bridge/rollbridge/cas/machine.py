@@ -17,8 +17,8 @@ they are.
 A commit whose answer is lost is looked up: the same transactional id is initialised again, which ends whatever was open
 under it, and then the log shows whether the record at o is there.
 
-The machine has no input or output: :meth:`Round.handle` takes an event and returns the next effect, or None at the end.
-:data:`MOVES` says for each state and event what happens; what is not there cannot happen, and raises.
+The machine has no input or output: :meth:`ConditionalAppend.handle` takes an event and returns the next effect, or None
+at the end. :data:`MOVES` says for each state and event what happens; what is not there cannot happen, and raises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rollbridge.model.names import Partition
 from rollbridge.model.sn import ANY, SN
 
 
-class State(Enum):
+class RoundState(Enum):
     """State of a round."""
 
     NEW = "new"
@@ -79,10 +79,10 @@ class Recover(NamedTuple):
 
 
 class CheckActive(NamedTuple):
-    """See whether the segment is still the active one; answered with ``Fetched(None)`` if so, or ``Sealed``."""
+    """See whether the segment is still the active one; answered with ``Replied(None)`` if so, or ``Sealed``."""
 
 
-Effect = Need | Append | End | Recover | CheckActive
+RoundEffect = Need | Append | End | Recover | CheckActive
 
 
 # Events
@@ -100,7 +100,7 @@ class Appended(NamedTuple):
     offset: int
 
 
-class Fetched(NamedTuple):
+class Replied(NamedTuple):
     """Answer to what was to be read, or its fault."""
 
     answer: object
@@ -148,8 +148,8 @@ class Failed(NamedTuple):
     fault: RollbridgeError
 
 
-Event = Began | Appended | Fetched | Stable | Refuted | Stalled | Ended | Sealed | Lost | Fenced | Failed
-EVENTS: Final = (Began, Appended, Fetched, Stable, Refuted, Stalled, Ended, Sealed, Lost, Fenced, Failed)
+RoundEvent = Began | Appended | Replied | Stable | Refuted | Stalled | Ended | Sealed | Lost | Fenced | Failed
+EVENTS: Final = (Began, Appended, Replied, Stable, Refuted, Stalled, Ended, Sealed, Lost, Fenced, Failed)
 
 
 # Results
@@ -180,11 +180,11 @@ class Unclear(NamedTuple):
     why: str
 
 
-Result = Committed | Judged | NotWritten | Unclear | Sealed | Failed
+RoundResult = Committed | Judged | NotWritten | Unclear | Sealed | Failed
 
 
 @dataclass(eq=False)
-class Round:
+class ConditionalAppend:
     """One round of writes to one segment that go together; used once.
 
     Attributes:
@@ -205,8 +205,8 @@ class Round:
     alone: bool = True
 
     def __post_init__(self) -> None:
-        self.state = State.NEW
-        self.result: Result | None = None
+        self.state = RoundState.NEW
+        self.result: RoundResult | None = None
         self.refuted: dict[AppendRequest, Refused] = {}
         self.appended = False
         self.tail: SegmentTail = self.tails.active(self.requests[0].course)
@@ -230,7 +230,7 @@ class Round:
         """True if others have appended since this writer last looked, whether or not they committed."""
         return self.tail.met > self._met_before
 
-    def handle(self, event: Event) -> Effect | None:
+    def handle(self, event: RoundEvent) -> RoundEffect | None:
         """Take an event; return the next effect, or None once there is a result.
 
         Raises:
@@ -243,24 +243,24 @@ class Round:
 
     # Moves
 
-    def _begin(self, event: Began) -> Effect | None:
+    def _begin(self, event: Began) -> RoundEffect | None:
         if not event.looks:
             return self._append()
         self._behind = self.waiting()
-        return self._ask(State.LOOKING, self._look())
+        return self._ask(RoundState.LOOKING, self._look())
 
-    def _append(self) -> Effect:
+    def _append(self) -> RoundEffect:
         # The broker tells of the marker as soon as it is there, usually before it acknowledges the append.
         alone = self.alone = self.alone and not self.waiting()
-        return self._to(State.APPENDING, Append(self.tail.awaited_marker if alone else None))
+        return self._to(RoundState.APPENDING, Append(self.tail.awaited_marker if alone else None))
 
-    def _decide(self, event: Appended) -> Effect | None:
+    def _decide(self, event: Appended) -> RoundEffect | None:
         self.appended = True
         self._offset = event.offset
         self._behind = () if self.alone else self.waiting()
-        return self._ask(State.DECIDING, self._verdicts(event.offset))
+        return self._ask(RoundState.DECIDING, self._verdicts(event.offset))
 
-    def _read_on(self, event: Fetched) -> Effect | None:
+    def _read_on(self, event: Replied) -> RoundEffect | None:
         answer = event.answer
         try:
             question = self._question
@@ -269,37 +269,37 @@ class Round:
             return self.handle(Stable(done.value))
         except RollbridgeError as why:
             return self.handle(Failed(why))
-        if self.state is State.DECIDING and self._is_refuted():
+        if self.state is RoundState.DECIDING and self._is_refuted():
             self._need = need
             return self.handle(Refuted())
         return need
 
-    def _choose(self, event: Stable) -> Effect | None:
+    def _choose(self, event: Stable) -> RoundEffect | None:
         if not any(isinstance(verdict, Exception) for verdict in event.answer):
             self._refute()  # with one, nothing was read
         if all(isinstance(verdict, Accepted) for verdict in event.answer):
             return self._append()
         self.result = Judged(event.answer)
-        return self._to(State.CHECKING, CheckActive())
+        return self._to(RoundState.CHECKING, CheckActive())
 
-    def _confirm(self, _: Fetched) -> None:
-        self.state = State.DONE
+    def _confirm(self, _: Replied) -> None:
+        self.state = RoundState.DONE
 
-    def _end(self, event: Stable) -> Effect | None:
+    def _end(self, event: Stable) -> RoundEffect | None:
         self._sns = [verdict.sns for verdict in event.answer if isinstance(verdict, Accepted)]
         if len(self._sns) == len(event.answer):
-            return self._to(State.COMMITTING, End(commits=True))
+            return self._to(RoundState.COMMITTING, End(commits=True))
         return self._abort(Judged(event.answer))
 
-    def _hurry(self, _: Refuted) -> Effect | None:
-        return self._to(State.ABORTING, End(commits=False))
+    def _hurry(self, _: Refuted) -> RoundEffect | None:
+        return self._to(RoundState.ABORTING, End(commits=False))
 
-    def _undo(self, event: Stalled | Sealed | Failed) -> Effect | None:
+    def _undo(self, event: Stalled | Sealed | Failed) -> RoundEffect | None:
         return self._abort(NotWritten(event.why) if isinstance(event, Stalled) else event)
 
-    def _undone(self, _: Event) -> Effect | None:
+    def _undone(self, _: RoundEvent) -> RoundEffect | None:
         if self.result is None:
-            return self._to(State.JUDGING, self._need)
+            return self._to(RoundState.JUDGING, self._need)
         self._finish(self.result)
         return None
 
@@ -314,11 +314,13 @@ class Round:
             self._refute()
         self._finish(Committed(self._sns))
 
-    def _recover(self, _: Lost) -> Effect:
-        return self._to(State.RECOVERING, Recover())
+    def _recover(self, _: Lost) -> RoundEffect:
+        return self._to(RoundState.RECOVERING, Recover())
 
-    def _search(self, _: Ended | Fenced) -> Effect | None:
-        return self._ask(State.SEARCHING, self.tail.find(self.requests[0].operation, self._offset, self._offset + 1))
+    def _search(self, _: Ended | Fenced) -> RoundEffect | None:
+        return self._ask(
+            RoundState.SEARCHING, self.tail.find(self.requests[0].operation, self._offset, self._offset + 1)
+        )
 
     def _find(self, event: Stable) -> None:
         self._finish(Committed(self._sns) if event.answer else NotWritten("the commit did not take effect"))
@@ -335,20 +337,20 @@ class Round:
 
     # Helpers
 
-    def _to(self, state: State, effect: Effect) -> Effect:
+    def _to(self, state: RoundState, effect: RoundEffect) -> RoundEffect:
         self.state = state
         return effect
 
-    def _ask(self, state: State, question: Question[Any]) -> Effect | None:
+    def _ask(self, state: RoundState, question: Question[Any]) -> RoundEffect | None:
         self.state, self._question = state, question
-        return self._read_on(Fetched(None))
+        return self._read_on(Replied(None))
 
-    def _abort(self, result: Result) -> Effect:
+    def _abort(self, result: RoundResult) -> RoundEffect:
         self.result = result
-        return self._to(State.ABORTING, End(commits=False))
+        return self._to(RoundState.ABORTING, End(commits=False))
 
-    def _finish(self, result: Result) -> None:
-        self.state, self.result = State.DONE, result
+    def _finish(self, result: RoundResult) -> None:
+        self.state, self.result = RoundState.DONE, result
 
     # Decisions
 
@@ -420,7 +422,7 @@ class Round:
 
 
 _GRID: Final = """
-             Began  Appended Fetched Stable Refuted Stalled Ended  Sealed Lost    Fenced Failed
+             Began  Appended Replied Stable Refuted Stalled Ended  Sealed Lost    Fenced Failed
 new          begin  -        -       -      -       -       -      -      -       -      -
 looking      -      -        read_on choose -       repeat  -      -      -       -      stop
 checking     -      -        confirm -      -       -       -      stop   -       -      stop
@@ -434,8 +436,10 @@ searching    -      -        read_on find   -       doubt   -      -      -     
 done         -      -        -       -      -       -       -      -      -       -      -
 """
 
-MOVES: Final[Mapping[tuple[State, type[Event]], Callable[[Round, Any], Effect | None] | None]] = {
-    (State(name), event): None if move == "-" else getattr(Round, f"_{move}")
+MOVES: Final[
+    Mapping[tuple[RoundState, type[RoundEvent]], Callable[[ConditionalAppend, Any], RoundEffect | None] | None]
+] = {
+    (RoundState(name), event): None if move == "-" else getattr(ConditionalAppend, f"_{move}")
     for name, *moves in map(str.split, _GRID.strip().splitlines()[1:])
     for event, move in zip(EVENTS, moves, strict=True)
 }

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from rollbridge.cas.machine import Committed, Judged, NotWritten, Round, Unclear
+from rollbridge.cas.machine import Committed, ConditionalAppend, Judged, NotWritten, Unclear
 from rollbridge.cas.request import AppendRequest
 from rollbridge.errors import (
     CasOutcomeUnknownError,
@@ -134,7 +134,7 @@ class AppendQueue:
                 return True
         return False
 
-    def take(self, bytes_max: int) -> Round | AppendRequest | None:
+    def take(self, bytes_max: int) -> ConditionalAppend | AppendRequest | None:
         """Take the writes that go together, oldest first, and return their round.
 
         Returns None if nothing waits. If the first one expects a write that waits elsewhere, that is returned instead.
@@ -165,9 +165,9 @@ class AppendQueue:
             size += request.size
         if not places:
             return None
-        return Round(self.tails, list(places), mates.entries, self.waiting, alone=not self.contended)
+        return ConditionalAppend(self.tails, list(places), mates.entries, self.waiting, alone=not self.contended)
 
-    def settle(self, done: Round, took_s: float) -> list[tuple[AppendRequest, Refused]]:
+    def settle(self, done: ConditionalAppend, took_s: float) -> list[tuple[AppendRequest, Refused]]:
         """Answer the writes of a round that are decided, and put those back that are to be tried again.
 
         Returns those that are refused, but may be repetitions of what refuses them: whoever settles looks for that.
