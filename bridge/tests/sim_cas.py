@@ -713,7 +713,7 @@ def _faults_of(attempt: Attempt, log: list[Stored], told: dict[DLSN, int]) -> It
             if not attempt.is_doubtful:
                 yield "called unknown, although it was known"
         case CasWriteError():
-            if own and not request.repeatable:
+            if own and (not request.repeatable or shown(log[own[0]], told) < attempt.asked):
                 yield "refused, and written"
             if isinstance(request.expected, SN):
                 yield from _false_refusal(attempt, answer, at, log, told)

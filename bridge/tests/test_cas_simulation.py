@@ -27,9 +27,11 @@ from rollbridge.cas.machine import (
     Stable,
 )
 from rollbridge.cas.queue import AppendQueue
+from rollbridge.cas.request import AppendRequest
+from rollbridge.errors import UnavailableError
 from rollbridge.kafka.fetch import NO_EPOCH, Stretch
 from rollbridge.kafka.segment_tail import LineageTails, Question, Read, SegmentTail
-from rollbridge.model.cas import Accepted
+from rollbridge.model.cas import Accepted, Falling, Refused
 from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.sn import DLSN, EMPTY, SN
 
@@ -154,6 +156,20 @@ def believing_lost_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(MOVES, (RoundState.COMMITTING, Lost), lambda round_, _: ConditionalAppend._write(round_, Ended()))
 
 
+def doubting_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A commit without an answer is called unknown without a look."""
+    patch.setitem(MOVES, (RoundState.COMMITTING, Lost), ConditionalAppend._doubt)
+
+
+def refusing_repetitions(patch: pytest.MonkeyPatch) -> None:
+    """A write that comes again is refused because of itself."""
+
+    def refuse(self: AppendQueue, request: AppendRequest, verdict: Refused | Falling, _: object) -> None:
+        request.settle(self.refusal(request, verdict) if isinstance(verdict, Refused) else UnavailableError(""))
+
+    patch.setattr(AppendQueue, "_refuse", refuse)
+
+
 def refusing_in_old_segments(patch: pytest.MonkeyPatch) -> None:
     """A look refuses without asking whether the segment is sealed."""
 
@@ -230,6 +246,8 @@ MUTANTS = [
     not_searching,
     repeating_lost_commits,
     believing_lost_commits,
+    doubting_at_once,
+    refusing_repetitions,
     refusing_in_old_segments,
     forgetting_predecessors,
     calling_written_what_was_aborted,
