@@ -24,28 +24,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from rollbridge.calls import Deadline
-from rollbridge.cas.machine import (
-    Append,
-    Appended,
-    Began,
-    CheckActive,
-    ConditionalAppend,
-    End,
-    Ended,
-    Failed,
-    Fenced,
-    Lost,
-    Recover,
-    Replied,
-    RoundEffect,
-    RoundEvent,
-    RoundState,
-    Sealed,
-    Stalled,
-)
+from rollbridge.cas import machine
+from rollbridge.cas.machine import ConditionalAppend, Failed, RoundEffect, RoundEvent, RoundState, Sealed
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
@@ -221,9 +205,9 @@ class StreamAppender:
         answer = Deadline(self._transaction_timeout_s + self._answer_timeout_s)
         started = time.monotonic()
         try:
-            effect = round_.handle(Began(looks=round_.hopeless or queue.contention.looks_first()))
+            effect = round_.handle(machine.Began(looks=round_.hopeless or queue.contention.looks_first()))
             while effect is not None:
-                if isinstance(effect, Append):
+                if isinstance(effect, machine.Append):
                     started = time.monotonic()
                 deadline = answer if round_.state is RoundState.SEARCHING else earlier
                 effect = round_.handle(self._perform(effect, round_, session, deadline))
@@ -240,39 +224,39 @@ class StreamAppender:
         """Carry out one effect; return what came of it."""
         try:
             match effect:
-                case Append(ahead):
+                case machine.Append(ahead):
                     if ahead is not None:
                         (topic, number), offset, _, epoch = ahead
                         session.reader.ask(topic, offset, wait_ms=WAIT_MS, partition=number, last_epoch=epoch)
-                    return Appended(session.appender.append([(*round_.place, _batch(round_.requests))])[0])
-                case End(commits=True):
+                    return machine.Appended(session.appender.append([(*round_.place, _batch(round_.requests))])[0])
+                case machine.End(commits=True):
                     session.appender.commit()
-                    return Ended()
-                case End():
+                    return machine.Ended()
+                case machine.End():
                     session.rollback()
-                    return Ended()
-                case Recover():
+                    return machine.Ended()
+                case machine.Recover():
                     session.appender.init()
-                    return Ended()
-                case CheckActive():
+                    return machine.Ended()
+                case machine.CheckActive():
                     first = round_.requests[0]
                     has_moved = self.router.has_moved(first.position, first.course.active)
-                    return Sealed() if has_moved else Replied(None)
+                    return Sealed() if has_moved else machine.Replied(None)
                 case need:
                     try:
-                        return Replied(answer_of(need, session.reader, deadline))
+                        return machine.Replied(answer_of(need, session.reader, deadline))
                     except RollbridgeError as fault:
-                        return Replied(fault)
+                        return machine.Replied(fault)
         except WaitedTooLongError as fault:
-            return Stalled(f"an earlier native transaction is still open: {fault}")
+            return machine.Stalled(f"an earlier native transaction is still open: {fault}")
         except AppendUnknownError as fault:
-            return Lost(str(fault))
+            return machine.Lost(str(fault))
         except ProducerFencedError as fault:
-            return Fenced(str(fault))
+            return machine.Fenced(str(fault))
         except AppendRefusedError as fault:
             if fault.kafka_error == _SEALED:
                 return Sealed()
-            return Lost(str(fault)) if fault.kafka_error in _TIMED_OUT else Failed(fault)
+            return machine.Lost(str(fault)) if fault.kafka_error in _TIMED_OUT else Failed(fault)
         except RollbridgeError as fault:
             return Failed(fault)
 
@@ -357,9 +341,7 @@ class StreamAppenders:
     """Channels of one connection, by stream and time-outs. Safe to use from several threads."""
 
     def __init__(self, settings: ConnectionSettings, catalog: Catalog, session: ZooKeeperSession) -> None:
-        self._settings = settings
-        self._catalog = catalog
-        self._session = session
+        self._make = partial(StreamAppender, settings, catalog, session)
         self._lock = threading.Lock()
         self._open: dict[_Key, tuple[StreamAppender, int]] = {}
 
@@ -371,14 +353,7 @@ class StreamAppenders:
         key = (stream, timeout_s, transaction_timeout_s)
         with self._lock:
             found, users = self._open.get(key, (None, 0))
-            found = found or StreamAppender(
-                self._settings,
-                self._catalog,
-                self._session,
-                stream,
-                timeout_s=timeout_s,
-                transaction_timeout_s=transaction_timeout_s,
-            )
+            found = found or self._make(stream, timeout_s=timeout_s, transaction_timeout_s=transaction_timeout_s)
             self._open[key] = (found, users + 1)
         try:
             yield found
