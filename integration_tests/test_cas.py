@@ -15,7 +15,7 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
 from rollbridge import ANY, DLSN, EMPTY, SN
-from rollbridge.cas.request import Contention
+from rollbridge.cas.queue import Contention
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import (
     CasWriteError,

@@ -25,15 +25,15 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls import Deadline
-from rollbridge.cas.append import AppendDeadlines, ConditionalAppend, RoundResult
-from rollbridge.cas.tail import SegmentLog
+from rollbridge.cas import machine
+from rollbridge.cas.machine import MOVES, ConditionalAppend, RoundState
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
-from rollbridge.kafka.fetch import LogReader, Stretch
+from rollbridge.kafka.fetch import NO_EPOCH, LogReader, Stretch
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.segment_tail import Question, Read, SegmentTail
 from rollbridge.model.cas import Accepted, Verdict
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName, parse_segment_topic
@@ -251,49 +251,47 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide on what is decided already, instead of waiting for all earlier offsets."""
 
-    def read(
-        self: SegmentLog, reader: LogReader, start: int, to: int, deadline: Deadline, epoch: int = -1
-    ) -> Iterator[Stretch]:
-        part = self.fetch(reader, start) if start < to else Stretch(start, to, [], to)
-        yield part._replace(end=to, records=[record for record in part.records if record.offset < to])
+    def part(self: SegmentTail, offset: int, to: int, epoch: int = NO_EPOCH) -> Question[Stretch]:
+        found: Stretch = yield Read(self.place, offset, offset, epoch)
+        return found._replace(end=to, records=[record for record in found.records if record.offset < to])
 
-    monkeypatch.setattr(SegmentLog, "_read", read)
+    monkeypatch.setattr(SegmentTail, "part", part)
 
 
 def check_before_append(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look whether the condition holds, then append without looking again."""
 
-    def run(self: ConditionalAppend, patience: AppendDeadlines) -> RoundResult:
-        end = self._log.end_now(self._reader)
-        verdicts = self._decide(end, patience.earlier)
-        if not all(isinstance(verdict, Accepted) for verdict in verdicts):
-            return original(self, patience)
-        offset = self._append()
-        return self._commit(offset, _sns_at(self, offset), patience.answer)
+    def begin(round_: ConditionalAppend, _: machine.Began) -> machine.RoundEffect | None:
+        return ConditionalAppend._begin(round_, machine.Began(looks=True))
 
-    original = ConditionalAppend.run
-    monkeypatch.setattr(ConditionalAppend, "run", run)
+    def decide(round_: ConditionalAppend, event: machine.Appended) -> machine.RoundEffect | None:
+        round_.state, round_._offset = RoundState.DECIDING, event.offset
+        return round_.handle(machine.Stable([Accepted(sns) for sns in _sns_at(round_, event.offset)]))
+
+    monkeypatch.setitem(MOVES, (RoundState.NEW, machine.Began), begin)
+    monkeypatch.setitem(MOVES, (RoundState.APPENDING, machine.Appended), decide)
 
 
 def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take it that nothing is between when the record came right after the expected one and its marker."""
-    original = ConditionalAppend._decide
+    original = ConditionalAppend._verdicts
 
-    def decide(self: ConditionalAppend, offset: int, deadline: Deadline) -> list[Verdict | InvalidRequestError]:
-        dlsn = self._entries[0].condition.expected.dlsn
-        if dlsn is not None and dlsn.segment == self._log.segment and 0 < offset - dlsn.offset <= 2:
-            self._log.last(self._reader, offset, deadline)  # all earlier transactions are waited for
+    def verdicts(self: ConditionalAppend, offset: int) -> Question[list[Verdict | InvalidRequestError]]:
+        found = yield from original(self, offset)  # all earlier transactions are waited for
+        dlsn = self.entries[0].condition.expected.dlsn
+        if dlsn is not None and dlsn.segment == self.tail.segment and 0 < offset - dlsn.offset <= 2:
             return [Accepted(sns) for sns in _sns_at(self, offset)]
-        return original(self, offset, deadline)
+        return found
 
-    monkeypatch.setattr(ConditionalAppend, "_decide", decide)
+    monkeypatch.setattr(ConditionalAppend, "_verdicts", verdicts)
+    monkeypatch.setattr(ConditionalAppend, "_is_refuted", lambda _: False)
 
 
 def _sns_at(round_: ConditionalAppend, offset: int) -> list[tuple[rollbridge.SN, ...]]:
-    base = round_._log.base
+    tail = round_.tail
     return [
-        (rollbridge.SN(rollbridge.DLSN.of(round_._log.segment, offset + place), None, base + offset + place),)
-        for place, _ in enumerate(round_._requests)
+        (rollbridge.SN(rollbridge.DLSN.of(tail.segment, offset + place), None, tail.base + offset + place),)
+        for place, _ in enumerate(round_.requests)
     ]
 
 

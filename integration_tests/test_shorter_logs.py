@@ -18,13 +18,13 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
 from rollbridge.calls import Deadline
-from rollbridge.cas.tail import SegmentLog
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
 from rollbridge.kafka import tail
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.segment_tail import SegmentTail, ask
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
@@ -241,15 +241,15 @@ def test_what_is_read_for_something_else_confirms_nothing_that_is_known(site: Si
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"lost")] * 12)
     with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentLog((TOPIC, 0), SEGMENT, 0)
-        lost = log.last_of(reader, b"k", 0, 12, later())
+        reader, log = LogReader(brokers), SegmentTail((TOPIC, 0), SEGMENT, 0)
+        lost = ask(log.last_of(b"k", 0, 12), reader, later())
         assert lost is not None
         assert lost.sequence_id == 11
         cluster.cut_log(TOPIC, 4)
         grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * 7])
         assert len(list(log.records(reader, 10, 12, later()))) == 2
-        log.confirm(reader, 12)
-        theirs = log.last_of(reader, b"k", 0, 12, later())
+        ask(log.confirm(12), reader, later())
+        theirs = ask(log.last_of(b"k", 0, 12), reader, later())
     assert theirs is not None
     assert theirs.sequence_id == 4
 
@@ -260,14 +260,14 @@ def test_what_others_append_under_later_leaders_is_read_on_from_what_is_known(si
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"known")] * 3)
     with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentLog((TOPIC, 0), SEGMENT, 0)
-        log.last_of(reader, b"k", 0, 3, later())
+        reader, log = LogReader(brokers), SegmentTail((TOPIC, 0), SEGMENT, 0)
+        ask(log.last_of(b"k", 0, 3), reader, later())
         epoch = log.epoch
         cluster.cut_log(TOPIC, 3)  # it loses nothing, and has another leader epoch from here on
         grow(site, [(b"other", bytes(FETCH_BYTES // 2))] * 5)
         assert len(list(log.records(reader, 3, 8, later(), epoch))) == 5
         assert log.read_epoch > epoch
-        known = log.last_of(reader, b"k", 0, 8, later())
+        known = ask(log.last_of(b"k", 0, 8), reader, later())
     assert log.met == 8, "what was known was forgotten, and read again"
     assert known is not None
     assert known.sequence_id == 2

@@ -14,7 +14,6 @@ from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.calls import Deadline
-from rollbridge.cas.tail import StreamLogs
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
     CasOutcomeUnknownError,
@@ -28,6 +27,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.segment_tail import LineageTails, ask
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.frames import PieceKey
 from rollbridge.model.ids import SegmentId
@@ -226,14 +226,15 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
     assert not old.removed, "that is not known yet"
-    logs, course = StreamLogs(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
+    tails, course = LineageTails(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
     deadline = Deadline(PATIENCE_S)
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
-        assert logs.last(course, reader, 0, deadline) == ANY
-        for known in (logs, StreamLogs(SegmentPlaces(StreamName.parse(ledger)).of)):
-            assert known.last_of(course, reader, b"k", None, 0, deadline) == ANY
-            assert known.last_of(course, reader, b"k", end - 1, 0, deadline) == EMPTY, "nothing stood behind that"
+        assert ask(tails.last(course, None, 0), reader, deadline) == ANY
+        for known in (tails, LineageTails(SegmentPlaces(StreamName.parse(ledger)).of)):
+            assert ask(known.last(course, b"k", 0), reader, deadline) == ANY
+            behind = ask(known.last(course, b"k", 0, end - 1), reader, deadline)
+            assert behind == EMPTY, "nothing stood behind that"
 
 
 def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(

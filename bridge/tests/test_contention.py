@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollbridge.cas.request import Contention
+from rollbridge.cas.queue import Contention
 
 
 def test_a_writer_that_is_alone_neither_waits_nor_looks() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.model.conditions import Examined, Seen
+from rollbridge.kafka.segment_tail import Examined, Seen
 from rollbridge.model.sn import DLSN, SN
 
 KEYS = [b"a", b"b", b"c", b"d"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollbridge.calls import Deadline
-from rollbridge.cas.tail import StreamLogs
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.segment_tail import LineageTails, ask
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import KeyLineage
@@ -50,9 +50,10 @@ def dropped(end: int) -> EpochHistory:
 
 def asked(history: EpochHistory, reader: LogReader, place: int | None = None) -> tuple[SN, SN]:
     """The last record, and the last one of a key since a place, where the active segment is empty."""
-    logs, course = StreamLogs(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
-    forever = Deadline(math.inf)
-    return logs.last(course, reader, 0, forever), logs.last_of(course, reader, KEY, place, 0, forever)
+    tails, course = LineageTails(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
+    questions = tails.last(course, None, 0), tails.last(course, KEY, 0, place)
+    last, last_of = (ask(question, reader, Deadline(math.inf)) for question in questions)
+    return last, last_of
 
 
 def test_where_nothing_was_ever_written_nothing_stands(reader: LogReader) -> None:

@@ -113,24 +113,30 @@ _REQUEST_TIMEOUT_MS: Final = 10_000
 
 @dataclass(slots=True)
 class TransactionalSession:
-    """Transactional producer and reader under one transactional id; used by one thread at a time."""
+    """Transactional producer and reader under one transactional id of a lease; used by one thread at a time."""
 
+    lease: TransactionalIdLease
     appender: TransactionalAppender
     reader: LogReader
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Initialise the transactional id, or end what is open under it, unless it is ready.
 
+        Returns False if another writer has the id by now.
+
         Raises:
-            ProducerFencedError: another writer has the id by now.
             KafkaUnavailableError: no answer in time.
         """
         self.rollback()
-        if self.appender.state in (AppenderState.NEW, AppenderState.UNKNOWN):
-            self.appender.init()
+        try:
+            if self.appender.state is not AppenderState.READY:
+                self.appender.init()
+        except ProducerFencedError:
+            return False
+        return True
 
     def rollback(self) -> None:
-        """Abort what is open, at the latest when this engine is next used; it is never committed in any case."""
+        """Abort what is open, at the latest when this session is next used; it is never committed in any case."""
         if self.appender.state not in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
             return
         try:
@@ -149,10 +155,11 @@ class TransactionalSession:
         self.reader.close()
 
 
-class EnginePool:
-    """Engines of one slot, each used by one thread at a time, least recently used first.
+class SessionPool:
+    """Sessions of one lease, each used by one thread at a time, least recently used first.
 
-    An engine whose last transaction may still be open comes before all others.
+    One whose last transaction may still be open comes before all others: that holds up everybody, its own writer
+    included, until it is prepared again.
     """
 
     def __init__(
@@ -171,116 +178,87 @@ class EnginePool:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._changed = threading.Condition()
-        self._slot: TransactionalIdLease | None = None
-        self._generation = 0
-        self._idle: deque[tuple[int, TransactionalSession]] = deque()
+        self._lease: TransactionalIdLease | None = None
+        self._idle: deque[TransactionalSession] = deque()
 
     @contextmanager
-    def engine(self) -> Iterator[TransactionalSession]:
-        """Yield an engine that is ready; under a fresh slot if the one before was lost.
+    def session(self) -> Iterator[TransactionalSession]:
+        """Yield a session that is ready; under a fresh slot if the one before was lost.
 
         Raises:
             KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time; nothing was written.
             NotAuthorizedError, ConfigError: the broker refuses the transactional id.
         """
         while True:
-            generation, engine = self._acquire()
-            prepared = False
+            session, is_ready = self._acquire(), False
             try:
-                try:
-                    engine.prepare()
-                except ProducerFencedError:
-                    self.lose(generation)
-                    continue
-                prepared = True
-                yield engine
-                return
-            except ProducerFencedError:
-                self.lose(generation)
-                raise
+                if is_ready := session.prepare():
+                    yield session
+                    return
             finally:
-                # What this engine may have left open holds up everybody, its own writer included, until it is prepared
-                # again.
-                self._give_back(generation, engine, first=prepared and engine.appender.state is AppenderState.UNKNOWN)
-
-    def lose(self, generation: int) -> None:
-        """Drop the slot of ``generation``, which another writer has taken; the next use takes a fresh one."""
-        with self._changed:
-            if generation == self._generation and self._slot is not None:
-                logger.warning(
-                    "slot %d of %s was taken by another writer, as after a long pause; taking another",
-                    self._slot.number,
-                    self._stream,
-                )
-                self._slot = None
+                self._give_back(session, first=is_ready and session.appender.state is not AppenderState.READY)
 
     def close(self) -> None:
-        """Disconnect all engines and release the slot. No engine may be in use."""
+        """Disconnect all sessions and release the slot. None may be in use."""
         with self._changed:
-            engines = [engine for _, engine in self._idle]
+            sessions, lease, self._lease = list(self._idle), self._lease, None
             self._idle.clear()
-            slot, self._slot = self._slot, None
-        for engine in engines:
-            engine.close()
-        if slot is not None:
-            slot.release()
+        for session in sessions:
+            session.close()
+        if lease is not None:
+            lease.release()
 
-    def _acquire(self) -> tuple[int, TransactionalSession]:
+    def _acquire(self) -> TransactionalSession:
         with self._changed:
             while True:
-                if self._slot is None or not self._slot.is_held:
-                    try:
-                        self._renew()
-                    except ProducerFencedError:
-                        self._slot = None
-                        continue
-                if self._idle:
+                if self._lease is None or not self._lease.is_held:
+                    self._renew()
+                elif self._idle:
                     return self._idle.popleft()
-                self._changed.wait()
-
-    def _give_back(self, generation: int, engine: TransactionalSession, *, first: bool) -> None:
-        with self._changed:
-            if generation == self._generation and self._slot is not None:
-                if first:
-                    self._idle.appendleft((generation, engine))
                 else:
-                    self._idle.append((generation, engine))
-                self._changed.notify()
+                    self._changed.wait()
+
+    def _give_back(self, session: TransactionalSession, *, first: bool) -> None:
+        with self._changed:
+            self._changed.notify()
+            if session.lease is self._lease and session.appender.state is AppenderState.FENCED:
+                logger.warning(
+                    "slot %d of %s was taken by another writer, as after a long pause; taking another",
+                    session.lease.number,
+                    self._stream,
+                )
+                self._lease = None
+            if session.lease is self._lease:
+                self._idle.insert(0 if first else len(self._idle), session)
                 return
-        engine.close()
+        session.close()
 
     def _renew(self) -> None:
-        """Take a fresh slot and make engines for its ids; those of the old slot in use are closed when given back.
+        """Take a fresh slot and make sessions for its ids; those of the old slot in use are closed when given back.
 
-        The lock is held meanwhile, so no other thread gets an engine before all ids are initialised.
+        The lock is held meanwhile, so no other thread gets a session before all ids are initialised.
         """
-        for _, engine in self._idle:
-            engine.close()
-        self._idle.clear()
+        while self._idle:
+            self._idle.popleft().close()
         with answers_within(self._retry_timeout_ms / 1000):
-            self._slot = self._take()
-        self._generation += 1
-        for identifier in transactional_ids(self._stream, self._slot.number):
-            self._idle.append((self._generation, self._make(identifier)))
+            lease = self._lease = self._take()
+        self._idle.extend(self._make(lease, name) for name in transactional_ids(self._stream, lease.number))
         self._changed.notify_all()
-        for _, engine in self._idle:
-            # Prepare all of them now: what a dead writer left open under any of these ids would hold up everybody.
-            engine.prepare()
+        # All of them now: what a dead writer left open under any of these ids would hold up everybody.
+        for session in self._idle:
+            if not session.prepare():
+                self._lease = None
 
-    def _make(self, transactional_id: str) -> TransactionalSession:
-        settings = self._settings
-        return TransactionalSession(
-            TransactionalAppender(
-                settings.bootstrap_servers,
-                transactional_id,
-                transaction_timeout_ms=self._transaction_timeout_ms,
-                security=settings.kafka,
-                client_id=settings.client_name,
-                request_timeout_ms=min(_REQUEST_TIMEOUT_MS, self._retry_timeout_ms),
-                retry_timeout_ms=self._retry_timeout_ms,
-            ),
-            LogReader(
-                Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name),
-                retry_timeout_s=self._retry_timeout_ms / 1000,
-            ),
+    def _make(self, lease: TransactionalIdLease, transactional_id: str) -> TransactionalSession:
+        settings, timeout_ms = self._settings, self._retry_timeout_ms
+        appender = TransactionalAppender(
+            settings.bootstrap_servers,
+            transactional_id,
+            transaction_timeout_ms=self._transaction_timeout_ms,
+            security=settings.kafka,
+            client_id=settings.client_name,
+            request_timeout_ms=min(_REQUEST_TIMEOUT_MS, timeout_ms),
+            retry_timeout_ms=timeout_ms,
         )
+        cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        return TransactionalSession(lease, appender, LogReader(cluster, retry_timeout_s=timeout_ms / 1000))

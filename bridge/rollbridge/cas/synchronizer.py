@@ -19,7 +19,6 @@ from typing import Final, Generic, Self, TypeVar, cast
 from rollbridge.calls import Deadline, positive_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
-from rollbridge.cas.tail import FIRST_STEP, StreamLogs, WaitedTooLongError, sn_of
 from rollbridge.cas.writer import CasWriter
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
@@ -37,6 +36,7 @@ from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
+from rollbridge.kafka.segment_tail import FIRST_STEP, STEP_FACTOR, LineageTails, WaitedTooLongError, ask, sn_of
 from rollbridge.model.cas import Scope
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.position import ReadPosition
@@ -56,7 +56,6 @@ from rollbridge.model.synchronizer import (
 # The records of one key
 
 
-_STEP_FACTOR: Final = 8
 _STEP_MAX: Final = 1 << 15
 """Maximum number of offsets per step backwards, and so of the pointers kept meanwhile."""
 _UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
@@ -79,15 +78,15 @@ class TopicKeyLog:
         StreamNotFoundError, UnavailableError: the stream is gone; a scale of it does not end.
     """
 
-    def __init__(self, cluster: Cluster, shape: SegmentRouter, key: bytes, timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds each reading from one place to another."""
         self._cluster = cluster
         self._reader = LogReader(cluster)
-        self._shape = shape
+        self._router = router
         self._key = key
-        self._position = shape.position(key)
+        self._position = router.position(key)
         self._timeout_s = timeout_s
-        self._logs = StreamLogs(shape.place)
+        self._tails = LineageTails(router.place)
         self._read_to: tuple[DLSN, int] | None = None
         """Place where reading forwards has ended, and the leader epoch of the last batch before that."""
 
@@ -97,7 +96,7 @@ class TopicKeyLog:
 
     def end(self) -> DLSN:
         """Return the place after everything whose writer had its answer before this call."""
-        self._shape.check_current()
+        self._router.check_current()
         course = self._course()
         return DLSN.of(course.active, self._end_of(course.stages[0]))
 
@@ -119,7 +118,8 @@ class TopicKeyLog:
                 self._note_read(stretch)
             elif epoch != NO_EPOCH and stretch.stage.end is None:
                 with self._looking_at(stretch.stage):
-                    self._logs.of(stretch.stage).fetch(self._reader, stretch.start, last_epoch=epoch)
+                    tail = self._tails.of(stretch.stage)
+                    ask(tail.part(stretch.start, stretch.start, epoch), self._reader, self._deadline())
 
     def backwards(self, end: DLSN) -> Iterator[Pointer]:
         """Yield pointers to the entries before ``end``, newest first.
@@ -140,9 +140,9 @@ class TopicKeyLog:
                 yield from reversed(pointers)
                 self._check_whole(stretch)
                 upper = stretch.start
-                step = min(step * _STEP_FACTOR, _STEP_MAX)
+                step = min(step * STEP_FACTOR, _STEP_MAX)
         if course.dropped_end:
-            raise TruncatedError(f"the first epochs of {self._shape.stream} were dropped with all their records")
+            raise TruncatedError(f"the first epochs of {self._router.stream} were dropped with all their records")
 
     def kept_from(self) -> int:
         """Return the sequence id before which everything was deleted, as far as was seen; never decreases."""
@@ -150,7 +150,7 @@ class TopicKeyLog:
         return max(course.dropped_end, *map(self._kept_from, course.stages))
 
     def _kept_from(self, stage: Stage) -> int:
-        kept = self._logs.of(stage).truncated_at()
+        kept = self._tails.of(stage).truncated_at
         if stage.removed and stage.end is not None:
             kept = stage.end
         return stage.base + kept if kept else 0
@@ -162,12 +162,12 @@ class TopicKeyLog:
         that, also where the segment continues several, of which only one has the key.
         """
         last = self._stretches(self._course(), end)[0]
-        before = [_Stretch(stage, 0, self._end_of(stage)) for stage in self._shape.before(end.segment)]
+        before = [_Stretch(stage, 0, self._end_of(stage)) for stage in self._router.before(end.segment)]
         for stretch in (*before, last):
             if stretch.stage.removed:
                 continue
-            log = self._logs.of(stretch.stage)
-            start = min(log.truncated_at(), stretch.end)
+            log = self._tails.of(stretch.stage)
+            start = min(log.truncated_at, stretch.end)
             with suppress(TruncatedError), self._looking_at(stretch.stage):
                 for record in log.records(self._reader, start, stretch.end, self._deadline()):
                     if record.key != self._key:
@@ -175,7 +175,7 @@ class TopicKeyLog:
         return None
 
     def _note_read(self, stretch: _Stretch) -> None:
-        self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._logs.of(stretch.stage).read_epoch
+        self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._tails.of(stretch.stage).read_epoch
 
     def _epoch_before(self, stretch: _Stretch) -> int:
         """Return the leader epoch of what was read before a stretch; ``NO_EPOCH`` if reading does not go on there."""
@@ -184,7 +184,7 @@ class TopicKeyLog:
         return epoch if is_next else NO_EPOCH
 
     def _entries(self, stretch: _Stretch, epoch: int = NO_EPOCH) -> Iterator[KeyRecord]:
-        log = self._logs.of(stretch.stage)
+        log = self._tails.of(stretch.stage)
         with self._looking_at(stretch.stage):
             for record in log.records(self._reader, stretch.start, stretch.end, self._deadline(), epoch):
                 if record.key == self._key:
@@ -196,22 +196,22 @@ class TopicKeyLog:
         try:
             yield
         except TopicNotFoundError as fault:
-            if not self._shape.is_removed(stage.segment):
+            if not self._router.is_removed(stage.segment):
                 raise
-            raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} was removed") from fault
+            raise TruncatedError(f"segment {stage.segment} of {self._router.stream} was removed") from fault
         except LogDivergedError as fault:
             self._read_to = None
             raise TruncatedError(str(fault)) from fault
 
     def _check_kept(self, stretch: _Stretch) -> None:
         if stretch.stage.removed and stretch.end > stretch.start:
-            raise TruncatedError(f"segment {stretch.stage.segment} of {self._shape.stream} was removed")
+            raise TruncatedError(f"segment {stretch.stage.segment} of {self._router.stream} was removed")
 
     def _check_whole(self, stretch: _Stretch) -> None:
-        first = self._logs.of(stretch.stage).truncated_at()
+        first = self._tails.of(stretch.stage).truncated_at
         if first > stretch.start:
             segment = stretch.stage.segment
-            raise TruncatedError(f"segment {segment} of {self._shape.stream} begins at offset {first} by now")
+            raise TruncatedError(f"segment {segment} of {self._router.stream} begins at offset {first} by now")
 
     def _stretches(self, course: KeyLineage, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
         """Return the course from ``start``, or its beginning, to ``end``; newest segment first."""
@@ -224,28 +224,28 @@ class TopicKeyLog:
             if found and start is not None and stage.segment == start.segment:
                 if start.offset > found[-1].end and stage.end is None:
                     self._read_to = None
-                    raise TruncatedError(f"segment {stage.segment} of {self._shape.stream} ends before {start} by now")
+                    raise TruncatedError(f"segment {stage.segment} of {self._router.stream} ends before {start} by now")
                 found[-1] = _Stretch(stage, min(start.offset, found[-1].end), found[-1].end)
                 return found
         if not found or start is not None:
             place = start if found and start is not None else end
             if course.is_dropped(place.segment):
-                raise TruncatedError(f"segment {place.segment} of {self._shape.stream} was removed, its epoch dropped")
+                raise TruncatedError(f"segment {place.segment} of {self._router.stream} was removed, its epoch dropped")
             raise InvalidRequestError(
-                f"{start or end} is in no segment of {self._shape.stream} in which this key can stand: was the stream "
+                f"{start or end} is in no segment of {self._router.stream} in which this key can stand: was the stream "
                 "deleted and created again?"
             )
         return found
 
     def _course(self) -> KeyLineage:
-        return self._shape.await_course(self._position, self._deadline())
+        return self._router.await_course(self._position, self._deadline())
 
     def _end_of(self, stage: Stage) -> int:
         if stage.end is not None:
             return stage.end
         return read_end_offset(
             self._cluster,
-            *self._logs.of(stage).place,
+            *self._tails.of(stage).place,
             Isolation.READ_UNCOMMITTED,
             retry_timeout_s=self._timeout_s,
             unknown_topic_timeout_s=_UNKNOWN_TOPIC_TIMEOUT_S,
@@ -280,7 +280,7 @@ class Synchronizer(Generic[S, U]):
         self,
         settings: ConnectionSettings,
         channels: StreamAppenders,
-        shape: SegmentRouter,
+        router: SegmentRouter,
         key: bytes,
         machine: Machine[S, U],
         cut: Callable[[ReadPosition], object],
@@ -291,7 +291,7 @@ class Synchronizer(Generic[S, U]):
         """Read the state; see :meth:`rollbridge.Bridge.synchronizer`. ``cut`` truncates the stream."""
         if not isinstance(key, bytes):
             raise InvalidRequestError(f"a synchronizer needs a key of bytes, not {key!r}; nothing was written")
-        self.stream: Final = shape.stream
+        self.stream: Final = router.stream
         self.key: Final = key
         self._cut = cut
         self._machine = machine
@@ -301,7 +301,7 @@ class Synchronizer(Generic[S, U]):
         self._closed = False
         self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        self._log = TopicKeyLog(cluster, shape, key, positive_seconds("timeout", timeout))
+        self._log = TopicKeyLog(cluster, router, key, positive_seconds("timeout", timeout))
         hold(self, "_lock", "_writer", "_log")
         try:
             self._replica = self._read(machine.bootstrap)

@@ -13,10 +13,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbridge.calls import Deadline, positive_seconds
-from rollbridge.cas.append import find_operation, find_write
 from rollbridge.cas.dispatch import StreamAppenders
-from rollbridge.cas.request import AppendFuture, AppendRequest, CasFuture, NewRecord, RecordHeaders
-from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
+from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord, RecordHeaders
 from rollbridge.errors import (
     BackpressureError,
     CasOutcomeUnknownError,
@@ -27,7 +25,7 @@ from rollbridge.errors import (
 )
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.batches import record_size_max
-from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.segment_tail import Question, WaitedTooLongError
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
@@ -64,17 +62,16 @@ class CasWriter:
             channel = opened.enter_context(
                 channels.channel(stream, timeout_s=self._timeout_s, transaction_timeout_s=transaction_timeout_s)
             )
-            channel.shape.look_up()
+            channel.router.look_up()
             self._release = opened.pop_all().close
         self._channel = channel
-        self._shape = channel.shape
-        self._dispatcher = channel.dispatcher
+        self._router = channel.router
         self._random = os.urandom(8)
         self._count = itertools.count()
         self._pending = 0
         self._settled = threading.Condition()
         self._closed = False
-        hold(self, "_channel", "_shape", "_dispatcher", "_settled")
+        hold(self, "_channel", "_router", "_settled")
 
     def write(
         self,
@@ -113,8 +110,8 @@ class CasWriter:
             CasOutcomeUnknownError: the record may have been written; ask with :meth:`outcome`.
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
-        self._dispatcher.carry_out(request)
-        return request.done.result()[-1]
+        self._channel.carry_out(request)
+        return request.result()
 
     def write_all(
         self,
@@ -138,8 +135,8 @@ class CasWriter:
             CasWriteError: as :meth:`write`, which lists what else is raised.
         """
         request = self._request(records, expected, scope, headers, timestamp, transaction_ids, token)
-        self._dispatcher.carry_out(request)
-        return request.done.result()
+        self._channel.carry_out(request)
+        return request.results()
 
     def write_async(
         self,
@@ -164,8 +161,8 @@ class CasWriter:
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
         self._admit(request)
-        self._dispatcher.enqueue(request)
-        return CasFuture(request)
+        self._channel.enqueue(request)
+        return request
 
     def tail(self, key: bytes | None = None, *, scope: Scope | str = Scope.SEGMENT) -> SN:
         """Return the SN of the last committed record of the key's segment, or of the key itself; ``EMPTY`` without one.
@@ -181,24 +178,16 @@ class CasWriter:
             UnavailableError: an earlier native transaction stays open.
         """
         self._check_open()
-        self._shape.check_current()
-        if key is None and self._shape.segments() > 1:
+        self._router.check_current()
+        if key is None and self._router.segments() > 1:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
         deadline = Deadline(self._timeout_s)
-        course = self._shape.await_course(self._shape.position(key), deadline)
-        with self._channel.reading() as (logs, reader):
-            try:
-                log = logs.active(course)
-                end = log.end_now(reader)
-                log.confirm(reader, end)
-                if condition.scope is Scope.KEY and key is not None:
-                    return logs.last_of(course, reader, key, None, end, deadline)
-                return logs.last(course, reader, end, deadline)
-            except WaitedTooLongError as fault:
-                raise UnavailableError(
-                    f"an earlier native transaction stays open: {fault}; nothing was written"
-                ) from fault
+        course = self._router.await_course(self._router.position(key), deadline)
+        try:
+            return self._channel.ask(self._channel.tails.last_now(course, condition.scope_key), deadline)
+        except WaitedTooLongError as fault:
+            raise UnavailableError(f"an earlier native transaction stays open: {fault}; nothing was written") from fault
 
     def token(self, key: bytes | None, *, expected: Expected) -> Token:
         """Name a write before it is tried, so that it can be asked about and tried again, even after a crash.
@@ -229,16 +218,15 @@ class CasWriter:
         """
         self._check_open()
         asked = Token.parse(token) if isinstance(token, str) else token
-        self._shape.check_current()
+        self._router.check_current()
         deadline = Deadline(self._timeout_s)
-        course = self._shape.await_course(self._shape.position(asked.key), deadline)
-        with self._channel.reading() as (logs, reader):
-            try:
-                found = self._find(asked, course, logs, reader, deadline)
-            except WaitedTooLongError as fault:
-                raise CasOutcomeUnknownError(
-                    f"the write is still being decided: {fault}; ask again", token=asked
-                ) from fault
+        course = self._router.await_course(self._router.position(asked.key), deadline)
+        try:
+            found = self._channel.ask(self._find(asked, course), deadline)
+        except WaitedTooLongError as fault:
+            raise CasOutcomeUnknownError(
+                f"the write is still being decided: {fault}; ask again", token=asked
+            ) from fault
         return found[-1] if found else None
 
     def flush(self) -> None:
@@ -270,23 +258,16 @@ class CasWriter:
     def __repr__(self) -> str:
         return f"<CasWriter of {self.stream}>"
 
-    def _find(
-        self, token: Token, course: KeyLineage, logs: StreamLogs, reader: LogReader, deadline: Deadline
-    ) -> list[SN]:
+    def _find(self, token: Token, course: KeyLineage) -> Question[list[SN]]:
         if token.place is None:
-            return find_write(logs, course, reader, token, deadline)
+            return (yield from self._channel.tails.find(course, token))
         base = course.base(token.place.segment)
         if base is None and course.is_dropped(token.place.segment):
             raise TruncatedError(f"the place that token {token} names was truncated: nobody can tell what stood there")
         if base is None:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
-        log = logs.of(Stage(token.place.segment, base, None))
-        offset = token.place.offset
-        if not find_operation(log, reader, token.operation, offset, offset + 1, deadline):
-            return []
-        # The write is decided, and its records are one batch, which a fetch returns whole.
-        end = log.fetch(reader, offset).end
-        return find_operation(log, reader, token.operation, offset, end, deadline)
+        tail = self._channel.tails.of(Stage(token.place.segment, base, None))
+        return (yield from tail.find_run(token.operation, token.place.offset))
 
     def _request(
         self,
@@ -312,7 +293,7 @@ class CasWriter:
             raise InvalidRequestError(f"headers for {len(headers)} of {len(run)} records; nothing was written")
         keys = [key for key, _ in run]
         timestamp_ms = now_ms if timestamp is None else timestamp
-        if (fault := self._shape.fault_of(keys, timestamp_ms, now_ms)) is not None:
+        if (fault := self._router.fault_of(keys, timestamp_ms, now_ms)) is not None:
             raise InvalidRequestError(f"{fault}: {self.stream}; nothing was written")
         deadline = Deadline(self._timeout_s)
         checked_scope = as_scope(scope)
@@ -321,16 +302,16 @@ class CasWriter:
             raise InvalidRequestError('with scope "key" the records of a run have one key; nothing was written')
         position = 0.0
         if len(run) > 1:
-            position = self._shape.position_of_run(keys)
+            position = self._router.position_of_run(keys)
         elif first is not None:
-            position = self._shape.position(first)
-        elif self._shape.segments() > 1:
+            position = self._router.position(first)
+        elif self._router.segments() > 1:
             raise InvalidRequestError(
                 f"{self.stream} has several segments: a record needs a key to choose one; nothing was written"
             )
-        course = self._shape.await_course(position, deadline)
+        course = self._router.await_course(position, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
-        waited_for = expected.request if isinstance(expected, CasFuture) else as_sn(expected)
+        waited_for = expected if isinstance(expected, AppendRequest) else as_sn(expected)
         condition = Condition(ANY if isinstance(waited_for, AppendRequest) else waited_for, checked_scope, first)
         self._check_place(condition.expected, course, position, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
@@ -355,7 +336,7 @@ class CasWriter:
             rising_ids=self._rising_ids,
             repeatable=given is not None,
         )
-        run_bytes_max = self._shape.round_bytes_max
+        run_bytes_max = self._router.round_bytes_max
         if request.size > run_bytes_max and len(run) > 1:
             raise InvalidRequestError(
                 f"a run of up to {request.size} bytes exceeds {run_bytes_max}; write it as a "
@@ -369,8 +350,8 @@ class CasWriter:
             place_of(expected, course)
         except InvalidRequestError:
             # The SN may come from an epoch that is not cached here yet.
-            self._shape.check_current()
-            place_of(expected, self._shape.await_course(position, deadline))
+            self._router.check_current()
+            place_of(expected, self._router.await_course(position, deadline))
 
     def _record(
         self,
@@ -387,7 +368,7 @@ class CasWriter:
             whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(transaction_id)))
         whole.append(mark)
         size = record_size_max(key, value, whole)
-        limit_bytes = self._shape.record_bytes_max
+        limit_bytes = self._router.record_bytes_max
         if size > limit_bytes:
             raise RecordTooLargeError(
                 f"the record takes up to {size} bytes, {self.stream} allows {limit_bytes}; nothing was written",
@@ -407,12 +388,12 @@ class CasWriter:
                     "nothing was written"
                 )
             self._pending += 1
-        request.done.add_done_callback(self._settle)
+        request.add_done_callback(self._settle)
 
     def _has_room(self) -> bool:
         return self._pending < PENDING_MAX
 
-    def _settle(self, _: AppendFuture) -> None:
+    def _settle(self, _: CasFuture) -> None:
         with self._settled:
             self._pending -= 1
             if self._pending in (0, PENDING_MAX - 1):

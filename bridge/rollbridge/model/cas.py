@@ -54,6 +54,11 @@ class Condition:
         if self.scope is Scope.KEY and self.key is None:
             raise InvalidRequestError('a condition with scope "key" needs a key; nothing was written')
 
+    @property
+    def scope_key(self) -> bytes | None:
+        """Key whose last record it is about; None if it is about the segment's last one."""
+        return self.key if self.scope is Scope.KEY else None
+
 
 @dataclass(frozen=True, slots=True)
 class ConditionalWrite:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rollbridge.calls import Backoff, Deadline
-from rollbridge.cas.tail import StreamLogs, WaitedTooLongError
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.committed import batch_of_one, is_plain
@@ -26,9 +25,11 @@ from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
 from rollbridge.kafka.offsets import LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.ratelimit import limited
+from rollbridge.kafka.segment_tail import EndOf, LineageTails, Question, WaitedTooLongError, ask
 from rollbridge.model.cas import Scope
 from rollbridge.model.late import LATE_HEADER, LateRecord, origin
 from rollbridge.model.names import Partition, SegmentPlaces, show_partition
+from rollbridge.model.sn import SN
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.frames import BATCH_BYTES_MAX
 from rollbridge_coordinator.state.effects import Found, Query, Undecided
@@ -46,7 +47,7 @@ class Outlook:
     def __init__(self, settings: CoordinatorSettings) -> None:
         cluster = Cluster(settings.bootstrap_servers, security=settings.security)
         self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
-        self._logs: dict[SegmentPlaces, StreamLogs] = {}
+        self._tails: dict[SegmentPlaces, LineageTails] = {}
 
     def close(self) -> None:
         """Drop the connections."""
@@ -54,7 +55,7 @@ class Outlook:
 
     def forget(self) -> None:
         """Drop what is remembered, after a deletion: from now on a name may belong to another topic."""
-        self._logs.clear()
+        self._tails.clear()
 
     def look(self, queries: Sequence[Query]) -> list[Found | Undecided]:
         """Carry out :class:`rollbridge_coordinator.state.effects.Look`.
@@ -67,23 +68,21 @@ class Outlook:
         return [self._answer(query, deadline, confirmed) for query in queries]
 
     def _answer(self, query: Query, deadline: Deadline, confirmed: set[Partition]) -> Found | Undecided:
-        logs = self._logs.setdefault(query.places, StreamLogs(query.places.of))
-        condition = query.condition
         try:
-            log = logs.active(query.course)
-            end = log.end_now(self._reader) if query.end is None else query.end
-            if log.place not in confirmed:
-                # Once is enough for all conditions of a transaction: its records are appended, or the segment sealed.
-                confirmed.add(log.place)
-                log.confirm(self._reader, end)
-            if condition.scope is Scope.KEY and condition.key is not None:
-                last = logs.last_of(query.course, self._reader, condition.key, query.since, end, deadline)
-            else:
-                last = logs.last(query.course, self._reader, end, deadline)
-            disturbed = self._is_disturbed(query, deadline)
+            last, end = ask(self._stands(query, confirmed), self._reader, deadline)
+            return Found(last, end, self._is_disturbed(query, deadline))
         except WaitedTooLongError as fault:
             return Undecided(f"an earlier native transaction stays open: {fault}")
-        return Found(last, end, disturbed)
+
+    def _stands(self, query: Query, confirmed: set[Partition]) -> Question[tuple[SN, int]]:
+        tails = self._tails.setdefault(query.places, LineageTails(query.places.of))
+        tail = tails.active(query.course)
+        end: int = (yield EndOf(tail.place)) if query.end is None else query.end
+        if tail.place not in confirmed:
+            # Once is enough for all conditions of a transaction: its records are appended, or the segment sealed.
+            confirmed.add(tail.place)
+            yield from tail.confirm(end)
+        return (yield from tails.last(query.course, query.condition.scope_key, end, query.since)), end
 
     def _is_disturbed(self, query: Query, deadline: Deadline) -> bool:
         """Return True if a record of another writer, committed or not, in scope stands between the query's own."""

@@ -1,17 +1,19 @@
-"""Whose turn it is in a lane, and answers that are waited for in several ways."""
+"""Whose turn it is in a queue, and answers that are waited for in several ways."""
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 
 from rollbridge.calls import Deadline
-from rollbridge.cas.dispatch import AppendQueue
-from rollbridge.cas.request import AppendFuture, AppendRequest
+from rollbridge.cas.machine import Committed, ConditionalAppend
+from rollbridge.cas.queue import AppendQueue
+from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError
-from rollbridge.model.cas import Scope
+from rollbridge.model.cas import Refused, Scope
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.lineage import KeyLineage
@@ -21,50 +23,61 @@ COURSE = KeyLineage(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
 
 
 def request(owner: object, expected: AppendRequest | None = None) -> AppendRequest:
-    return AppendRequest(owner, (), expected or ANY, Scope.SEGMENT, b"", 0.0, COURSE, Deadline(0.0), 0)
+    record = NewRecord(b"k", b"v", [], None, 1)
+    return AppendRequest(owner, [record], expected or EMPTY, Scope.SEGMENT, b"", 0.0, COURSE, Deadline(math.inf), 0)
+
+
+def queue() -> AppendQueue:
+    return AppendQueue("scope/stream", COURSE.active, lambda segment: ("topic", int(segment)))
 
 
 def test_contenders_win_in_turn_whoever_is_back_first() -> None:
-    lane = AppendQueue()
+    lane = queue()
     owners: list[object] = [object.__new__(CasWriter) for _ in range(4)]
     winners = []
     for _ in range(12):
         for owner in owners:  # the same one is back first every time
             lane.put(request(owner))
         lane.take_turns()
-        winner = lane.queue.popleft()
-        winners.append(owners.index(winner.owner))
-        lane.won(winner.owner)
-        lane.take_out(list(lane.queue))
+        round_ = lane.take(1)
+        assert isinstance(round_, ConditionalAppend)
+        winners.append(owners.index(round_.requests[0].owner))
+        round_.result = Committed([(EMPTY,)])
+        round_.refuted = {waiting: Refused(EMPTY, EMPTY) for waiting in lane.waiting()}
+        lane.settle(round_, 0.0)
         assert lane.contended
         assert not lane.queue
     assert winners == [0, 1, 2, 3] * 3
 
 
 def test_a_write_stays_behind_the_one_that_it_expects() -> None:
-    lane = AppendQueue()
+    lane = queue()
     one, other = (object.__new__(CasWriter) for _ in range(2))
-    lane.put(request(other))
-    lane.take_out(list(lane.queue))
+    lane.put(request(one))
+    round_ = lane.take(1)
+    assert isinstance(round_, ConditionalAppend)
+    round_.result = Committed([(EMPTY,)])
+    lane.put(refuted := request(other))
+    round_.refuted = {refuted: Refused(EMPTY, EMPTY)}
+    lane.settle(round_, 0.0)
     first = request(one)
     then = request(other, first)
     lane.put(first)
     lane.put(then)
-    lane.take_turns()
+    assert not lane.take_turns()
     assert list(lane.queue) == [first, then]
 
 
 def test_an_answer_reaches_whoever_waits_and_whoever_asks_later() -> None:
-    answer = AppendFuture()
-    told: list[AppendFuture] = []
+    answer = request(None)
+    told: list[CasFuture] = []
     answer.add_done_callback(told.append)
     with pytest.raises(TimeoutError):
         answer.result(0.001)
-    waiter = threading.Thread(target=lambda: told.append(answer) if answer.result(60) == [EMPTY] else None)
+    waiter = threading.Thread(target=lambda: told.append(answer) if answer.results(60) == [EMPTY] else None)
     waiter.start()
-    answer.nudge()
     assert not answer.done()
-    answer.set_result([EMPTY])
+    answer.settle([EMPTY])
     waiter.join(60)
     answer.add_done_callback(told.append)
     assert told == [answer] * 3
@@ -72,8 +85,8 @@ def test_an_answer_reaches_whoever_waits_and_whoever_asks_later() -> None:
 
 
 def test_an_answer_may_be_a_failure() -> None:
-    answer = AppendFuture()
-    answer.set_exception(CasWriteError("525", expected=ANY, actual=EMPTY))
+    answer = request(None)
+    answer.settle(CasWriteError("525", expected=ANY, actual=EMPTY))
     assert isinstance(answer.exception(), CasWriteError)
     with pytest.raises(CasWriteError):
         answer.result()
