@@ -281,7 +281,7 @@ def test_what_others_had_aborted_before_may_be_aborted_again() -> None:
     history = relogged(good(), [1, 0, 2, 3])
     assert {fault.kind for fault in find_faults(history)} == {"real-time order"}
     place, aborted = history.log[0]
-    by_others = (place, replace(aborted, reason="a DATA frame is corrupt"))
+    by_others = (place, aborted._replace(reason="a DATA frame is corrupt"))
     assert find_faults(replace(history, log=[by_others, *history.log[1:]])) == []
 
 

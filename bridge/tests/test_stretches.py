@@ -296,18 +296,34 @@ def test_a_header_of_a_stranger_ends_a_run_and_begins_none() -> None:
 def test_a_run_that_claims_more_than_its_batch_has_ends_with_it() -> None:
     run = [(RECORD_HEADER, pack_run(TransactionId.of(0, 1).bytes, 10, 4, b""))]
     raw = batch(0, [stored(0, list(run)), stored(1)], 2), batch(2, [stored(2)], 1), batch(3, [stored(3)], 1)
-    found = list(handed_out(*raw, count=4).records())
+    found: list[Record] = list(handed_out(*raw, count=4).records())
     assert [item.local_sequence for item in found] == [10, 11, None, None]
     found = [record for one in handed_out(*raw, count=4).batches() for record in one]
     assert [item.local_sequence for item in found] == [10, 11, None, None]
 
 
 def test_small_batches_of_several_leaders_and_clocks_keep_what_is_theirs() -> None:
-    raw = [bytearray(batch(number, [stored(number)], 1)) for number in range(4)]
+    raw = [bytearray(batch(number, [stored(number)], 1)) for number in range(5)]
     for number, item in enumerate(raw):
         struct.pack_into(">i", item, 12, number // 2)
-    struct.pack_into(">h", raw[3], 21, 0x08)
-    struct.pack_into(">q", raw[3], 35, 77)
-    found = [record.raw for record in handed_out(*map(bytes, raw), count=4).records()]
-    assert [item.leader_epoch() for item in found] == [0, 0, 1, 1]
-    assert [item.timestamp() for item in found] == [(1, 1), (1, 1), (1, 1), (2, 77)]
+    struct.pack_into(">i", raw[4], 12, 1)
+    struct.pack_into(">h", raw[4], 21, 0x08)
+    struct.pack_into(">q", raw[4], 35, 77)
+    found = [record.raw for record in handed_out(*map(bytes, raw), count=5).records()]
+    assert [item.leader_epoch() for item in found] == [0, 0, 1, 1, 1]
+    assert [item.timestamp() for item in found] == [*[(1, 1)] * 4, (2, 77)]
+
+
+def test_nothing_beyond_the_end_is_handed_out_of_a_batch_that_reaches_there() -> None:
+    raw = batch(0, [stored(0)], 1), batch(1, [stored(1), stored(2), stored(3)], 3)
+    whole = handed_out(*raw, count=4)
+    cut = Stretch(whole._fetched, SEGMENT, range(2), ORIGIN)
+    assert [value for one in cut.batches() for value in one.values()] == [b"0", b"1"]
+    assert values(Stretch(whole._fetched, SEGMENT, range(2), ORIGIN).records()) == [b"0", b"1"]
+
+
+def test_what_was_handed_out_before_an_odd_name_is_not_handed_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "_CHUNK", 1)
+    monkeypatch.setattr(stretches, "_SMALL", 0)
+    raw = batch(0, [stored(0), stored(1), stored(2, [("zz", b"1")]), stored(3)], 4).replace(b"zz", b"\xff\xfe")
+    assert values(handed_out(raw, count=4).records()) == [b"0", b"1", b"2", b"3"]

@@ -238,7 +238,10 @@ class Record(tuple[Any, ...]):
 
     @property
     def transaction_id(self) -> TransactionId | None:
-        """Transaction that wrote it; None for a plain or compare-and-set write."""
+        """Transaction that wrote it; None for a plain or compare-and-set write.
+
+        That of a :class:`Message` may ask a broker, as :attr:`Message.transaction_id` does.
+        """
         return self._source()[0]
 
     @property

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import rollbridge_schemas
@@ -141,9 +140,9 @@ _run: Final[Callable[[tuple[int, int, int]], Run]] = partial(tuple.__new__, Run)
 Placement = Mapping[str, Mapping[SegmentId, Sequence[Run]]]
 """Placement of a transaction's records: scope/stream → segment → runs in order of offset."""
 
-NOWHERE: Final[Placement] = MappingProxyType({})
+NOWHERE: Final[Placement] = {}
 """Placement of a transaction without records."""
-UNPREPARED: Final[Mapping[str, Mapping[SegmentId, int]]] = MappingProxyType({})
+UNPREPARED: Final[Mapping[str, Mapping[SegmentId, int]]] = {}
 """Numbers of prepared segments of a transaction that has none."""
 
 
