@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.coordinators import SESSION_TIMEOUT_S, controller_epoch
+from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import end, eventually
 from rollbridge.errors import NewerFormatError
 from rollbridge.kafka.topics import TopicAdmin
@@ -126,7 +126,6 @@ class Party:
             f"--bootstrap-servers={self.cluster.bootstrap_servers}",
             f"--zookeeper={self.cluster.zookeeper}",
             f"--zookeeper-root={self.root}",
-            f"--session-timeout={SESSION_TIMEOUT_S}",
             f"--name={name}",
         ]
         with (self.folder / f"{name}.log").open("ab") as out:
@@ -146,6 +145,12 @@ class Party:
     def log(self, name: str) -> str:
         """What a coordinator has said."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def check_log(self, name: str) -> None:
+        """Nothing was met that could not be read, whoever wrote it."""
+        log = self.log(name)
+        for words in ("cannot be read", "has version", "version that this release does not know", "defect"):
+            assert words not in log, log[-4000:]
 
     @contextmanager
     def metadata(self) -> Iterator[Metadata]:
@@ -340,7 +345,7 @@ def test_a_coordinator_serves_clients_of_both_releases(party: Party, released: s
         expected.committed(late[name], name, [(expected.orders, value) for value in values_of(name, 0, 60)])
     write_all_kinds(party, expected, old, head, "after")
     expected.check([head, old], party.scope)
-    assert party.terms() == 1
+    party.check_log("one")
 
 
 def test_the_lead_goes_from_one_release_to_the_other_and_back_while_transactions_are_open(
@@ -392,8 +397,7 @@ def test_the_lead_goes_from_one_release_to_the_other_and_back_while_transactions
             assert client.ask("outcome", transaction) == ("aborted" if name.endswith("-3") else "committed")
     expected.check([head, old], party.scope)
     for name in ("one", "two", "three"):
-        assert "cannot be read" not in party.log(name)
-        assert "defect" not in party.log(name)
+        party.check_log(name)
 
 
 def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> None:
