@@ -29,6 +29,7 @@ from rollbridge.model.control import (
     EXPIRED,
     FENCED,
     FORSAKEN,
+    FRAMES_HARMLESS,
     OVERTAKEN,
     long_lease_reason,
     resumed_reason,
@@ -58,7 +59,6 @@ from rollbridge.model.options import GIB, MIB
 from rollbridge.model.pieces import (
     CACHED_PRICE,
     FRAME_PRICE,
-    HELD_HARMLESS,
     LATE_PLACE_PRICE,
     NO_FRAMES,
     OWNER_PRICE,
@@ -765,7 +765,7 @@ class BufferFold:
             or self.held_bytes - self.refused_bytes > limits.held_bytes_max * _ROOM_TO_GROW
         ):
             self._charge(transaction, 0, appended_ms)
-        if transaction.held_bytes > HELD_HARMLESS and transaction.is_too_scattered():
+        if len(transaction.frames) > FRAMES_HARMLESS and transaction.is_too_scattered():
             self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms)
 
     def _commit(

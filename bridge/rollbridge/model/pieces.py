@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Self, overload
 
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import RefusedCondition
-from rollbridge.model.control import FRAMES_HARMLESS, is_too_scattered, scattered_reason
+from rollbridge.model.control import is_too_scattered, scattered_reason
 from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
@@ -252,8 +252,6 @@ LATE_STREAM_PRICE: Final = 16
 """A stream in it, besides its name: 8."""
 LATE_PLACE_PRICE: Final = 200
 """A partition in which such a frame stands: 60 to 170."""
-HELD_HARMLESS: Final = FRAMES_HARMLESS * FRAME_PRICE
-"""Price up to which a transaction has no more frames than always fit into a COMMIT record."""
 NAMED_PRICE: Final = 350
 """A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
 
@@ -373,7 +371,7 @@ class BufferedTransaction:
 
     def frames_fault(self) -> str | None:
         """Return the same, as far as it follows from the frames that have arrived."""
-        if self.held_bytes > HELD_HARMLESS and self.is_too_scattered():
+        if self.is_too_scattered():
             return scattered_reason(len(self.frames))
         if self.manifest is not None and not self._is_plain():
             misfit = self._matched(self.manifest).misfit
