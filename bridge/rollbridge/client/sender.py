@@ -80,10 +80,11 @@ class FrameBatch(QueuedBatch):
         append: Method of the builder.
         delivered: Callback of each frame.
         attempts: Number of attempts that have ended with an answer of no known meaning.
+        size: Bytes of the values while frames are collected.
         fault: Reason why it could not be delivered, once that is settled.
     """
 
-    __slots__ = ("append", "attempts", "builder", "delivered", "fault")
+    __slots__ = ("append", "attempts", "builder", "delivered", "fault", "size")
 
     def __init__(self, opened_s: float) -> None:
         super().__init__(opened_s)
@@ -91,6 +92,7 @@ class FrameBatch(QueuedBatch):
         self.append = self.builder.append
         self.delivered: list[Delivered] = []
         self.attempts = 0
+        self.size = 0
         self.fault: Undelivered | None = None
 
 
@@ -143,8 +145,8 @@ class FrameSender(Sender[FrameBatch]):
             InvalidRequestError: the sender is closed; the frame was not queued.
         """
         with self.lock:
-            if self.bytes >= self._limits.buffer_bytes:
-                self.await_room()
+            if self.bytes + len(value) >= self._limits.buffer_bytes:
+                self.await_room(len(value))
             self._add((topic, partition), key, value, delivered)
 
     def send_soon(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
@@ -189,6 +191,8 @@ class FrameSender(Sender[FrameBatch]):
             batch.append(0, None, key, value, _NO_HEADERS)
             self._opened[queue] = None
         batch.count += 1
+        batch.size += len(value)
+        self.bytes += len(value)
         batch.delivered.append(delivered)
         if not queue.in_flight and not queue.waiting:
             if self._dispatch.is_free(queue):
@@ -198,6 +202,7 @@ class FrameSender(Sender[FrameBatch]):
 
     def _close(self, queue: FrameQueue, batch: FrameBatch) -> None:
         batch.data = bytes(batch.builder.build())
+        self.bytes -= batch.size
         queue.open = None
         self._opened.pop(queue, None)
         queue.pending.append(batch)

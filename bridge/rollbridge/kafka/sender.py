@@ -73,7 +73,7 @@ class Sender(BatchOwner[P]):
 
     Attributes:
         lock: Guards the sender, its dispatcher, queues and batches.
-        bytes: Size of the closed batches that are not settled.
+        bytes: Size of what is not settled: closed batches, and what subclasses count of open ones.
     """
 
     def __init__(
@@ -126,17 +126,19 @@ class Sender(BatchOwner[P]):
             with suppress(OSError):  # full, which wakes it as well, or closed
                 self._ring.send(b"\0")
 
-    def await_room(self) -> None:
-        """Return once there is room for another batch. The caller holds the lock; waiting releases it.
+    def await_room(self, size: int = 0) -> None:
+        """Return once there is room for a batch, or for so many bytes of one.
+
+        The caller holds the lock; waiting releases it.
 
         Raises:
             BackpressureError: There was no room within the time for that.
         """
         limits = self._limits
-        if self.bytes < limits.buffer_bytes:
+        if self._has_room(size):
             return
         self._dispatch.pump()
-        if not self._progress.wait_for(self._has_room, limits.block_s) or self._stopping:
+        if not self._progress.wait_for(lambda: self._has_room(size), limits.block_s) or self._stopping:
             raise BackpressureError(
                 f"the buffer of {limits.buffer_bytes} bytes stayed full for {limits.block_s:g} s: the brokers take "
                 "nothing, or a segment's successors are awaited; this record was not written"
@@ -306,8 +308,10 @@ class Sender(BatchOwner[P]):
                 poller.register(connection, select.POLLIN)
         return {number for number, _ in poller.poll(max(until - now, 0.0) * 1000)}
 
-    def _has_room(self) -> bool:
-        return self.bytes < self._limits.buffer_bytes or self._stopping
+    def _has_room(self, size: int) -> bool:
+        """Return True if there is room for so many bytes more; for any number of them if nothing waits."""
+        waiting = self.bytes
+        return waiting + size < self._limits.buffer_bytes or not waiting or self._stopping
 
     def _settle(self, batch: P) -> None:
         """Count a batch as settled, and have it told. The caller holds the lock."""
