@@ -239,20 +239,23 @@ def test_the_commit_goes_at_once_if_the_others_have_everything(bench: Bench) -> 
 def test_nothing_of_an_ended_transaction_waits_for_the_garbage_collector(bench: Bench) -> None:
     """In a cycle each would: a busy client spent a third of its time on looking for them."""
     bench.use(ORDERS)
+
+    def end_one(counter: int, kind: ControlKind) -> None:
+        transaction = bench.begin(counter)
+        written = transaction.write(ORDERS, key=b"k", value=b"v")
+        answer: Any = transaction.commit_async() if kind is ControlKind.COMMIT else transaction.abort_async()
+        bench.sender.acknowledge()
+        bench.settle(transaction, kind)
+        assert answer.exception(0) is None
+        assert written.done()
+
     gc.collect()
     gc.disable()
     try:
         for counter, kind in enumerate([ControlKind.COMMIT, ControlKind.ABORT, ControlKind.COMMIT]):
-            transaction = bench.begin(counter)
-            written = transaction.write(ORDERS, key=b"k", value=b"v")
-            answer = transaction.commit_async() if kind is ControlKind.COMMIT else transaction.abort_async()
-            bench.sender.acknowledge()
-            bench.settle(transaction, kind)
-            assert answer.exception(0) is None
-            assert written.done()
+            end_one(counter, kind)
         bench.sender.sent.clear()
         bench.runtime.commits.of(GROUP, 0).look(time.monotonic())
-        del transaction, written, answer
         assert [item for item in gc.get_objects() if isinstance(item, Transaction | Completion)] == []
     finally:
         gc.enable()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollbridge.consumer import stretches
 from rollbridge.consumer.records import Origin, Record
-from rollbridge.consumer.stretches import Batch, Stretch
+from rollbridge.consumer.stretches import Batch, SegmentStretch
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, Compression, _new_builder, parse_header
 from rollbridge.kafka.committed import AbortedSpan, batch_of_one
@@ -178,7 +178,7 @@ def test_every_record_that_is_wanted_is_handed_out_once_however_it_is_asked_for(
     start = data.draw(st.integers(0, log.end), label="start")
     stop = data.draw(st.integers(start, log.end), label="stop")
     expected = [item for item in log.visible if start <= item.offset < stop]
-    stretch = Stretch(log.fetched(start), SEGMENT, range(start, stop), ORIGIN)
+    stretch = SegmentStretch(log.fetched(start), SEGMENT, range(start, stop), ORIGIN)
     assert stretch.is_empty() <= (not expected)
     found: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -214,9 +214,9 @@ def test_every_record_that_is_wanted_is_handed_out_once_however_it_is_asked_for(
         assert (record.transaction_id, record.local_sequence) == (wanted.transaction, wanted.local)
 
 
-def handed_out(*raw: bytes, count: int) -> Stretch:
+def handed_out(*raw: bytes, count: int) -> SegmentStretch:
     found = [(parse_header(item), memoryview(item)) for item in raw]
-    return Stretch(Fetched(PLACE, 0, count, found, [], count, count), SEGMENT, range(count), ORIGIN)
+    return SegmentStretch(Fetched(PLACE, 0, count, found, [], count, count), SEGMENT, range(count), ORIGIN)
 
 
 def stored(offset: int, headers: Headers | None = None) -> Stored:
@@ -317,9 +317,9 @@ def test_small_batches_of_several_leaders_and_clocks_keep_what_is_theirs() -> No
 def test_nothing_beyond_the_end_is_handed_out_of_a_batch_that_reaches_there() -> None:
     raw = batch(0, [stored(0)], 1), batch(1, [stored(1), stored(2), stored(3)], 3)
     whole = handed_out(*raw, count=4)
-    cut = Stretch(whole._fetched, SEGMENT, range(2), ORIGIN)
+    cut = SegmentStretch(whole._fetched, SEGMENT, range(2), ORIGIN)
     assert [value for one in cut.batches() for value in one.values()] == [b"0", b"1"]
-    assert values(Stretch(whole._fetched, SEGMENT, range(2), ORIGIN).records()) == [b"0", b"1"]
+    assert values(SegmentStretch(whole._fetched, SEGMENT, range(2), ORIGIN).records()) == [b"0", b"1"]
 
 
 def test_what_was_handed_out_before_an_odd_name_is_not_handed_out_again(monkeypatch: pytest.MonkeyPatch) -> None:

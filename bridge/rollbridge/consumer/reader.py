@@ -31,7 +31,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Origin, Preview, Record, record_of
-from rollbridge.consumer.stretches import Batch, Stretch
+from rollbridge.consumer.stretches import Batch, SegmentStretch
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -271,7 +271,7 @@ class Reader:
         self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
         self._broken: RollbridgeError | None = None
         self._arrived: deque[Fetched | Trouble] = deque()
-        self._stretch: Stretch | None = None
+        self._stretch: SegmentStretch | None = None
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
         self._is_new = True
@@ -436,7 +436,7 @@ class Reader:
         wanted = self._plan.wanted(segment, fetched.end)
         if not wanted:
             return
-        stretch = Stretch(fetched, segment, wanted, self._origin)
+        stretch = SegmentStretch(fetched, segment, wanted, self._origin)
         if stretch.is_empty():
             self._close_stretch(stretch)
         else:
@@ -448,7 +448,7 @@ class Reader:
             if self._stretch is not None and self._stretch.is_used_up():
                 self._close_stretch(self._stretch)
 
-    def _close_stretch(self, stretch: Stretch) -> None:
+    def _close_stretch(self, stretch: SegmentStretch) -> None:
         self._plan.reached(stretch.segment, stretch.end)
         self._stretch = None
         self._moved_at = time.monotonic()  # the caller's time does not count as a stall

@@ -1,7 +1,7 @@
 """What a reader has fetched of a segment, record by record or in lists, decoded as it is handed out.
 
-    Fetched (bytes of whole batches) -> Stretch -> StoredRecord, one at a time
-                                             \\--> Batch: lists of keys and values
+    Fetched (bytes of whole batches) -> SegmentStretch -> StoredRecord, one at a time
+                                                    \\--> Batch: lists of keys and values
 
 aiokafka's compiled parser makes an object and a list of headers of each record, in 60 ns. Holding thousands of them
 costs ten times that, in garbage collections. So none of them is held: what is wanted is taken from each at once, and a
@@ -216,7 +216,7 @@ class Batch(Sequence[Record]):
         return self._records[place]
 
 
-class Stretch:
+class SegmentStretch:
     """Fetched stretch of a segment, handed out in order: each record once, singly or in a batch. Not thread-safe.
 
     Attributes:
@@ -302,7 +302,7 @@ class Stretch:
 
     def again(self, offsets: range) -> Iterator[StoredRecord]:
         """Iterate over the records at some offsets, whether or not they were handed out."""
-        return Stretch(self._fetched, self.segment, offsets, self._origin).records()
+        return SegmentStretch(self._fetched, self.segment, offsets, self._origin).records()
 
     def batches(self) -> Iterator[Batch]:
         """Yield the records that are left in batches, each of which counts as handed out as a whole.
@@ -458,7 +458,7 @@ class _Whole:
         self.end = header.base_offset + header.last_offset_delta + 1
         return True
 
-    def made(self, stretch: Stretch) -> Batch:
+    def made(self, stretch: SegmentStretch) -> Batch:
         """Return the batch to hand out, whose records are decoded again, and only if somebody asks for more."""
         return Batch(self.keys, self.values, partial(stretch.again, range(self._begin, self.end)))
 

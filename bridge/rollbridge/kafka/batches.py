@@ -292,7 +292,7 @@ def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
         position += size
 
 
-class Batches:
+class FetchedBatches:
     """Consecutive batches, split and their headers parsed while iterating, each time anew.
 
     A fetch may bring ten thousand batches of one record each. Held, that many headers and views cost four times what it

@@ -21,7 +21,7 @@ from kio.schema.fetch.v12.response import PartitionData
 from rollbridge.calls import Backoff
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import Batches, BatchHeader, LogRecord
+from rollbridge.kafka.batches import BatchHeader, FetchedBatches, LogRecord
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
@@ -335,7 +335,7 @@ class FetchPlan:
             yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
         place.high_watermark = data.high_watermark
-        batches = Batches(data.records or b"")
+        batches = FetchedBatches(data.records or b"")
         corrupt = None
         try:
             batches.check()

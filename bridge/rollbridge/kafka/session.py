@@ -70,7 +70,7 @@ class AppendedBatch(QueuedBatch):
         self.count = count
 
 
-AppendQueue = PartitionQueue[AppendedBatch]
+SessionQueue = PartitionQueue[AppendedBatch]
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ProduceSession:
     failure would otherwise get the rest of the transaction, and its commit.
     """
 
-    queues: dict[Partition, AppendQueue] = field(default_factory=dict)
+    queues: dict[Partition, SessionQueue] = field(default_factory=dict)
     connections: dict[NodeId, Connection] = field(default_factory=dict)
     joined: bool = False
 
@@ -198,7 +198,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
         self._dispatch.ready[queue] = None
         return len(data)
 
-    def _await_turn(self, queue: AppendQueue) -> None:
+    def _await_turn(self, queue: SessionQueue) -> None:
         """Return once nothing of a queue waits to be sent: a request takes one batch of each partition."""
         while True:
             self._pump()
@@ -243,7 +243,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
 
     # Fate of batches --------------------------------------------------------------------------------------------------
 
-    def written(self, queue: AppendQueue, batch: AppendedBatch, base_offset: int) -> None:
+    def written(self, queue: SessionQueue, batch: AppendedBatch, base_offset: int) -> None:
         """Note where a batch stands."""
         self._offsets[batch.index] = base_offset
         self._outstanding -= 1
@@ -253,31 +253,31 @@ class SessionSender(BatchOwner[AppendedBatch]):
         self._failing_since.pop(queue.target, None)
         self._backoff.reset()
 
-    def too_large(self, queue: AppendQueue, batch: AppendedBatch, answer: PartitionProduceResponse) -> None:
+    def too_large(self, queue: SessionQueue, batch: AppendedBatch, answer: PartitionProduceResponse) -> None:
         """End the call."""
         self.refused(queue, batch, answer)
 
-    def refused(self, queue: AppendQueue, batch: AppendedBatch, answer: PartitionProduceResponse) -> None:
+    def refused(self, queue: SessionQueue, batch: AppendedBatch, answer: PartitionProduceResponse) -> None:
         """End the call."""
         self._fail(queue, batch, answer.error_code, answer.error_message)
 
-    def denied(self, queue: AppendQueue, batch: AppendedBatch, code: ErrorCode) -> None:
+    def denied(self, queue: SessionQueue, batch: AppendedBatch, code: ErrorCode) -> None:
         """End the call."""
         self._fail(queue, batch, code)
 
-    def unclear(self, queue: AppendQueue, batch: AppendedBatch, code: ErrorCode) -> None:
+    def unclear(self, queue: SessionQueue, batch: AppendedBatch, code: ErrorCode) -> None:
         """End the call."""
         self._fail(queue, batch, code)
 
-    def fenced(self, queue: AppendQueue, batch: AppendedBatch, code: ErrorCode) -> None:
+    def fenced(self, queue: SessionQueue, batch: AppendedBatch, code: ErrorCode) -> None:
         """End the call."""
         self._fail(queue, batch, code)
 
-    def out_of_order(self, queue: AppendQueue, batch: AppendedBatch) -> None:
+    def out_of_order(self, queue: SessionQueue, batch: AppendedBatch) -> None:
         """End the call: nothing before it has failed, so a retry cannot help."""
         self._fail(queue, batch, ErrorCode.out_of_order_sequence_number, meaning=Meaning.REFUSED)
 
-    def delayed(self, queue: AppendQueue, code: ErrorCode) -> None:
+    def delayed(self, queue: SessionQueue, code: ErrorCode) -> None:
         """Retry, for as long as this topic and this answer are given."""
         if codes.meaning(codes.PRODUCE, code) not in (Meaning.RETRY, Meaning.REFRESH):
             self._fail(queue, next(queue.held(), None), code)
@@ -309,14 +309,14 @@ class SessionSender(BatchOwner[AppendedBatch]):
         """End the call."""
         raise fault
 
-    def changed(self, queue: AppendQueue) -> None:
+    def changed(self, queue: SessionQueue) -> None:
         """Mark a queue as ready, unless the call has ended."""
         if self._error is None and queue.may_send():
             self._dispatch.ready[queue] = None
 
     def _fail(
         self,
-        queue: AppendQueue,
+        queue: SessionQueue,
         batch: AppendedBatch | None,
         code: ErrorCode,
         detail: str | None = None,
