@@ -243,6 +243,21 @@ def test_what_goes_to_a_topic_that_never_existed_fails(
     assert not somewhere.faults
 
 
+def test_a_topic_is_not_missed_while_nobody_can_be_asked(
+    site: Site, sender: FrameSender, proxy: FaultProxy, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has just come back may not know it yet, as it may have not before it went away for long."""
+    monkeypatch.setattr("rollbridge.client.sender._ABSENT_S", 0.5)
+    frames = Frames(sender, topic)
+    proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.unknown_topic_or_partition)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=10, also=True)
+    proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.unknown_topic_or_partition, also=True)
+    frames.send(0)
+    eventually(lambda: len(frames.told[0]) == 1, "it is told of")
+    assert not frames.faults
+    assert stored(site, topic, 0) == [0]
+
+
 def test_who_sends_waits_for_room_and_is_refused_in_the_end(site: Site, proxy: FaultProxy, topic: str) -> None:
     sender = FrameSender(site.cluster.bootstrap_servers, client_id="frames", buffer_bytes=2_000_000, block_s=0.5)
     told: list[Undelivered | None] = []

@@ -26,7 +26,8 @@ from kio.schema.produce.v12.response import PartitionProduceResponse
 
 from rollbridge.errors import InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
-from rollbridge.kafka.errors import refusal
+from rollbridge.kafka import errors as codes
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.sender import Sender, SenderLimits, cluster_of
@@ -245,13 +246,26 @@ class FrameSender(Sender[FrameBatch]):
 
     def delayed(self, queue: FrameQueue, code: ErrorCode) -> None:
         """Give up what is sent to a topic that does not exist; one that is new may not be known everywhere."""
-        if code is not ErrorCode.unknown_topic_or_partition:
+        if codes.meaning(codes.PRODUCE, code) is Meaning.REFUSED:
+            self._give_up(queue, code)
+        elif code is not ErrorCode.unknown_topic_or_partition:
             self._absent.pop(queue, None)
-            return
-        now = time.monotonic()
-        if now - self._absent.setdefault(queue, now) > _ABSENT_S and not queue.in_flight:
-            for batch in tuple(queue.held()):
-                self._fail(queue, batch, code)
+        else:
+            now = time.monotonic()
+            if now - self._absent.setdefault(queue, now) > _ABSENT_S and not queue.in_flight:
+                self._give_up(queue, code)
+
+    def lost(self, fault: ConnectionLostError) -> None:
+        """Send again what was in flight; for how long a topic was not known is counted anew."""
+        self._absent.clear()
+
+    def unreached(self, fault: RollbridgeError) -> None:
+        """Try again; the time for which nobody could be asked does not count."""
+        self._absent.clear()
+
+    def _give_up(self, queue: FrameQueue, code: ErrorCode) -> None:
+        for batch in tuple(queue.held()):
+            self._fail(queue, batch, code)
 
     def changed(self, queue: FrameQueue) -> None:
         """Mark a queue as ready."""
@@ -269,8 +283,7 @@ class FrameSender(Sender[FrameBatch]):
 
     def _identify_denied(self, fault: NotAuthorizedError) -> None:
         for queue in self._by_target.values():
-            for batch in tuple(queue.held()):
-                self._fail(queue, batch, ErrorCode.cluster_authorization_failed)
+            self._give_up(queue, ErrorCode.cluster_authorization_failed)
 
     # Turns of the thread ----------------------------------------------------------------------------------------------
 
