@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
@@ -14,7 +12,6 @@ from rollbridge.kafka.clients import (
     CONSUMER_KEYS,
     PRODUCER_KEYS,
     consumer_config,
-    library_logger,
     producer_config,
 )
 from rollbridge.kafka.errors import ERROR_CLASSES, kafka_error, translate
@@ -181,15 +178,3 @@ def test_errors_without_a_code_are_translated_too() -> None:
 def test_every_error_of_the_adapter_is_one_of_the_project() -> None:
     for name in kafka_errors.__all__:
         assert issubclass(getattr(kafka_errors, name), RollbridgeError)
-
-
-def test_what_the_library_repeats_by_itself_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    retry = "GETPID [thrd:main]: Failed to acquire idempotence PID: Coordinator load in progress: retrying"
-    with caplog.at_level(logging.WARNING):
-        library_logger.warning("%s", retry)
-        library_logger.warning("%s", "something else")
-    assert [record.getMessage() for record in caplog.records] == ["something else"]
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        library_logger.warning("%s", retry)
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("INFO", retry)]

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Message
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation, parse_bootstrap
-from rollbridge.kafka.ratelimit import limited, limited_child
+from rollbridge.kafka.ratelimit import limited_child
 from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 # `list_topics` would import this on whichever thread calls it first. A fork during that import leaves the child waiting
@@ -28,21 +28,6 @@ Config = dict[str, Any]
 
 TICK_S: Final = 0.001
 """Shortest wait to ask of the library, which waits for whole milliseconds: a shorter one would spin."""
-
-library_logger: Final = logging.getLogger("rollbridge.kafka.librdkafka")
-"""Logger of librdkafka's own messages."""
-
-
-def _retries_are_information(record: logging.LogRecord) -> bool:
-    """Lower librdkafka's warnings about its own retries to INFO: most succeed, as with a broker that is starting."""
-    if record.levelno == logging.WARNING and record.getMessage().rstrip().endswith(": retrying"):
-        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-        return library_logger.isEnabledFor(logging.INFO)
-    return True
-
-
-library_logger.addFilter(_retries_are_information)
-limited(library_logger)
 
 _SHARED: Final = frozenset(
     {
