@@ -24,6 +24,7 @@ from rollbridge.kafka.batches import (
     read_records,
     rebatch,
     record_size_max,
+    single_record,
     stamp,
     stamped_header,
     validate_frame,
@@ -242,6 +243,15 @@ def test_markers_and_empty_batches_cannot_be_stamped() -> None:
     for batch in (marker, empty):
         with pytest.raises(CorruptDataError):
             stamp(bytes(batch), producer_id=1, producer_epoch=0, base_sequence=0)
+
+
+@given(key=st.binary(max_size=300), value=st.binary(max_size=300), timestamp_ms=st.integers(0, 1 << 42))
+def test_a_batch_of_one_record_is_what_a_builder_makes(key: bytes, value: bytes, timestamp_ms: int) -> None:
+    builder = BatchBuilder(1 << 20)
+    builder.append(timestamp_ms, key, value)
+    made = single_record(key, value, timestamp_ms)
+    fields = {"producer_id": 7, "producer_epoch": 1, "base_sequence": 3, "transactional": False}
+    assert stamp(made, **fields) == stamp(builder.build(), **fields)  # type: ignore[arg-type]
 
 
 def test_a_builder_stops_at_its_limit_but_always_takes_one() -> None:

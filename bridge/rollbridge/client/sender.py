@@ -27,6 +27,7 @@ from kio.schema.produce.v12.response import PartitionProduceResponse
 from rollbridge.errors import InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
 from rollbridge.kafka import errors as codes
+from rollbridge.kafka.batches import single_record
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
 from rollbridge.kafka.ratelimit import limited
@@ -38,6 +39,8 @@ logger = limited(logging.getLogger(__name__))
 BUFFER_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 BATCH_BYTES: Final = 1_000_000
 """Bytes of a batch of several frames, for which a buffer topic's limit holds; none is set below this."""
+_LARGE_BYTES: Final = 16 * 1024
+"""Size of a frame from which on it is a batch of its own."""
 _IN_FLIGHT_MAX: Final = 5
 _REQUEST_TIMEOUT_S: Final = 30.0
 _ABSENT_S: Final = 30.0
@@ -78,19 +81,18 @@ class FrameBatch(QueuedBatch):
     """Frames of one buffer partition: being collected, waiting, or in flight.
 
     Attributes:
-        append: Method of the builder.
+        builder: Builder of the batch, while frames are collected.
         delivered: Callback of each frame.
         attempts: Number of attempts that have ended with an answer of no known meaning.
         size: Bytes of the values while frames are collected.
         fault: Reason why it could not be delivered, once that is settled.
     """
 
-    __slots__ = ("append", "attempts", "builder", "delivered", "fault", "size")
+    __slots__ = ("attempts", "builder", "delivered", "fault", "size")
 
     def __init__(self, opened_s: float) -> None:
         super().__init__(opened_s)
-        self.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
-        self.append = self.builder.append
+        self.builder: DefaultRecordBatchBuilder | None = None
         self.delivered: list[Delivered] = []
         self.attempts = 0
         self.size = 0
@@ -185,11 +187,21 @@ class FrameSender(Sender[FrameBatch]):
         if queue is None:
             queue = self._by_target[target] = PartitionQueue(target, placed=True)
         batch = queue.open
-        if batch is None or batch.append(batch.count, None, key, value, _NO_HEADERS) is None:
+        if len(value) >= _LARGE_BYTES:
+            if batch is not None:
+                self._close(queue, batch)
+            self._send_alone(queue, key, value, delivered)
+            return
+        if (
+            batch is None
+            or batch.builder is None
+            or batch.builder.append(batch.count, None, key, value, _NO_HEADERS) is None
+        ):
             if batch is not None:
                 self._close(queue, batch)
             batch = queue.open = FrameBatch(time.monotonic())
-            batch.append(0, None, key, value, _NO_HEADERS)
+            batch.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
+            batch.builder.append(0, None, key, value, _NO_HEADERS)
             self._opened[queue] = None
         batch.count += 1
         batch.size += len(value)
@@ -201,8 +213,23 @@ class FrameSender(Sender[FrameBatch]):
             elif batch.count == 1:
                 self.wake()  # nobody else may be there to send it
 
+    def _send_alone(self, queue: FrameQueue, key: bytes, value: bytes, delivered: Delivered) -> None:
+        """Queue a frame as a batch of its own, since a large one would only be copied more often with others.
+
+        The sender's thread sends it, while this one goes on writing.
+        """
+        batch = FrameBatch(time.monotonic())
+        batch.data = single_record(key, value, int(time.time() * 1000))
+        batch.count = 1
+        batch.delivered.append(delivered)
+        queue.pending.append(batch)
+        self.bytes += len(batch.data)
+        self._dispatch.ready[queue] = None
+        self.wake()
+
     def _close(self, queue: FrameQueue, batch: FrameBatch) -> None:
-        batch.data = bytes(batch.builder.build())
+        assert batch.builder is not None  # it is open
+        batch.data, batch.builder = batch.builder.build(), None
         self.bytes -= batch.size
         queue.open = None
         self._opened.pop(queue, None)

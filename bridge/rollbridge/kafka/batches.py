@@ -471,6 +471,18 @@ def stamped_header(
     return _UP_TO_CRC.pack(0, header.length, -1, _MAGIC, crc) + tail
 
 
+def single_record(key: bytes, value: bytes, timestamp_ms: int) -> bytes:
+    """Return a batch of one record without headers, and without a checksum, which :func:`stamped_header` works out.
+
+    A large value is copied once, and read once for the checksum; a builder does both several times.
+    """
+    front = b"".join((b"\0\0\0", encode_long(len(key)), key, encode_long(len(value))))
+    size = encode_long(len(front) + len(value) + 1)
+    tail = _FROM_ATTRIBUTES.pack(Compression.NONE, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
+    length = HEADER_BYTES - _LENGTH_OVERHEAD + len(size) + len(front) + len(value) + 1
+    return b"".join((_UP_TO_CRC.pack(0, length, -1, _MAGIC, 0), tail, size, front, value, b"\0"))
+
+
 def framed(body: RawBatch, *, codec: int, count: int, base_timestamp: int, max_timestamp: int) -> bytes:
     """Return a batch around encoded records, with no producer set.
 
