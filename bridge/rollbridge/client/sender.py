@@ -296,8 +296,7 @@ class FrameSender(Sender[FrameBatch]):
 
     def changed(self, queue: FrameQueue) -> None:
         """Mark a queue as ready."""
-        if queue.may_send():
-            self._dispatch.ready[queue] = None
+        self._dispatch.note(queue)
 
     def _fail(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
         batch.fault = Undelivered(code, not batch.doubtful)

@@ -189,8 +189,8 @@ class Dispatcher(Generic[P]):
     def reach(self, lock: AbstractContextManager[object]) -> None:
         """Look up unknown leaders, and connect to brokers for which batches wait.
 
-        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. Only
-        the engine's thread calls this.
+        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. One
+        thread at a time may call this.
         """
         with lock:
             if not self.is_cut_off or time.monotonic() < self.retry_at:
@@ -243,6 +243,11 @@ class Dispatcher(Generic[P]):
         else:
             self._owner.delayed(queue, code)
         self._hold(queue, code)
+
+    def note(self, queue: PartitionQueue[P]) -> None:
+        """Take note of a queue that has changed, if it has something that may be sent."""
+        if queue.may_send():
+            self.ready[queue] = None
 
     def pump(self) -> None:
         """Send what may be sent now over existing connections; the rest waits for :meth:`reach`."""
@@ -396,8 +401,7 @@ class Dispatcher(Generic[P]):
         """Release the queues of an answered or lost request; those without an answer will ask again."""
         for queue in inquiry.queues.values():
             self._asked.discard(queue)
-            if queue.may_send():
-                self.ready[queue] = None
+            self.note(queue)
 
     def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         code = answer.error_code

@@ -28,6 +28,7 @@ from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
+from rollbridge.model.avro import encode_unsigned
 
 logger = logging.getLogger(__name__)
 
@@ -280,21 +281,11 @@ def encode_fetch(wanted: Iterable[Wanted], wait_ms: int, isolation: Isolation, m
     for topic, partition, offset, last_epoch in wanted:
         asked = _PARTITION.pack(partition, NO_EPOCH, offset, last_epoch, _NO_OFFSET, max_bytes, 0)
         topics.setdefault(topic, []).append(asked)
-    parts = [_HEAD.pack(_CLIENT, wait_ms, 1, max_bytes, isolation, 0, _NO_SESSION), _unsigned(len(topics) + 1)]
+    parts = [_HEAD.pack(_CLIENT, wait_ms, 1, max_bytes, isolation, 0, _NO_SESSION), encode_unsigned(len(topics) + 1)]
     for topic, partitions in topics.items():
         name = topic.encode()
-        parts += (_unsigned(len(name) + 1), name, _unsigned(len(partitions) + 1), *partitions, b"\0")
+        parts += (encode_unsigned(len(name) + 1), name, encode_unsigned(len(partitions) + 1), *partitions, b"\0")
     return b"".join((*parts, _TAIL))
-
-
-def _unsigned(number: int) -> bytes:
-    """Encode an unsigned varint."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def _answer(topic: str, connection: Connection) -> PartitionData:

@@ -24,6 +24,7 @@ from rollbridge.kafka.batches import HEADER_BYTES, RawBatch
 from rollbridge.kafka.connection import Buffer
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.model.avro import encode_unsigned
 from rollbridge.model.names import Partition
 
 PRODUCE_KEY: Final = 0
@@ -45,7 +46,7 @@ def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes
     """
     name = b"" if transactional_id is None else transactional_id.encode()
     length = 0 if transactional_id is None else len(name) + 1
-    return _uvarint(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
+    return encode_unsigned(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
 
 
 def produce_body(start: bytes, items: Iterable[tuple[Partition, bytes, RawBatch]]) -> list[Buffer]:
@@ -54,28 +55,18 @@ def produce_body(start: bytes, items: Iterable[tuple[Partition, bytes, RawBatch]
     for (topic, partition), header, batch in items:
         topics.setdefault(topic, []).append((partition, header, batch))
     parts: list[Buffer] = []
-    glue = bytearray(start + _uvarint(len(topics) + 1))
+    glue = bytearray(start + encode_unsigned(len(topics) + 1))
     for topic, batches in topics.items():
         name = topic.encode()
-        glue += _uvarint(len(name) + 1) + name + _uvarint(len(batches) + 1)
+        glue += encode_unsigned(len(name) + 1) + name + encode_unsigned(len(batches) + 1)
         for partition, header, batch in batches:
-            glue += struct.pack(">i", partition) + _uvarint(len(batch) + 1) + header
+            glue += struct.pack(">i", partition) + encode_unsigned(len(batch) + 1) + header
             parts += (bytes(glue), memoryview(batch)[HEADER_BYTES:])
             glue = bytearray(b"\0")
         glue += b"\0"
     glue += b"\0"
     parts.append(bytes(glue))
     return parts
-
-
-def _uvarint(value: int) -> bytes:
-    """Encode an unsigned varint, as in Kafka's flexible requests."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int]:

@@ -356,6 +356,5 @@ class Sender(BatchOwner[P]):
             dispatch.expired = False
             for queue in self._queues():
                 queue.restart()
-                if queue.may_send():
-                    dispatch.ready[queue] = None
+                dispatch.note(queue)
             dispatch.pump()

@@ -311,8 +311,8 @@ class SessionSender(BatchOwner[AppendedBatch]):
 
     def changed(self, queue: SessionQueue) -> None:
         """Mark a queue as ready, unless the call has ended."""
-        if self._error is None and queue.may_send():
-            self._dispatch.ready[queue] = None
+        if self._error is None:
+            self._dispatch.note(queue)
 
     def _fail(
         self,

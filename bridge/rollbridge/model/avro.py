@@ -19,6 +19,16 @@ _LONG_MIN: Final = -(1 << 63)
 _LONG_MAX: Final = (1 << 63) - 1
 
 
+def encode_unsigned(number: int) -> bytes:
+    """Encode a number of 0 or more in LEB128, as Avro and Kafka's flexible requests have it."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def encode_long(value: int) -> bytes:
     """Encode an int or a long: zigzag, then seven bits a byte, the lowest first.
 
@@ -36,12 +46,7 @@ def encode_long(value: int) -> bytes:
         return bytes((zigzag & 0x7F | 0x80, zigzag >> 7 & 0x7F | 0x80, zigzag >> 14 & 0x7F | 0x80, zigzag >> 21))
     if not _LONG_MIN <= value <= _LONG_MAX:
         raise InvalidRequestError(f"{value} has more than 64 bits; nothing was written")
-    out = bytearray()
-    while zigzag > 0x7F:
-        out.append(zigzag & 0x7F | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
-    return bytes(out)
+    return encode_unsigned(zigzag)
 
 
 def decode_long(data: bytes | bytearray | memoryview, place: int) -> tuple[int, int]:

@@ -59,14 +59,14 @@ def _hashed(column: pa.BinaryArray, worth: Callable[[int], int]) -> Numbers:
     together = [length for length in np.flatnonzero(numbers).tolist() if numbers[length] >= worth(length)]
     if len(together) == 1 and numbers[together[0]] == count:
         return _together(column, together[0])
+    if not together:
+        return _called(column, xxh64_intdigest)
     found: Numbers = np.empty(count, np.uint64)
     rest: Numbers = np.ones(count, np.bool_)
     for length in together:
         same = lengths == length
         found[same] = _together(column.filter(pa.array(same)), length)
         rest &= ~same
-    if not together:
-        return _called(column, xxh64_intdigest)
     if rest.any():
         found[rest] = _called(column.filter(pa.array(rest)), xxh64_intdigest)
     return found

@@ -136,7 +136,7 @@ class PlainSender(Sender[ProducerBatch]):
             elif channel.is_outdated(view):
                 with self.lock:
                     channel.adopt(view)
-                    self._scan(channel)
+                    self._scan(channel.course.active)
                     self.pump()
         self.wake()
 
@@ -221,18 +221,14 @@ class PlainSender(Sender[ProducerBatch]):
         """Drain a queue whose segment has ended, or mark it as ready."""
         segment = _segment(queue)
         if segment.phase is SegmentPhase.ENDED and segment.course.drain():
-            self._scan_course(segment.course.active)
-        elif queue.may_send():
-            self._dispatch.ready[queue] = None
+            self._scan(segment.course.active)
+        else:
+            self._dispatch.note(queue)
 
-    def _scan(self, channel: StreamAccumulator) -> None:
-        self._scan_course(channel.course.active)
-
-    def _scan_course(self, queues: Iterable[SegmentQueue[ProducerBatch]]) -> None:
+    def _scan(self, queues: Iterable[SegmentQueue[ProducerBatch]]) -> None:
         """Mark the queues that may send as ready."""
         for queue in queues:
-            if queue.may_send():
-                self._dispatch.ready[queue] = None
+            self._dispatch.note(queue)
 
     def _settle_as(self, batch: ProducerBatch, how: Callable[[], None]) -> None:
         if batch.settled:
@@ -312,7 +308,7 @@ class PlainSender(Sender[ProducerBatch]):
             for batch in unknown:
                 self._fail(queue, batch, faults.unknown(queue.topic, why))
             self.changed(queue)
-            self._scan(channel)
+            self._scan(channel.course.active)
             self.pump()
 
     def _tell(self, batch: ProducerBatch) -> None:
