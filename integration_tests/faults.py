@@ -21,11 +21,13 @@ import pytest
 from kio.schema.end_txn.v5 import EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdResponse
+from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
+from kio.schema.metadata.v12.response import MetadataResponseBroker, MetadataResponseTopic
 from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse, TopicProduceResponse
-from kio.schema.types import ProducerId
+from kio.schema.types import BrokerId, ProducerId
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import i16, i32Timedelta, i64
+from kio.static.primitive import i16, i32, i32Timedelta, i64
 
 from integration_tests.patience import PATIENCE_S
 from rollbridge.calls import Deadline
@@ -63,6 +65,9 @@ class Point(Enum):
     """The broker gets it and answers; the client is answered with an error code instead."""
     SILENT = auto()
     """The broker never sees it, and the connection stays as it is."""
+    LATE = auto()
+    """The broker gets it and answers; the client gets an error code instead, unless that is ``none``, and this answer
+    and those behind it only when ``let_answer`` is called."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +85,8 @@ class _Pair:
     outstanding: int = 0
     """Requests that the client waits for; answers keep the order of the requests."""
     changed: threading.Condition = field(default_factory=threading.Condition)
+    is_late: bool = False
+    """True if answers wait to be let through."""
 
     def close(self) -> None:
         _close(self.client)
@@ -118,6 +125,7 @@ class FaultProxy:
         self._faults: list[_Fault] = []
         self._struck = threading.Event()
         self._held: tuple[_Pair, bytes] | None = None
+        self._may_answer = threading.Semaphore(0)
         self._pairs: set[_Pair] = set()
         self.requests: list[int] = []
         """Kinds of all requests passed on or struck, in order of arrival."""
@@ -169,6 +177,10 @@ class FaultProxy:
         assert _send(pair.upstream, frame), "the broker hung up"
         assert pair.answered.wait(PATIENCE_S), "no answer from the broker"
         return pair.answer
+
+    def let_answer(self) -> None:
+        """Let the next of the late answers through to the client."""
+        self._may_answer.release()
 
     def cut_all(self) -> None:
         """Close every connection there is, on both sides."""
@@ -252,6 +264,15 @@ class FaultProxy:
                 case Point.SILENT:
                     self._struck.set()
                     continue
+                case Point.LATE:
+                    pair.await_idle()
+                    if fault.error is not ErrorCode.none:
+                        pair.substitute = _error_answer(frame, fault.error)
+                    pair.is_late = True
+                    pair.count(+1)
+                    _send(pair.upstream, frame)
+                    self._struck.set()
+                    continue
                 case never:
                     assert_never(never)
             self._struck.set()
@@ -268,6 +289,8 @@ class FaultProxy:
                 break
             if pair.substitute is not None:
                 frame, pair.substitute = pair.substitute, None
+            if pair.is_late and not self._may_answer.acquire(timeout=PATIENCE_S):
+                break
             if not _send(pair.client, frame):
                 break
             pair.count(-1)
@@ -321,6 +344,22 @@ def _error_answer(frame: bytes, error: ErrorCode) -> bytes:
                 answer,
                 InitProducerIdResponse(
                     throttle_time=no_time, error_code=error, producer_id=ProducerId(-1), producer_epoch=i16(-1)
+                ),
+            )
+        case Api.METADATA, 12:
+            wanted, _ = entity_reader(MetadataRequest)(frame, body_start)
+            described = tuple(
+                MetadataResponseTopic(error_code=error, name=topic.name, topic_id=None, partitions=())
+                for topic in wanted.topics or ()
+            )
+            entity_writer(MetadataResponse)(
+                answer,
+                MetadataResponse(
+                    brokers=(MetadataResponseBroker(node_id=BrokerId(1), host="127.0.0.1", port=i32(1), rack=None),),
+                    controller_id=BrokerId(1),
+                    topics=described,
+                    cluster_id=None,
+                    throttle_time=i32Timedelta.parse(timedelta()),
                 ),
             )
         case _:

@@ -256,6 +256,21 @@ def test_answers_that_are_final(
 
 
 @pytest.mark.parametrize("point", [Point.REFUSED, Point.MISREPORTED])
+def test_an_acknowledgement_without_an_offset_is_an_unknown_outcome(
+    proxy: FaultProxy, opener: Opener, servers: str, topics: list[str], point: Point
+) -> None:
+    appender = opener(servers)
+    proxy.strike(Api.PRODUCE, point, error=ErrorCode.none)
+    with pytest.raises(AppendUnknownError, match="without an offset"):
+        appender.append([(topics[0], batch_of([b"lost"]))])
+    assert appender.state is AppenderState.UNKNOWN
+    appender.init()
+    appender.append([(topics[0], batch_of([b"after"]))])
+    appender.commit()
+    assert read_values(servers, topics[0]) == [b"after"]
+
+
+@pytest.mark.parametrize("point", [Point.REFUSED, Point.MISREPORTED])
 def test_an_end_is_repeated_until_the_coordinator_is_there(
     proxy: FaultProxy, opener: Opener, servers: str, topics: list[str], point: Point
 ) -> None:

@@ -243,6 +243,42 @@ def test_what_goes_to_a_topic_that_never_existed_fails(
     assert not somewhere.faults
 
 
+@pytest.mark.parametrize("error", [ErrorCode.topic_authorization_failed, ErrorCode.invalid_topic_exception])
+def test_what_a_look_up_refuses_waits_for_the_answers_that_are_due(
+    site: Site, sender: FrameSender, proxy: FaultProxy, topic: str, error: ErrorCode
+) -> None:
+    """The leaders of a topic are looked up again while frames are in flight to the one that is known."""
+    told: dict[str, Undelivered | None] = {}
+
+    def send(partition: int, name: str) -> None:
+        value = name.encode().ljust(20_000, b".")  # so large that each is a batch of its own
+        sender.send(topic, partition, KEY, value, lambda fault: told.__setitem__(name, fault))
+
+    for partition in range(2):
+        send(partition, f"first of {partition}")
+    eventually(lambda: len(told) == 2, "both are delivered")
+    proxy.strike(Api.PRODUCE, Point.LATE, error=ErrorCode.not_leader_or_follower)
+    proxy.strike(Api.METADATA, Point.REFUSED, error=error, also=True)
+    produced = proxy.requests.count(Api.PRODUCE)
+    send(1, "misdirected")
+    for number in range(1, 5):
+        eventually(lambda number=number: proxy.requests.count(Api.PRODUCE) == produced + number, "it is on its way")  # type: ignore[misc]
+        send(0, f"in flight {number}")
+    eventually(lambda: proxy.requests.count(Api.PRODUCE) == produced + 5, "no more may be in flight")
+    send(0, "behind them")
+    asked = proxy.requests.count(Api.METADATA)
+    proxy.let_answer()
+    eventually(lambda: proxy.requests.count(Api.METADATA) >= asked + 2, "the leaders are looked up until it succeeds")
+    assert len(told) == 2
+    for _ in range(10):
+        proxy.let_answer()
+    eventually(lambda: len(told) == 8, "all are told of")
+    assert set(told.values()) == {None}
+    found = read_all(site.cluster.bootstrap_servers, TopicPartition(topic, 0))
+    names = ["first of 0", *(f"in flight {number}" for number in range(1, 5)), "behind them"]
+    assert [(value or b"").rstrip(b".").decode() for value in found] == names
+
+
 def test_a_topic_is_not_missed_while_nobody_can_be_asked(
     site: Site, sender: FrameSender, proxy: FaultProxy, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

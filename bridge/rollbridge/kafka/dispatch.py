@@ -237,11 +237,12 @@ class Dispatcher(Generic[P]):
 
     def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
         logger.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
-        batch = next(iter(queue.held()), None)
-        if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
-            self._owner.denied(queue, batch, code)
-        else:
-            self._owner.delayed(queue, code)
+        if not queue.in_flight:  # otherwise answers are due, and nothing may be decided about their batches
+            batch = next(iter(queue.held()), None)
+            if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
+                self._owner.denied(queue, batch, code)
+            else:
+                self._owner.delayed(queue, code)
         self._hold(queue, code)
 
     def note(self, queue: PartitionQueue[P]) -> None:

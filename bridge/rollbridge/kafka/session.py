@@ -279,9 +279,16 @@ class SessionSender(BatchOwner[AppendedBatch]):
 
     def delayed(self, queue: SessionQueue, code: ErrorCode) -> None:
         """Retry, for as long as this topic and this answer are given."""
-        if codes.meaning(codes.PRODUCE, code) not in (Meaning.RETRY, Meaning.REFRESH):
-            self._fail(queue, next(queue.held(), None), code)
-            return
+        match codes.meaning(codes.PRODUCE, code):
+            case Meaning.RETRY | Meaning.REFRESH:
+                pass
+            case Meaning.DONE:
+                detail = "acknowledged without an offset, so nobody can tell whether it was written"
+                self._fail(queue, next(queue.held(), None), code, detail, meaning=Meaning.UNKNOWN)
+                return
+            case _:
+                self._fail(queue, next(queue.held(), None), code)
+                return
         now = time.monotonic()
         failing_s = now - self._failing_since.setdefault(queue.target, now)
         is_unknown = code is ErrorCode.unknown_topic_or_partition
