@@ -1,9 +1,8 @@
 """From records to frames: one part of a transaction routes its records, batches them per segment and cuts frames.
 
 Nothing here depends on Kafka: finished frames go to ``emit``. This is the client's hot loop, so it does per record only
-what cannot be done per batch: hash the key, number the record, append it to a compiled batch builder. Sizes are checked
-when a batch is started, which each record too large for the rest of a batch causes. That is enough where the largest
-record is not smaller than a frame; elsewhere each record is checked.
+what cannot be done per batch: hash the key, number the record, append it to a compiled batch builder. What may be
+written is checked when a batch is started, see :mod:`rollbridge.kafka.record_limits`.
 
 :class:`ManifestRoom` tracks the size that the manifest of an open transaction will have. A manifest is the value of a
 single message, the COMMIT frame, and names every segment to which a part has written, every offset and every condition.
@@ -45,8 +44,8 @@ from rollbridge.client.futures import (
     no_batch,
 )
 from rollbridge.client.results import Piece
-from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from rollbridge.kafka.batches import Compression, finished, keyed
+from rollbridge.errors import InvalidRequestError, TransactionTooLargeError
+from rollbridge.kafka.batches import Compression, finished
 from rollbridge.model.attribution import (
     HEADER_VALUE,
     HEADER_VALUE_BYTES,
@@ -71,7 +70,7 @@ from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNT_MAX, local_sequence
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.partitioners import KnownKeys
-from rollbridge.model.records import KEYLESS, RECORD_BYTES_MAX_DEFAULT
+from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.routing import Route
 
 # Size of the manifest
@@ -269,8 +268,8 @@ class PartWriter:
             RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
         """
         lane = self.lanes.get(stream) or self.lane_of(stream)
-        if timestamp_ms is not None and lane.limits is not None:
-            self._check_time(lane, timestamp_ms)
+        if timestamp_ms is not None:
+            lane.layout.check_time(timestamp_ms)
         if key is None:
             at = lane.sticky
         elif lane.bounds:
@@ -502,24 +501,11 @@ class PartWriter:
         Raises before anything is changed, except that a cut batch may have been handed over.
         """
         layout = lane.layout
-        if key is None and layout.needs_key:
-            raise InvalidRequestError(
-                f"{KEYLESS} such as {lane.route.topic}; it was not written, the transaction is usable"
-            )
         # The header of a run of one, which is made longer when the batch is cut.
         own = (
             headers if lane.each else [*headers, (RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + self.count))]
         )
-        size = DefaultRecordBatchBuilder.size_of(key, value, own)
-        if size > layout.record_bytes_max:
-            raise RecordTooLargeError(
-                f"a record of {size} bytes (key, value and headers, {RECORD_HEADER!r} included) exceeds the limit of "
-                f"{layout.record_bytes_max} of stream {lane.route.stream}; it was not written, the transaction is "
-                "usable",
-                size_bytes=size,
-                limit_bytes=layout.record_bytes_max,
-            )
-        self._check_room(size)
+        self._check_room(layout.check(key, value, own))
         self._cut(slot)
         if key is None and slot.records and len(lane.slots) > 1:
             # Records without a key stay together for a batch, then go on to the next segment.
@@ -529,7 +515,7 @@ class PartWriter:
                 append_step(slot.steps, self.count - slot.last)
                 return slot
             self._cut(slot)
-        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, layout.frame_bytes)
+        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, layout.batch_bytes)
         builder.append(0, timestamp_ms, key, value, own)
         if not slot.before:
             slot.first = self.count
@@ -540,33 +526,8 @@ class PartWriter:
         slot.opened_s = time.monotonic()
         if self.opened_s is None:
             self.opened_s = slot.opened_s
-        # Where records must be smaller than a frame, each of them is checked, not only a batch's first.
-        slot.append = builder.append if layout.frame_bytes <= layout.record_bytes_max else self._checked(lane, builder)
-        if layout.needs_key:
-            slot.append = keyed(slot.append)
+        slot.append = layout.append_of(builder)
         return slot
-
-    def _check_time(self, lane: PartStream, timestamp_ms: int) -> None:
-        assert lane.limits is not None
-        fault = lane.limits.fault_of(timestamp_ms, int(time.time() * 1000))
-        if fault is not None:
-            raise InvalidRequestError(
-                f"{fault}: {lane.route.topic}; the record was not written, the transaction is usable"
-            )
-
-    def _checked(self, lane: PartStream, builder: DefaultRecordBatchBuilder) -> Callable[..., object]:
-        def append(
-            offset: int,
-            timestamp: int | None,
-            key: bytes | None,
-            value: bytes | None,
-            headers: HeaderList,
-        ) -> object:
-            if DefaultRecordBatchBuilder.size_of(key, value, headers) > lane.record_bytes_max:
-                return None  # as if it did not fit: starting a batch reports why it is refused
-            return builder.append(offset, timestamp, key, value, headers)
-
-        return append
 
     def _cut(self, slot: PartSegment) -> None:
         """Hand over the slot's batch as a frame; a frame that could not be handed over before goes first."""

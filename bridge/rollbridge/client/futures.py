@@ -39,6 +39,7 @@ from rollbridge.errors import (
     TransactionRefusedError,
 )
 from rollbridge.forks import module_lock
+from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
 from rollbridge.model.attribution import append_step
 from rollbridge.model.avro import encode_text
 from rollbridge.model.control import (
@@ -444,7 +445,7 @@ class PartSegment:
         self.stream = stream
         self.place = place
         self.number = number
-        self.append: Callable[..., object] = no_batch
+        self.append: AppendRecord = no_batch
         self.builder: DefaultRecordBatchBuilder | None = None
         self.in_batch = 0
         self.first_in_batch = 0
@@ -528,30 +529,29 @@ _OWN_ROOM: Final = room_for_steps(RECORD_BYTES_MAX_DEFAULT)
 _LAYOUTS_MAX: Final = 1_000
 
 
-class FrameLayout:
-    """Sizes of the frames of one stream, as its route and the limits of a client give them.
+class FrameLayout(RecordLimits):
+    """Limits of the records of one stream and sizes of their frames, as its route and the limits of a client give them.
 
     Attributes:
         route: The route.
-        record_bytes_max: Largest record, headers included.
-        frame_bytes: Bytes of records at which a frame is cut.
-        needs_key: True if records need a key, since the segments are compacted.
         each: True if each record carries rollbridge's header, not only the first of a frame.
         steps_max: Bytes of steps from which on a frame is cut.
         chunk: Number of records between two looks at that.
     """
 
-    __slots__ = ("chunk", "each", "frame_bytes", "needs_key", "record_bytes_max", "route", "steps_max")
+    __slots__ = ("chunk", "each", "route", "steps_max")
 
     def __init__(self, route: Route, limits: FrameLimits) -> None:
+        record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
+        super().__init__(
+            route.stream,
+            route.topic,
+            route.limits,
+            record_bytes_max=record_bytes_max,
+            batch_bytes=min(limits.frame_bytes, max(record_bytes_max, FRAME_BYTES_MIN)),
+            author="the transaction",
+        )
         self.route = route
-        self.record_bytes_max = min(route.record_bytes_max, limits.record_bytes)
-        self.frame_bytes = min(limits.frame_bytes, max(self.record_bytes_max, FRAME_BYTES_MIN))
-        self.needs_key = False
-        if route.limits is not None:
-            self.record_bytes_max = min(self.record_bytes_max, route.limits.record_room)
-            self.frame_bytes = min(self.frame_bytes, route.limits.batch_room)
-            self.needs_key = route.limits.is_compacted
         # Compaction may take the first record of a batch, and with it what it says of the others.
         self.each = route.headers is HeaderForm.EACH or self.needs_key
         # Our own topics take batches of a megabyte at least.
@@ -562,8 +562,8 @@ class FrameLayout:
         else:
             room_of = _OWN_ROOM
         self.steps_max, self.chunk, room = room_of
-        if self.frame_bytes > room and not self.each:
-            self.frame_bytes = room
+        if self.batch_bytes > room and not self.each:
+            self.batch_bytes = room
 
 
 class PartStream:
@@ -574,7 +574,6 @@ class PartStream:
         "each",
         "hash_of",
         "layout",
-        "limits",
         "place",
         "route",
         "slots",
@@ -589,27 +588,11 @@ class PartStream:
         self.place = place
         self.bounds = route.bounds
         self.hash_of = route.hash_of
-        self.limits = route.limits
         self.each = layout.each
         self.steps_max = layout.steps_max
         count = len(route.numbers)
         self.slots: list[PartSegment | None] = [None] * count
         self.sticky = sticky % count
-
-    @property
-    def record_bytes_max(self) -> int:
-        """Largest record, headers included."""
-        return self.layout.record_bytes_max
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of records at which a frame is cut."""
-        return self.layout.frame_bytes
-
-    @property
-    def chunk(self) -> int:
-        """Number of records between two looks at the steps."""
-        return self.layout.chunk
 
 
 class WriteFuture(OutcomeFuture[DLSN]):

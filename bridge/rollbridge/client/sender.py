@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -29,9 +30,10 @@ from rollbridge.forks import hold
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import single_record
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
 from rollbridge.kafka.ratelimit import limited
-from rollbridge.kafka.sender import Sender, SenderLimits, cluster_of
+from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.model.names import Partition
 
 logger = limited(logging.getLogger(__name__))
@@ -98,6 +100,16 @@ class FrameBatch(QueuedBatch):
         self.size = 0
         self.fault: Undelivered | None = None
 
+    def append(self, key: bytes, value: bytes) -> bool:
+        """Append a frame; return False if it does not fit."""
+        if self.builder is None:
+            self.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
+        if self.builder.append(self.count, None, key, value, _NO_HEADERS) is None:
+            return False
+        self.count += 1
+        self.size += len(value)
+        return True
+
 
 FrameQueue = PartitionQueue[FrameBatch]
 
@@ -124,7 +136,13 @@ class FrameSender(Sender[FrameBatch]):
             block_s: Seconds that :meth:`send` waits while the buffer is full.
         """
         super().__init__(
-            cluster_of(bootstrap_servers, security, client_id, _REQUEST_TIMEOUT_S),
+            partial(
+                Cluster,
+                bootstrap_servers,
+                security=security,
+                client_id=client_id,
+                request_timeout_s=_REQUEST_TIMEOUT_S,
+            ),
             SenderLimits(
                 buffer_bytes=buffer_bytes,
                 block_s=block_s,
@@ -192,19 +210,12 @@ class FrameSender(Sender[FrameBatch]):
                 self._close(queue, batch)
             self._send_alone(queue, key, value, delivered)
             return
-        if (
-            batch is None
-            or batch.builder is None
-            or batch.builder.append(batch.count, None, key, value, _NO_HEADERS) is None
-        ):
+        if batch is None or not batch.append(key, value):
             if batch is not None:
                 self._close(queue, batch)
             batch = queue.open = FrameBatch(time.monotonic())
-            batch.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
-            batch.builder.append(0, None, key, value, _NO_HEADERS)
+            batch.append(key, value)
             self._opened[queue] = None
-        batch.count += 1
-        batch.size += len(value)
         self.bytes += len(value)
         batch.delivered.append(delivered)
         if not queue.in_flight and not queue.waiting:

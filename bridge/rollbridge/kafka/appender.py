@@ -229,7 +229,6 @@ class TransactionalAppender:
             bootstrap_servers,
             security=security,
             client_id=client_id,
-            connect_timeout_s=min(10.0, request_timeout_ms / 1000),
             request_timeout_s=request_timeout_ms / 1000,
         )
         self._coordination = Coordination(

@@ -743,17 +743,6 @@ class BatchBuilder:
         return batch
 
 
-def keyed(append: Callable[..., object]) -> Callable[..., object]:
-    """Return a builder's ``append`` that takes no record without a key, as if that did not fit: None."""
-
-    def appended(
-        offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> object:
-        return None if key is None else append(offset, timestamp, key, value, headers)
-
-    return appended
-
-
 def record_size_max(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
     """Return an upper bound on the bytes of an uncompressed batch that holds only this record."""
     return DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)

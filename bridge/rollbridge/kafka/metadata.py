@@ -121,7 +121,7 @@ class Cluster:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._security = Security.from_config(security)
         self._client_id = client_id
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = min(connect_timeout_s, request_timeout_s)
         self._request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
         self._leaders: dict[str, dict[int, NodeId]] = {}
@@ -379,7 +379,6 @@ class Clusters:
             bootstrap_servers,
             security=dict(security or {}),
             client_id=client_id,
-            connect_timeout_s=min(timeout_s, 10.0),
             request_timeout_s=timeout_s,
         )
         # Report a fault in the settings here, not at the first request.

@@ -17,10 +17,9 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -52,20 +51,6 @@ class SenderLimits:
     """Seconds without an answer to a request after which its connection is given up."""
     in_flight_max: int
     """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
-
-
-def cluster_of(
-    bootstrap_servers: str, security: Mapping[str, str] | None, client_id: str, request_timeout_s: float
-) -> Callable[[], Cluster]:
-    """Return a function that opens the connections of a sender, or of a search of its thread."""
-    return partial(
-        Cluster,
-        bootstrap_servers,
-        security=security,
-        client_id=client_id,
-        connect_timeout_s=min(10.0, request_timeout_s),
-        request_timeout_s=request_timeout_s,
-    )
 
 
 class Sender(BatchOwner[P]):

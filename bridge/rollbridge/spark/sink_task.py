@@ -92,14 +92,14 @@ class _LaneRows:
     def add(self, rows: Rows, keys: Numbers) -> None:
         sizes = record_bytes(rows)
         worst = int(sizes.argmax())
-        if sizes[worst] > self._lane.record_bytes_max:
+        if sizes[worst] > self._lane.layout.record_bytes_max:
             raise RowRefusedError(
                 f"it takes {sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
-                f"limit of {self._lane.record_bytes_max} of stream {self._stream}",
+                f"limit of {self._lane.layout.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
             )
-        if self._lane.limits is not None:
-            self._check_topic(rows, self._lane.limits)
+        if self._lane.layout.adopted is not None:
+            self._check_topic(rows, self._lane.layout.adopted)
         if len(self._waiting) == 1:
             self._add(0, rows)
             return
@@ -133,9 +133,9 @@ class _LaneRows:
 
     def _add(self, at: int, rows: Rows) -> None:
         """Queue rows for the frame of a segment, and send the frames that become full."""
-        waiting, room = self._waiting[at], self._lane.frame_bytes - HEADER_BYTES
+        waiting, room = self._waiting[at], self._lane.layout.batch_bytes - HEADER_BYTES
         # Steps have their own room in a batch, for so many records.
-        most = _ANY_NUMBER if self._lane.each else 2 * self._lane.chunk
+        most = _ANY_NUMBER if self._lane.each else 2 * self._lane.layout.chunk
         waiting.add(rows)
         if waiting.bytes <= room and waiting.count <= most:
             return

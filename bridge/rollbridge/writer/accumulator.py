@@ -38,19 +38,18 @@ from rollbridge.kafka.batches import (
     BUFFER_BYTES_MIN,
     HEADER_BYTES,
     Compression,
-    keyed,
     parse_header,
     read_records,
     uncompressed,
 )
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.queues import QueuedBatch
+from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import KEYLESS, TopicLimits
 from rollbridge.model.routing import StreamView, locator
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.segments import SegmentQueue, StreamQueues
@@ -202,7 +201,7 @@ class ProducerBatch(QueuedBatch):
         super().__init__(opened_s)
         self.channel = channel
         self.builder: DefaultRecordBatchBuilder | None = builder
-        self.append: Callable[..., object] = builder.append
+        self.append: AppendRecord = builder.append
         self.settled = False
         self.queue: SegmentQueue[ProducerBatch] | None = None
         self.base_offset = -1
@@ -460,8 +459,7 @@ class StreamAccumulator:
         self._engine = engine
         self.view = view
         self.stream = str(view.config.name)
-        self.limits: TopicLimits | None = None
-        self._limit(view)
+        self.limits = self._limits_of(view)
         self.opened: dict[SegmentQueue[ProducerBatch], None] = {}
         self.unsettled: dict[ProducerBatch, None] = {}
         self.failure: Callable[[], RollbridgeError] | None = None
@@ -498,18 +496,7 @@ class StreamAccumulator:
                 usable.
             RollbridgeError: Nothing more can be written.
         """
-        if key is None and self.limits is not None and self.limits.is_compacted:
-            raise InvalidRequestError(
-                f"{KEYLESS} such as {self.view.config.topic}; it was not written, the writer is usable"
-            )
-        size = DefaultRecordBatchBuilder.size_of(key, value, headers)
-        if size > self.record_bytes_max:
-            raise RecordTooLargeError(
-                f"a record of {size} bytes (key, value and headers) exceeds the limit of {self.record_bytes_max} of "
-                f"stream {self.stream}; it was not written, the writer is usable",
-                size_bytes=size,
-                limit_bytes=self.record_bytes_max,
-            )
+        self.limits.check(key, value, headers)
         self._engine.await_room()
         if self.failure is not None:
             raise self.failure()
@@ -525,11 +512,9 @@ class StreamAccumulator:
                 queue = self.queue_of(None)
                 if queue.open is not None:
                     self.cut(queue)
-        batch = self.new_batch(time.monotonic(), self.batch_bytes)
-        if self.batch_bytes > self.record_bytes_max:
-            batch.append = _checked(batch.append, self.record_bytes_max)
-        if self.limits is not None and self.limits.is_compacted:
-            batch.append = keyed(batch.append)
+        batch = self.new_batch(time.monotonic(), self.limits.batch_bytes)
+        assert batch.builder is not None  # it is open
+        batch.append = self.limits.append_of(batch.builder)
         batch.append(0, timestamp_ms, key, value, headers)
         batch.count = 1
         queue.open = batch
@@ -568,22 +553,10 @@ class StreamAccumulator:
         if view.config.limits != self.view.config.limits:
             for queue in self.queues:
                 self.cut(queue)
-        self._limit(view)
+        self.limits = self._limits_of(view)
         self.view = view
         self.course.adopt(view.history)
         self._route()
-
-    def check_time(self, timestamp_ms: int) -> None:
-        """Refuse a record of a time that the adopted topic does not take.
-
-        Raises:
-            InvalidRequestError: The record was not written; the writer stays usable.
-        """
-        fault = None if self.limits is None else self.limits.fault_of(timestamp_ms, int(time.time() * 1000))
-        if fault is not None:
-            raise InvalidRequestError(
-                f"{fault}: {self.view.config.topic}; the record was not written, the writer is usable"
-            )
 
     def is_of(self, view: StreamView) -> bool:
         """Return True if a view is of this stream, not of one that was deleted and created again."""
@@ -642,7 +615,8 @@ class StreamAccumulator:
 
     def is_too_large(self, batch: ProducerBatch) -> bool:
         """Return True if a batch is larger than what the adopted topic takes by now."""
-        return self.limits is not None and batch.full_bytes > self.limits.batch_room
+        adopted = self.limits.adopted
+        return adopted is not None and batch.full_bytes > adopted.batch_room
 
     def divide(self, batch: ProducerBatch) -> list[ProducerBatch]:
         """Divide a batch that the adopted topic does not take any more into such that it takes, in order."""
@@ -653,7 +627,7 @@ class StreamAccumulator:
 
     def too_large(self, size: int) -> Fault:
         """Return the error of a record that the adopted topic does not take any more."""
-        topic, limit = self.view.config.topic, self.record_bytes_max
+        topic, limit = self.limits.topic, self.limits.record_bytes_max
         return lambda: RecordTooLargeError(
             f"topic {topic} takes records of up to {limit} bytes by now, and a batch of this one has {size}; it was "
             "not written",
@@ -675,19 +649,21 @@ class StreamAccumulator:
 
     @property
     def _piece_bytes(self) -> int:
-        if self.limits is not None:
-            return self.batch_bytes
-        return max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, self.batch_bytes)
+        own = self.limits.batch_bytes
+        return own if self.limits.adopted is not None else max(_SEGMENT_BYTES - _SEGMENT_BYTES_SPARE, own)
 
-    def _limit(self, view: StreamView) -> None:
-        """Honour what the stream's segments take, by its own settings or those of the topic that it has adopted."""
+    def _limits_of(self, view: StreamView) -> RecordLimits:
+        """Return what the stream's segments take, by its own settings or those of the topic that it has adopted."""
         options, config = self._engine.options, view.config
-        self.limits = config.limits_in(view.history.active.epoch)
-        self.record_bytes_max = min(config.record_bytes_max, options.buffer_bytes // 2)
-        self.batch_bytes = min(options.batch_bytes, max(self.record_bytes_max, HEADER_BYTES + 1))
-        if self.limits is not None:
-            self.record_bytes_max = min(self.record_bytes_max, self.limits.record_room)
-            self.batch_bytes = min(options.batch_bytes, self.limits.batch_room)
+        record_bytes_max = min(config.record_bytes_max, options.buffer_bytes // 2)
+        return RecordLimits(
+            str(config.name),
+            config.topic,
+            config.limits_in(view.history.active.epoch),
+            record_bytes_max=record_bytes_max,
+            batch_bytes=min(options.batch_bytes, max(record_bytes_max, HEADER_BYTES + 1)),
+            author="the writer",
+        )
 
 
 def _first(ranges: Sequence[KeyRange], position: float) -> int:
@@ -696,16 +672,3 @@ def _first(ranges: Sequence[KeyRange], position: float) -> int:
 
 def _closed(*_: object) -> None:
     """Replace ``append`` of a closed batch: nothing fits."""
-
-
-def _checked(append: Callable[..., object], limit_bytes: int) -> Callable[..., object]:
-    """Wrap ``append`` for a stream whose record limit is below the batch size: measure each record."""
-
-    def measured(
-        offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> object:
-        if DefaultRecordBatchBuilder.size_of(key, value, headers) > limit_bytes:
-            return None  # as if it did not fit: starting a new batch raises the error
-        return append(offset, timestamp, key, value, headers)
-
-    return measured

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, cast
 
 from kio.schema.errors import ErrorCode
@@ -19,9 +20,10 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka import errors as codes
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.queues import PartitionQueue
-from rollbridge.kafka.sender import Sender, SenderLimits, cluster_of
+from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.model.routing import StreamView
 from rollbridge.writer import accumulator as faults
 from rollbridge.writer.accumulator import Fault, ProducerBatch, StreamAccumulator, WriterOptions
@@ -59,7 +61,13 @@ class PlainSender(Sender[ProducerBatch]):
         """
         self.options = options
         self._catalog = catalog
-        new_cluster = cluster_of(bootstrap_servers, security, client_id, options.request_timeout_s)
+        new_cluster = partial(
+            Cluster,
+            bootstrap_servers,
+            security=security,
+            client_id=client_id,
+            request_timeout_s=options.request_timeout_s,
+        )
         with new_cluster() as cluster:
             producer = new_producer_id(cluster)
         super().__init__(
@@ -190,7 +198,7 @@ class PlainSender(Sender[ProducerBatch]):
         twice.
         """
         code = codes.name(answer.error_code)
-        if batch.channel.limits is not None:
+        if batch.channel.limits.adopted is not None:
             self._catalog.suspect(batch.channel.stream)  # the topic's limits may have been changed
         why = {
             int(item.batch_index): item.batch_index_error_message or answer.error_message

@@ -84,8 +84,8 @@ class StreamWriter:
         try:
             if self._closed or channel.failure is not None:
                 raise self._refusal()
-            if timestamp is not None and channel.limits is not None:
-                channel.check_time(timestamp)
+            if timestamp is not None:
+                channel.limits.check_time(timestamp)
             if transaction_id is not None and self._rising_ids and transaction_id < self._last_id:
                 raise self._falling(transaction_id)
             if key is not None and channel.bounds:
