@@ -7,7 +7,6 @@ All share the machine's cores with the broker, so what can be gained is what one
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from typing import Final
 
 import rollbridge
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
-from benchmarks.site import Site, another_coordinator, records
+from benchmarks.site import Site, another_coordinator, answers_of, await_start, records
 from rollbridge.client.transaction import CommitFuture
 from rollbridge.model.names import GroupName
 from rollbridge.zookeeper.metadata import Metadata
@@ -63,22 +62,8 @@ def _side(site: Site, groups: int, coordinators: tuple[str, ...], seconds: float
 
     def measure() -> Measured:
         with _led(site, root, scope, groups, coordinators, streams):
-            command = [sys.executable, "-m", "benchmarks.groups", site.bootstrap_servers, site.cluster.zookeeper]
-            command += [root, str(seconds), *streams]
-            with ExitStack() as stack:
-                clients = [
-                    stack.enter_context(
-                        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                    )
-                    for _ in range(CLIENTS)
-                ]
-                for client in clients:
-                    assert client.stdout is not None
-                    client.stdout.readline()  # it is ready
-                for client in clients:
-                    assert client.stdin is not None
-                    client.stdin.close()
-                counts = [json.loads(client.stdout.readline()) for client in clients if client.stdout is not None]
+            arguments = (site.bootstrap_servers, site.cluster.zookeeper, root, str(seconds), *streams)
+            counts = answers_of("benchmarks.groups", CLIENTS, *arguments)
             return {"per_s": sum(counts)}
 
     return measure
@@ -132,8 +117,7 @@ def main(bootstrap_servers: str, zookeeper: str, root: str, duration: str, *stre
         for stream in streams:  # the first takes longer than others
             with b.transaction(stream) as first:
                 first.write_all(stream, pairs)
-        print("ready", flush=True)
-        sys.stdin.read()
+        await_start()
         count, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
             for stream, queue in waiting.items():

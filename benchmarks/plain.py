@@ -52,7 +52,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="records_per_s",
                 unit="records/s",
                 better=Better.MORE,
-                bar=1.0,
+                bar=1.1,
                 peers=tuple(_PEERS),
             ),
             Row(
@@ -61,6 +61,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="records_per_s",
                 unit="records/s",
                 better=Better.MORE,
+                bar=2.5,
                 ours=_BULK,
                 peers=tuple(_PEERS),
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -202,3 +203,28 @@ def open_site() -> Iterator[Site]:
             ) as connection,
         ):
             yield Site(cluster, coordinator, connection, TopicAdmin(cluster.bootstrap_servers), cleanup)
+
+
+def answers_of(module: str, processes: int, *arguments: str) -> list[Any]:
+    """Run a module in so many processes that all begin at once; return what each of them answers.
+
+    Such a module prepares, calls :func:`await_start`, does its work, and prints its answer as JSON.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(processes)
+        ]
+        pipes = [(child.stdin, child.stdout) for child in children if child.stdin and child.stdout]
+        for _, output in pipes:
+            output.readline()  # it is ready
+        for start, _ in pipes:
+            start.close()
+        return [json.loads(output.readline()) for _, output in pipes]
+
+
+def await_start() -> None:
+    """Tell whoever started this process that it is ready; return once all others are as well."""
+    print("ready", flush=True)
+    sys.stdin.read()

@@ -39,7 +39,7 @@ def latency(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="p50_ms",
                 unit="ms",
                 better=Better.LESS,
-                bar=1.0,
+                bar=0.9,
                 peers=tuple(natives),
             ),
             Row(
@@ -48,7 +48,7 @@ def latency(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 metric="p99_ms",
                 unit="ms",
                 better=Better.LESS,
-                bar=0.3,
+                bar=0.25,
                 peers=tuple(natives),
             ),
         ],
