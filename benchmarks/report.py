@@ -20,17 +20,20 @@ BEGIN: Final = "<!-- results: written by `python -m benchmarks --publish` -->"
 END: Final = "<!-- end of results -->"
 
 _DIGITS_BELOW: Final = 100
+_MEASURED: Final = "Measured on"
 
 
 def as_json(results: Sequence[Result], machine: Mapping[str, str], run: Mapping[str, object]) -> dict[str, Any]:
     """Everything measured."""
+    today = datetime.now(UTC).date().isoformat()
     return {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": today,
         "machine": dict(machine),
         "run": dict(run),
         "rows": [
             {
                 "name": result.row.name,
+                "date": today,
                 "title": result.row.title,
                 "unit": result.row.unit,
                 "better": result.row.better.value,
@@ -84,7 +87,7 @@ def publish(results: Sequence[Result], data: Mapping[str, Any]) -> None:
     if not tail:
         raise ValueError(f"{PAGE} lacks the marks {BEGIN} and {END}")
     facts = [f"- {name}: {value}" for name, value in {**data["machine"], **data["run"]}.items()]
-    parts = (BEGIN, f"Measured on {data['date']}.", markdown(results), "\n".join(facts), END)
+    parts = (BEGIN, _dates(data["rows"]), markdown(results), "\n".join(facts), END)
     PAGE.write_text(head + "\n\n".join(parts) + tail, encoding="utf-8")
 
 
@@ -107,7 +110,17 @@ def publish_again(results: Sequence[Result], data: Mapping[str, Any]) -> None:
             lines.insert(first + place, line)
             names.insert(place, result.row.name)
     store(known, PUBLISHED)
+    lines[next(number for number, text in enumerate(lines) if text.startswith(_MEASURED))] = _dates(known["rows"])
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _dates(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the sentence that says when the rows were measured."""
+    *others, last = sorted({row["date"] for row in rows})
+    if not others:
+        return f"{_MEASURED} {last}."
+    where = f"`benchmarks/results/{PUBLISHED.name}` has the date of each row"
+    return f"{_MEASURED} {', '.join(others)} and {last}; {where}."
 
 
 def _cells(result: Result) -> tuple[str, ...]:
