@@ -287,6 +287,28 @@ def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
     assert [message.value() for _, message in read_in_order(exposed, orders)] == [b"first", b"third"]
 
 
+def test_what_is_given_up_and_comes_late_does_not_stand_for_the_next_record(
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
+) -> None:
+    """A broker that stood still may have the request of a record that has failed, and take it after the next one's."""
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=2.0, request_timeout_s=1.0))
+    writer.write(b"k", b"first").result(120)
+    proxy.strike(Api.PRODUCE, Point.HELD)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000, also=True)
+    given_up = writer.write(b"k", b"given up")
+    with pytest.raises(OutcomeUnknownError, match="may or may not have been written"):
+        given_up.result(120)
+    proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, after=1)  # the broker refuses the number of the first attempt
+    following = writer.write(b"k", b"following")
+    proxy.await_strike()
+    proxy.release()
+    place = following.result(120).dlsn
+    assert place is not None
+    found = [(message.offset(), message.value()) for _, message in read_in_order(exposed, orders)]
+    assert (place.offset, b"following") in found
+    assert [value for _, value in found] == [b"first", b"given up", b"following"], "the broker had both in this order"
+
+
 def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
     exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
 ) -> None:

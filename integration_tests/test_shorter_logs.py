@@ -396,9 +396,10 @@ def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
     assert 1 <= sum("OUT_OF_ORDER" in line for line in caplog.messages) <= 10, "it was sent again and again"
     with Cluster(cluster.bootstrap_servers) as brokers:
         raw = LogReader(brokers).fetch_raw(TOPIC, 5).batches
-        (producer_id,) = {parse_header(batch).producer_id for batch in complete_batches(raw)}
+        headers = map(parse_header, complete_batches(raw))
+        (producer,) = {(header.producer_id, header.producer_epoch) for header in headers}
         # It knew the log up to offset 6 under the first leader epoch, which has ended at 5.
-        look = OwnBatches((TOPIC, 0), 7, 8, producer_id, epoch=0)
+        look = OwnBatches((TOPIC, 0), 7, 8, producer, epoch=0)
         while not look.read_on(brokers):
             pass
     assert sorted(look.found.values()) == [5, 6, 7], "what is looked for may stand where the log was cut off"

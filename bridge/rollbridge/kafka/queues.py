@@ -9,9 +9,11 @@ The batches of a queue wait, are in flight, and are answered in order::
         └─ open (being filled)
 
 A batch whose answer was lost is *doubtful*, that is possibly persisted. It is sent again with the same sequence number,
-by which the broker recognises it.
+by which the broker recognises it. One that is given up leaves a gap: the log may have it, or get it later from a broker
+that stood still, and whatever had its number then would be taken for it. So if the broker misses it, its number is not
+given to another batch: the next one has the epoch after this, which also keeps what comes late out.
 
-Source: KIP-98 for sequence numbers.
+Source: KIP-98 for sequence numbers; KIP-360 and Kafka's ``TransactionManager.maybeResolveSequences`` for gaps.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ class PartitionQueue(Generic[P]):
         self._gather()
 
     def is_next(self, batch: P) -> bool:
-        """Return True if all batches before this one were acknowledged."""
+        """Return True if all batches before this one were acknowledged, or given up although the log may have them."""
         return batch.sequence == self._acked
 
     def misplace(self, batch: P) -> None:
@@ -194,17 +196,20 @@ class PartitionQueue(Generic[P]):
         """Give up a batch, in flight or not.
 
         Later batches must not leave a gap in the sequence numbers, so they are numbered again. The numbers of a
-        doubtful batch are not reused: it may have been written, and a batch with the same numbers would be taken for
-        it.
+        doubtful batch are not reused: it may have been written, or be written yet, and a batch with the same numbers
+        would be taken for it.
         """
         for place in (self.in_flight, self._returned, self.inherited, self.pending):
             if batch in place:
                 place.remove(batch)
-        self._renumber |= not batch.doubtful
+        if batch.doubtful:
+            self._acked = _later(self._acked, following(batch.sequence, batch.count))
+        else:
+            self._renumber = True
         self._gather()
 
     def restart(self) -> None:
-        """Start over with a new producer id, whose sequence numbers begin at 0.
+        """Start over with a new producer id or epoch, whose sequence numbers begin at 0.
 
         Requires that no batch is in flight. Of a doubtful batch a second copy will be written, if there is a first.
         """

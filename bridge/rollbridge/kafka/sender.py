@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 _CHECK_S: Final = 0.5
 _POLL_MAX_S: Final = 0.5
 _PAUSE_S: Final = 0.05
+EPOCH_MAX: Final = 2**15 - 1
+"""Largest epoch of a producer id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class Sender(BatchOwner[P]):
         )
         self._settled: deque[P] = deque()
         """Settled batches of which nobody has been told."""
+        self._is_forgotten = False
+        """True if brokers do not know the producer id any more, in no epoch."""
         self._checked_at = 0.0
         self._woken = False
         self._bell, self._ring = socket.socketpair()
@@ -167,13 +171,15 @@ class Sender(BatchOwner[P]):
     def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
         """Send a batch again, with a new producer id: nobody else has ours, so brokers have forgotten it."""
         queue.give_back(batch, doubtful=False)
+        self._is_forgotten = True
         self._expire()
 
     def out_of_order(self, queue: PartitionQueue[P], batch: P) -> None:
-        """Begin with a new producer id, as Kafka's producer does (KIP-360).
+        """Begin with the next epoch of the producer id, as Kafka's producer does (KIP-360).
 
         A predecessor was acknowledged but is missing: the log has lost its end, and accepts no sequence number of this
-        producer any more.
+        epoch any more. Or it was given up and may still be on its way: once the log has a batch of the next epoch, it
+        takes none of this one.
         """
         self._expire()
 
@@ -321,24 +327,28 @@ class Sender(BatchOwner[P]):
         return True
 
     def _renew_id(self) -> None:
-        """Get a new producer id; nothing is sent before there is one.
+        """Take the next epoch, or get a new producer id; nothing is sent before there is one.
 
         The broker is asked without the lock, because it may be silent for long and writing threads hold the lock.
         """
         dispatch = self._dispatch
-        try:
-            # Ask once, without retries: this thread serves all writers, and comes back by itself.
-            producer = new_producer_id(self._cluster, timeout_s=0.0)
-        except RollbridgeError as fault:
-            logger.info("a producer id cannot be had now: %s", fault)
-            with self.lock:
-                dispatch.back_off()
-                if isinstance(fault, NotAuthorizedError):
-                    self._identify_denied(fault)
-            return
+        producer_id, epoch = dispatch.producer
+        if 0 <= epoch < EPOCH_MAX and not self._is_forgotten:
+            producer = producer_id, epoch + 1
+        else:
+            try:
+                # Ask once, without retries: this thread serves all writers, and comes back by itself.
+                producer = new_producer_id(self._cluster, timeout_s=0.0)
+            except RollbridgeError as fault:
+                logger.info("a producer id cannot be had now: %s", fault)
+                with self.lock:
+                    dispatch.back_off()
+                    if isinstance(fault, NotAuthorizedError):
+                        self._identify_denied(fault)
+                return
         with self.lock:
             dispatch.producer = producer
-            dispatch.expired = False
+            dispatch.expired = self._is_forgotten = False
             for queue in self._queues():
                 queue.restart()
                 dispatch.note(queue)

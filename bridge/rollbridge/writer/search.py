@@ -43,14 +43,16 @@ class OwnBatches:
             batches that stood there are unknown.
     """
 
-    def __init__(self, partition: Partition, start: int, end: int, producer_id: int, epoch: int = NO_EPOCH) -> None:
+    def __init__(
+        self, partition: Partition, start: int, end: int, producer: tuple[int, int], epoch: int = NO_EPOCH
+    ) -> None:
         """Prepare the search, reading nothing yet.
 
         Args:
             partition: Where they stand; nothing is appended below ``end`` any more.
             start: First offset to read.
             end: Offset before which to stop.
-            producer_id: Producer of the wanted batches.
+            producer: Producer id and epoch of the wanted batches: in each epoch sequence numbers begin at 0.
             epoch: Leader epoch of a record known to stand below ``start``.
         """
         self.found: dict[int, int] = {}
@@ -58,7 +60,7 @@ class OwnBatches:
         self._partition = partition
         self._next = start
         self._end = end
-        self._producer_id = producer_id
+        self._producer = producer
         self._epoch = epoch
 
     def read_on(self, cluster: Cluster) -> bool:
@@ -81,7 +83,8 @@ class OwnBatches:
         for batch in complete_batches(raw):
             header = parse_header(batch)
             after = max(after, header.base_offset + header.last_offset_delta + 1)
-            if header.producer_id == self._producer_id and header.base_offset < self._end:
+            producer = header.producer_id, header.producer_epoch
+            if producer == self._producer and header.base_offset < self._end:
                 self.found[header.base_sequence] = header.base_offset
         if after == self._next:
             raise KafkaUnavailableError(f"offset {self._next} of {show_partition(self._partition)} could not be read")
@@ -144,11 +147,11 @@ class Search:
     """
 
     def __init__(
-        self, channel: StreamAccumulator, queue: SegmentQueue[ProducerBatch], end: int, producer_id: int
+        self, channel: StreamAccumulator, queue: SegmentQueue[ProducerBatch], end: int, producer: tuple[int, int]
     ) -> None:
         self.channel = channel
         self.queue = queue
-        self.log = OwnBatches(queue.target, queue.last_offset + 1, end, producer_id, queue.epoch)
+        self.log = OwnBatches(queue.target, queue.last_offset + 1, end, producer, queue.epoch)
         self.not_before = 0.0
         self._backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         self._errand: Errand[None] = Errand("rollbridge-writer-search")
@@ -198,7 +201,7 @@ class Searches:
         self._closed = False
 
     def turn(
-        self, wanted: Iterable[tuple[StreamAccumulator, SegmentQueue[ProducerBatch]]], producer_id: int
+        self, wanted: Iterable[tuple[StreamAccumulator, SegmentQueue[ProducerBatch]]], producer: tuple[int, int]
     ) -> Iterator[tuple[Search, RollbridgeError | None]]:
         """Start wanted searches, forget unwanted ones; yield those that have ended, with the fault if there is one."""
         queues = {queue: channel for channel, queue in wanted}
@@ -206,7 +209,7 @@ class Searches:
             del self._searches[queue]
         for queue, channel in queues.items():
             if queue not in self._searches and queue.sealed_end is not None:
-                self._searches[queue] = Search(channel, queue, queue.sealed_end, producer_id)
+                self._searches[queue] = Search(channel, queue, queue.sealed_end, producer)
         for queue, search in list(self._searches.items()):
             try:
                 if not search.has_ended():

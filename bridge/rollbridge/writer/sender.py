@@ -297,7 +297,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Search the logs of sealed segments for possibly persisted batches."""
         with self.lock:
             wanted = [(channel, item) for channel in self._channels.values() for item in channel.course.unresolved()]
-        for search, fault in self._searches.turn(wanted, self._dispatch.producer[0]):
+        for search, fault in self._searches.turn(wanted, self._dispatch.producer):
             self._resolve(search, fault)
 
     def _resolve(self, search: Search, fault: RollbridgeError | None) -> None:
