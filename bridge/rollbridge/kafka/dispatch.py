@@ -101,7 +101,7 @@ class BatchOwner(ABC, Generic[P]):
 
     @abstractmethod
     def out_of_order(self, queue: PartitionQueue[P], batch: P) -> None:
-        """Deal with a batch that was out of order, though all before it were acknowledged; it is in the queue again."""
+        """Deal with a batch that was out of order and needs another epoch; it is in the queue again."""
 
     @abstractmethod
     def delayed(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
@@ -424,9 +424,7 @@ class Dispatcher(Generic[P]):
                 self._hold(queue, code)
                 self._owner.delayed(queue, code)
             case Meaning.FOLLOW_UP:
-                is_lost = queue.is_next(batch)
-                queue.misplace(batch)
-                if is_lost:
+                if queue.misplace(batch):
                     self._owner.out_of_order(queue, batch)
             case Meaning.REFUSED if code in codes.TOO_LARGE:
                 self._owner.too_large(queue, batch, answer)

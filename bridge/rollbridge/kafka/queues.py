@@ -71,6 +71,7 @@ class PartitionQueue(Generic[P]):
 
     __slots__ = (
         "_acked",
+        "_has_gap",
         "_known",
         "_next",
         "_renumber",
@@ -96,6 +97,7 @@ class PartitionQueue(Generic[P]):
         self._returned: list[P] = []
         self._renumber = False
         self._known = False
+        self._has_gap = False
         self._next = 0
         self._acked = 0
 
@@ -163,6 +165,7 @@ class PartitionQueue(Generic[P]):
         self.last_offset = last_offset
         self._acked = _later(self._acked, following(batch.sequence, batch.count))
         self._known = True
+        self._has_gap = False
         self._gather()
 
     def give_back(self, batch: P, *, doubtful: bool) -> None:
@@ -172,18 +175,21 @@ class PartitionQueue(Generic[P]):
         self._returned.append(batch)
         self._gather()
 
-    def is_next(self, batch: P) -> bool:
-        """Return True if all batches before this one were acknowledged, or given up although the log may have them."""
-        return batch.sequence == self._acked
+    def misplace(self, batch: P) -> bool:
+        """Take back a batch in flight that was out of order: one before it is not in the log.
 
-    def misplace(self, batch: P) -> None:
-        """Take back a batch in flight that was out of order, because one before it was refused.
+        Such a batch is not written, and gets another sequence number. Behind one that was given up, what was sent of it
+        before may yet be taken after that one: it stays doubtful.
 
-        Such a batch is not written and gets another sequence number.
+        Returns:
+            True if it needs the next epoch: all before it were acknowledged, so the log has lost its end; or it, or one
+            that was given up before it, may still be on its way, and would be taken for what has its number then.
         """
-        batch.doubtful = False
+        needs_epoch = batch.doubtful or self._has_gap or batch.sequence == self._acked
+        batch.doubtful &= self._has_gap
         self._renumber = True
         self.give_back(batch, doubtful=False)
+        return needs_epoch
 
     def exchange(self, batch: P, others: Iterable[P]) -> None:
         """Replace a batch in flight that was refused, and so is not written, by others."""
@@ -204,6 +210,7 @@ class PartitionQueue(Generic[P]):
                 place.remove(batch)
         if batch.doubtful:
             self._acked = _later(self._acked, following(batch.sequence, batch.count))
+            self._has_gap = True
         else:
             self._renumber = True
         self._gather()
@@ -214,7 +221,7 @@ class PartitionQueue(Generic[P]):
         Requires that no batch is in flight. Of a doubtful batch a second copy will be written, if there is a first.
         """
         self._next = self._acked = 0
-        self._known = False
+        self._known = self._has_gap = False
         self.last_offset = self.epoch = -1
         self.placed = False  # the log may have lost its end, the reason for the new id
         for batch in self.held():
