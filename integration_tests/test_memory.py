@@ -194,6 +194,8 @@ def test_a_batch_that_decompresses_to_a_thousand_times_its_size_stops_no_leader(
         appender.commit()
     early.write(str(stream), key=b"k", value=b"late")
     assert early.commit().records == 2
+    if kind != "records":  # its successor may begin to read behind it, from a snapshot
+        assert "are passed over" in leaders.log()
     middle = client.begin(str(stream))
     middle.write(str(stream), key=b"k", value=b"middle")
     middle.flush()
@@ -201,5 +203,3 @@ def test_a_batch_that_decompresses_to_a_thousand_times_its_size_stops_no_leader(
     assert middle.commit().records == 1
     # One batch is opened up to the bound of 64 MiB, twice for a moment where it says nothing of its size.
     assert leaders.memory_kb("VmHWM") < idle_kb + 200 * 1024
-    if kind != "records":
-        assert "are passed over" in leaders.log()
