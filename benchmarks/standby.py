@@ -87,10 +87,10 @@ class LongTail:
 
     def _has_followed(self, metrics: Path) -> bool:
         lines = [line for file in metrics.glob("*.standby.prom") for line in file.read_text().splitlines()]
-        values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if not line.startswith("#")}
+        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
         return values == {
-            "rollbridge_standby_lag_messages": "0",
-            "rollbridge_standby_transactions": str(self.aborts),
+            "rollbridge_standby_lag_messages": 0.0,
+            "rollbridge_standby_transactions": float(self.aborts),
         }
 
     def _make(self) -> None:

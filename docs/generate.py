@@ -30,14 +30,17 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.settings import ConsumerOptions
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.buffer import BufferLimits
+from rollbridge.model.metrics import Family
 from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
-from rollbridge.model.transaction import DECISIONS, Drop, Event, Move, Row, State, Stay
+from rollbridge.model.transaction import DECISIONS, AbortCause, Drop, Event, Move, Row, State, Stay
 from rollbridge.producer.settings import ProducerOptions
 from rollbridge.security.kafka import Security
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 from rollbridge.writer.accumulator import WriterOptions
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.state import families
 from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.metrics import CommitPath
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
 
 try:
@@ -247,6 +250,44 @@ def _with_options(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Metrics say themselves what they mean; PIP-196 calls some of them by names of its own.
+
+METRICS: Final[Mapping[str, Sequence[Family]]] = {
+    "coordinator": families.OF_COORDINATOR,
+    "transactions": families.OF_TRANSACTIONS,
+    "rounds": families.OF_ROUNDS,
+    "streams": families.OF_STREAMS,
+    "leaders": families.OF_LEADERS,
+    "standbys": families.OF_STANDBY,
+    "snapshots": families.OF_SNAPSHOTS,
+    "counts": families.OF_COUNTS,
+}
+VALUES: Final[Mapping[str, type[StrEnum]]] = {"reasons": AbortCause, "paths": CommitPath}
+"""Sets of label values, by the name of their table."""
+_METRICS_MARK: Final = re.compile(r"(<!-- metrics: (\w+) -->\n\n)(?:\|.*\n)*\n?(<!-- end of metrics -->\n)")
+
+
+def metrics_table(name: str) -> str:
+    """The table of a name, with the line feed at its end."""
+    if name in VALUES:
+        return _members(VALUES[name]) + "\n"
+    rows = [
+        (
+            f"`{item.name}`" + (f" {{{', '.join(item.labels)}}}" if item.labels else ""),
+            item.kind.value,
+            item.about,
+            item.advice,
+        )
+        for item in METRICS[name]
+    ]
+    return _markdown_table(("metric, with its labels", "kind", "meaning", "what to do"), rows) + "\n"
+
+
+def _with_metrics(text: str) -> str:
+    return _METRICS_MARK.sub(lambda mark: f"{mark[1]}{metrics_table(mark[2])}\n{mark[3]}", text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -339,7 +380,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "protocol-states.md": protocol_states(),
         HERE / "examples.md": examples(),
-        **{path: _with_options(path.read_text(encoding="utf-8")) for path in OPTION_PAGES},
+        **{path: _with_metrics(_with_options(path.read_text(encoding="utf-8"))) for path in OPTION_PAGES},
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

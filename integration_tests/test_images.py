@@ -381,10 +381,10 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
         without_kafka()  # while it leads nothing
         created = container.exec_run(["rollbridge", "stream", "create", stream])
         assert created.exit_code == 0, created.output
-        eventually(lambda: "rollbridge_coordinator_groups_led 1\n" in get(port, "/metrics")[1], "it leads")
+        eventually(lambda: "rollbridge_coordinator_groups_led 1.0\n" in get(port, "/metrics")[1], "it leads")
         status, text = get(port, "/metrics")
         assert status == 200
-        assert "rollbridge_coordinator_healthy 1\n" in text
+        assert "rollbridge_coordinator_healthy 1.0\n" in text
         assert text.count("# TYPE rollbridge_txn_tb_snapshot_segment_total gauge\n") == 1
 
         with servers.paused("zookeeper"):

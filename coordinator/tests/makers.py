@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from prometheus_client.exposition import generate_latest
+
+from rollbridge.metrics import SampleCollector
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.epochs import EpochHistory
@@ -12,10 +16,12 @@ from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import even_ranges, ranges_of
+from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.metrics import LeaderView, survey
 from rollbridge_coordinator.state.streams import LedStream
 
 GROUP = GroupName("sales")
@@ -96,3 +102,23 @@ class Bench:
         partition = (StreamName.parse(name).buffer_topic(), 0)
         offset = self.group.fold.positions.get(partition, 0)
         self.group.fold.fold(name, partition, offset, self.clock_ms, header.pack(), value)
+
+
+def view_of(group: GroupState, now_ms: int = 2_000, **what: Any) -> LeaderView:
+    """What a leader's shell knows besides the state, at a moment."""
+    positions = {partition: group.fold.positions.get(partition, 0) for partition in group.partitions()}
+    return LeaderView(now_ms=now_ms, survey=survey(group.fold.open.values(), positions, now_ms), **what)
+
+
+def values_of(samples: Iterable[Sample]) -> dict[tuple[str, ...], Any]:
+    """The values of samples by the names of their families, without our prefix, and by their labels."""
+    return {
+        (item.family.name.removeprefix("rollbridge_"), *(str(label) for label in item.labels)): item.value
+        for item in samples
+    }
+
+
+def text_of(samples: Iterable[Sample]) -> list[str]:
+    """The lines that Prometheus reads."""
+    kept = list(samples)
+    return generate_latest(SampleCollector(lambda: kept)).decode().splitlines()

@@ -608,6 +608,7 @@ class Leader:
                 continue  # what stands there is fetched later than what it does next
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
+                self.group.fold.now_ms = self.world.clock_ms
                 self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
 
 

@@ -493,6 +493,7 @@ class World:
                 return self.append_rows(shard(topic, number), rows, leader)
             case fx.CommitRound():
                 self.end(leader, "committed")
+                return self.clock_ms
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[shard(*item)].entries) for item in partitions if item[0] in self.topics}
             case fx.StartOffsets(partitions):

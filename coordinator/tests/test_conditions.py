@@ -60,8 +60,10 @@ class Carried:
                 case fx.AppendControl(_, records):
                     self.logged.extend(records)
                     result = list(range(len(records)))
-                case fx.AbortRound() | fx.CommitRound():
+                case fx.AbortRound():
                     result = None
+                case fx.CommitRound():
+                    result = 1_000
                 case _:
                     raise AssertionError(effect)
 

@@ -9,19 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 
 from rollbridge.errors import ConfigError, LocalEnvironmentError
+from rollbridge.metrics import SampleCollector
+from rollbridge.model.metrics import Sample
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.healthcheck import VARIABLE, check
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, MetricsFile
-from rollbridge_coordinator.state.metrics import Vitals, coordinator_lines, faults, joined, process_lines, standby_lines
+from rollbridge_coordinator.state.families import COUNTS, STANDBY_HELD, STANDBY_LAG, standby_samples
+from rollbridge_coordinator.state.metrics import Vitals, faults
 from rollbridge_devcluster.state import free_port
-
-SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})? -?[0-9.e+]+')
 
 
 def settings(metrics_address: str) -> CoordinatorSettings:
@@ -29,15 +31,16 @@ def settings(metrics_address: str) -> CoordinatorSettings:
 
 
 @contextmanager
-def endpoint(wrong: list[str], metrics: str = "a 1\n", host: str = "127.0.0.1") -> Iterator[Endpoint]:
-    with Endpoint(host, 0, lambda: metrics, lambda: wrong) as serving:
+def endpoint(wrong: list[str], samples: Iterable[Sample] = (), host: str = "127.0.0.1") -> Iterator[Endpoint]:
+    kept = list(samples)
+    with Endpoint(host, 0, SampleCollector(lambda: kept), lambda: wrong) as serving:
         yield serving
 
 
-def ask(port: int, path: str, method: str = "GET") -> tuple[int, str | None, bytes]:
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str | None, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.getheader("Content-Type"), response.read()
     finally:
@@ -64,44 +67,32 @@ def test_healthy_is_who_could_lead(vitals: Vitals, found: list[str]) -> None:
     assert list(faults(vitals)) == found
 
 
-def test_all_samples_of_a_metric_stand_together_under_one_head() -> None:
-    text = joined([standby_lines("s/a", None, 2), standby_lines("s/b", 7, 0)])
-    assert text.splitlines() == [
-        "# TYPE rollbridge_standby_lag_messages gauge",
-        'rollbridge_standby_lag_messages{group="s/a"} -1',
-        'rollbridge_standby_lag_messages{group="s/b"} 7',
-        "# TYPE rollbridge_standby_transactions gauge",
-        'rollbridge_standby_transactions{group="s/a"} 2',
-        'rollbridge_standby_transactions{group="s/b"} 0',
-    ]
-
-
-def test_every_line_is_one_that_prometheus_reads() -> None:
-    about = coordinator_lines('a "b"\\\n', "1.0", healthy=True, groups=3, led=2)
-    own = process_lines(cpu_s=1.5, resident_bytes=1 << 30, open_files=9, started_s=1.7e9)
-    lines = joined([about, own]).splitlines()
-    assert r'rollbridge_coordinator_info{name="a \"b\"\\\n",version="1.0"} 1' in lines
-    assert "rollbridge_coordinator_healthy 1" in lines
-    assert "rollbridge_coordinator_groups_led 2" in lines
-    assert [line for line in lines if not line.startswith("# TYPE ") and not SAMPLE.fullmatch(line)] == []
-
-
 def test_metrics_stand_on_the_board_while_they_are_written() -> None:
     board = MetricsBoard()
     first, second = (MetricsFile("", group, board=board) for group in ("s/a", "s/b"))
-    second.write(lambda: ["b 1"])
-    first.write(lambda: ["a 1"])
-    first.write(lambda: ["a 2"])
-    assert board.sheets() == [["a 1"], ["b 1"]], "by name, and no more than once a second"
+    second.write(lambda: standby_samples("s/b", 2, 0))
+    first.write(lambda: standby_samples("s/a", 0, 0))
+    first.write(lambda: standby_samples("s/a", 1, 0))
+    lags = [sample for sample in board.samples() if sample.family is STANDBY_LAG]
+    assert lags == [Sample(STANDBY_LAG, ("s/a",), 0), Sample(STANDBY_LAG, ("s/b",), 2)], "no more than once a second"
     first.remove()
     first.remove()
-    assert board.sheets() == [["b 1"]]
+    assert [sample.labels for sample in board.samples()] == [("s/b",), ("s/b",)]
 
 
 def test_the_endpoint_serves_metrics_and_health() -> None:
     wrong: list[str] = []
-    with endpoint(wrong, "rollbridge_x 1\n") as serving:
-        assert ask(serving.port, "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", b"rollbridge_x 1\n")
+    with endpoint(wrong, standby_samples("s/a", None, 2)) as serving:
+        status, kind, body = ask(serving.port, "/metrics")
+        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert body.decode() == (
+            f"# HELP rollbridge_standby_lag_messages {STANDBY_LAG.about}\n"
+            "# TYPE rollbridge_standby_lag_messages gauge\n"
+            'rollbridge_standby_lag_messages{group="s/a"} -1.0\n'
+            f"# HELP rollbridge_standby_transactions {STANDBY_HELD.about}\n"
+            "# TYPE rollbridge_standby_transactions gauge\n"
+            'rollbridge_standby_transactions{group="s/a"} 2.0\n'
+        )
         assert ask(serving.port, "/healthz?verbose") == (200, "text/plain; charset=utf-8", b"ok\n")
         assert ask(serving.port, "/metrics", "HEAD")[0::2] == (200, b"")
         wrong += ["not connected to ZooKeeper", "Kafka does not answer"]
@@ -113,6 +104,19 @@ def test_the_endpoint_serves_metrics_and_health() -> None:
         ask(serving.port, "/healthz")
 
 
+def test_a_client_gets_the_format_that_it_accepts() -> None:
+    with endpoint([], [Sample(COUNTS["scales"], ("s/a",), 3)]) as serving:
+        status, kind, body = ask(serving.port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+        assert (status, (kind or "").partition(";")[0]) == (200, "application/openmetrics-text")
+        assert body.endswith(b"# EOF\n")
+        [family] = parsed_openmetrics(body.decode())
+        assert (family.name, family.type, family.documentation) == (
+            "rollbridge_scales",
+            "counter",
+            COUNTS["scales"].about,
+        )
+
+
 def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
     with endpoint([]) as serving, socket.create_connection(("127.0.0.1", serving.port)):
         assert ask(serving.port, "/healthz")[0] == 200
@@ -120,7 +124,7 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
 
 def test_an_address_that_can_not_be_used_is_refused() -> None:
     with endpoint([]) as serving, pytest.raises(LocalEnvironmentError, match=f"127.0.0.1:{serving.port}: .*in use"):
-        Endpoint("127.0.0.1", serving.port, str, list)
+        Endpoint("127.0.0.1", serving.port, SampleCollector(list), list)
 
 
 @pytest.mark.parametrize(

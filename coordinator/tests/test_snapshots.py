@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.tests.makers import text_of, view_of
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
@@ -35,9 +36,10 @@ from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.snapshots import decode_snapshot
 from rollbridge_coordinator.procedures import takeover as restore
 from rollbridge_coordinator.procedures import upkeep
-from rollbridge_coordinator.shell.endpoint import MetricsFile, leader_lines
+from rollbridge_coordinator.shell.endpoint import MetricsFile
+from rollbridge_coordinator.state.families import leader_samples
 from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.metrics import Op, adopted_lines, count_lines
+from rollbridge_coordinator.state.metrics import Op
 
 GROUP = GroupName("sales")
 STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
@@ -355,13 +357,13 @@ def test_the_metrics_are_those_of_the_proposal() -> None:
     group = bench.leader.group
     assert group is not None
     group.snapshots.metrics.note_entry(1 << 30)
-    lines = list(group.snapshots.metrics.lines("sales/default", 7))
-    assert 'rollbridge_txn_tb_snapshot_segment_op_total{group="sales/default",op="add"} 0' in lines
-    assert 'rollbridge_txn_tb_snapshot_index_op_total{group="sales/default",op="read"} 4' in lines
-    assert 'rollbridge_txn_tb_snapshot_segment_total{group="sales/default"} 7' in lines
-    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="16777216"} 0' in lines
-    assert 'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{group="sales/default",le="+Inf"} 1' in lines
-    assert list(count_lines("s/g", {"scales": 2}))[-1] == 'rollbridge_scales_total{group="s/g"} 2'
+    lines = text_of(leader_samples(group, view_of(group)))
+    label = f'group="{group.name}"'
+    assert f'rollbridge_txn_tb_snapshot_segment_op_total{{{label},op="add"}} 0.0' in lines
+    assert f'rollbridge_txn_tb_snapshot_index_op_total{{{label},op="read"}} 4.0' in lines
+    assert f"rollbridge_txn_tb_snapshot_segment_total{{{label}}} {len(_current(bench, SEGMENTS))}.0" in lines
+    assert f'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{{{label},le="16777216.0"}} 0.0' in lines
+    assert f'rollbridge_txn_tb_snapshot_index_entry_bytes_bucket{{{label},le="+Inf"}} 1.0' in lines
 
 
 def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -369,25 +371,22 @@ def test_metrics_are_a_file_while_a_group_is_led(tmp_path: Path, caplog: pytest.
     group = bench.leader.group
     assert group is not None
     file = MetricsFile(str(tmp_path), "sales/default")
-    file.write(lambda: leader_lines(group))
+    file.write(lambda: leader_samples(group, view_of(group)))
     [written] = tmp_path.iterdir()
     assert written.name == "rollbridge-sales.default.prom"
     assert "rollbridge_txn_tb_snapshot_segment_total" in written.read_text()
-    assert list(adopted_lines("s/g", [("s/all", "shop.orders")]))[-1] == (
-        'rollbridge_adopted_topic{group="s/g",stream="s/all",topic="shop.orders"} 1'
-    )
     stream = next(iter(group.streams.values()))
     label = f'group="{group.name}",stream="{stream.config.name}"'
-    assert f"rollbridge_stream_topics{{{label}}} {len(stream.history.segments())}\n" in written.read_text()
-    assert f"rollbridge_stream_epochs{{{label}}} 1\n" in written.read_text()
+    assert f"rollbridge_stream_topics{{{label}}} {len(stream.history.segments())}.0\n" in written.read_text()
+    assert f"rollbridge_stream_epochs{{{label}}} 1.0\n" in written.read_text()
     assert "rollbridge_adopted_topic{" not in written.read_text()
     stream.config = replace(stream.config, topic="shop.orders")
     file = MetricsFile(str(tmp_path), "sales/default")
-    file.write(lambda: leader_lines(group))
-    assert f'stream="{stream.config.name}",topic="shop.orders"}} 1' in written.read_text()
+    file.write(lambda: leader_samples(group, view_of(group)))
+    assert f'stream="{stream.config.name}",topic="shop.orders"}} 1.0' in written.read_text()
     file.remove()
     assert not list(tmp_path.iterdir())
-    MetricsFile("", "sales/default").write(lambda: leader_lines(group))
+    MetricsFile("", "sales/default").write(lambda: leader_samples(group, view_of(group)))
     missing = MetricsFile(str(tmp_path / "none"), "sales/default")
-    missing.write(lambda: leader_lines(group))
+    missing.write(lambda: leader_samples(group, view_of(group)))
     assert "metrics are not written any more" in caplog.text

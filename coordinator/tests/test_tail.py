@@ -14,10 +14,11 @@ from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.fences import Fences
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
 from rollbridge.model.ids import TransactionId
+from rollbridge.model.metrics import Sample
 from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import Snapshot
 from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.metrics import standby_lines
+from rollbridge_coordinator.state.families import STANDBY_HELD, STANDBY_LAG, standby_samples
 from rollbridge_coordinator.state.warm import WarmTail
 
 STREAM = "sales/orders"
@@ -190,6 +191,6 @@ def test_where_the_commit_log_has_to_be_read_from() -> None:
 
 
 def test_metrics_say_how_far_a_standby_lags() -> None:
-    assert 'rollbridge_standby_lag_messages{group="s/g"} 7' in list(standby_lines("s/g", 7, 3))
-    assert 'rollbridge_standby_transactions{group="s/g"} 3' in list(standby_lines("s/g", 7, 3))
-    assert 'rollbridge_standby_lag_messages{group="s/g"} -1' in list(standby_lines("s/g", None, 0))
+    label = ("s/g",)
+    assert list(standby_samples("s/g", 7, 3)) == [Sample(STANDBY_LAG, label, 7), Sample(STANDBY_HELD, label, 3)]
+    assert next(iter(standby_samples("s/g", None, 0))) == Sample(STANDBY_LAG, label, -1)

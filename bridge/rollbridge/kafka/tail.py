@@ -56,6 +56,8 @@ class Tail:
     Attributes:
         skipped: Number of batches that could not be read.
         epochs: Leader epoch of the last message handed out of each partition.
+        appended_ms: Latest time in the batch that it came in; its append time, where the broker gives that.
+        read_bytes: Bytes of the batches of each partition that have been handed out, or begun to be.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Tail:
         """Prepare the reader; no request is sent before the first :meth:`poll`."""
         self.skipped = 0
         self.epochs: dict[Partition, int] = {}
+        self.appended_ms: dict[Partition, int] = {}
+        self.read_bytes: dict[Partition, int] = {}
         self._inflated_bytes_max = inflated_bytes_max
         self._follower = Follower(
             bootstrap_servers,
@@ -152,6 +156,8 @@ class Tail:
             if end <= position:
                 continue
             self.epochs[partition] = header.partition_leader_epoch
+            self.appended_ms[partition] = header.max_timestamp
+            self.read_bytes[partition] = self.read_bytes.get(partition, 0) + len(batch)
             if not header.is_control:
                 try:
                     for record in read_numbered(batch, header.base_offset, end, self._inflated_bytes_max):

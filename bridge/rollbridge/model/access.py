@@ -147,7 +147,9 @@ def coordinator(scope: str, consumer_groups: Iterable[str] = (), topic: str = ""
         Resource.TRANSACTIONAL_ID, f"rollbridge.{scope}.", ("Write",), "merge in native transactions", prefixed=True
     )
     yield _client()
-    yield Right(Resource.CLUSTER, CLUSTER, ("Describe",), "ask for the sizes of segments, for retentions by size")
+    yield Right(
+        Resource.CLUSTER, CLUSTER, ("Describe",), "ask for the sizes of logs, for retentions by size and for metrics"
+    )
     for name in consumer_groups:
         yield Right(
             Resource.GROUP, name, ("Read",), "commit offsets that transactions carry; wait for groups of retentions"

@@ -72,7 +72,7 @@ from rollbridge.model.pieces import (
     manifest_price,
     text_price,
 )
-from rollbridge.model.transaction import DECISIONS, Chronicle, Drop, Event, Move, Row, State, Stay, decide
+from rollbridge.model.transaction import DECISIONS, AbortCause, Chronicle, Drop, Event, Move, Row, State, Stay, decide
 
 # Looking a member up in its enum takes longer, in CPython 3.11, than all else that the table costs a DATA frame.
 _DATA: Final = Event.DATA
@@ -90,6 +90,7 @@ _COMMIT_FRAME: Final = FrameKind.COMMIT
 _ABORT_FRAME: Final = FrameKind.ABORT
 _EXTEND_FRAME: Final = FrameKind.EXTEND
 _BUNDLE: Final = FrameKind.BUNDLE
+_LIMIT: Final = AbortCause.LIMIT
 
 TOMBSTONES_MAX: Final = 100_000
 """Transactions that have ended and whose ids are kept, so that no BEGIN frame that is read later opens them again."""
@@ -181,6 +182,7 @@ class BufferFold:
         dropped: counts of messages that changed nothing, by reason.
         fences: the newest session of each client, and so whose frames are refused.
         appended_ms: the latest append time that was met, ms since 1970; 0 before.
+        now_ms: the clock of whoever folds, set by it now and then; 0 where nobody wants to know how long commits take.
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
         fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
@@ -218,7 +220,7 @@ class BufferFold:
         self.fences = Fences()
         self.lines: CommitLines[BufferedTransaction] = CommitLines()
         self.log_position = 0
-        self.appended_ms = 0
+        self.appended_ms = self.now_ms = 0
         self.fresh: list[bytes] | None = None
         self.extended: set[bytes] = set()
         self.ended: EndedIds | None = None
@@ -282,18 +284,18 @@ class BufferFold:
             KeyError: no such transaction is open.
         """
         item = self.open[transaction]
-        self._end(item, Event.ABORT, reason, now_ms, is_unusual=True)
+        self._end(item, Event.ABORT, AbortCause.OPERATOR, reason, now_ms, is_unusual=True)
         return item.state is State.ABORTING
 
-    def refuse(self, transaction: bytes, reason: str, now_ms: int) -> None:
+    def refuse(self, transaction: bytes, reason: str, now_ms: int, cause: AbortCause = AbortCause.OTHER) -> None:
         """Decide on abort because the transaction cannot be merged, also after its commit was asked for."""
-        self._end(self.open[transaction], Event.REFUSE, reason, now_ms, is_unusual=True)
+        self._end(self.open[transaction], Event.REFUSE, cause, reason, now_ms, is_unusual=True)
 
     def expire(self, transaction: bytes, now_ms: int) -> None:
         """Decide that a lease has run out; changes nothing unless the transaction is still open."""
         item = self.open.get(transaction)
         if item is not None:
-            self._end(item, Event.EXPIRE, EXPIRED, now_ms, is_unusual=True)
+            self._end(item, Event.EXPIRE, AbortCause.EXPIRED, EXPIRED, now_ms, is_unusual=True)
 
     def forsake(self, now_ms: int, patience_ms: int) -> int:
         """Refuse held commits that wait for what will not come; return how many.
@@ -303,7 +305,7 @@ class BufferFold:
         """
         forsaken = self._forsaken(now_ms, patience_ms)
         for item, reason in forsaken:
-            self.refuse(item.id, reason, now_ms)
+            self.refuse(item.id, reason, now_ms, AbortCause.FENCED if reason is FENCED else AbortCause.ORDER)
         return len(forsaken)
 
     def has_forsaken(self, now_ms: int, patience_ms: int) -> bool:
@@ -611,7 +613,7 @@ class BufferFold:
             if transaction.state is State.OPEN and not transaction.begin.is_of(decode_begin(value)):
                 self.refuse(transaction.id, BEGUN_TWICE, appended_ms)  # whose its records are cannot be told
         elif transaction.owners.is_full(stream):
-            self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms)
+            self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms, _LIMIT)
         elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):
             self._charge(transaction, OWNER_PRICE, appended_ms)
 
@@ -652,19 +654,21 @@ class BufferFold:
         if self.chronicle.is_noting:
             self.chronicle.changed(item.id, state, row.to, _BEGIN, _of_client(begin.client_name, stream))
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
-            self.refuse(item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms)
+            self.refuse(
+                item.id, f"more than {self.limits.open_transactions_max} transactions are open", appended_ms, _LIMIT
+            )
         if begin.lease_ms > self.limits.lease_ms_max:
-            self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms)
+            self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms, _LIMIT)
         if is_crowded:
-            self.refuse(item.id, crowded_reason(room), appended_ms)
+            self.refuse(item.id, crowded_reason(room), appended_ms, _LIMIT)
         if self.fences.epoch_of(begin.client_name) == begin.client_epoch:
             return  # its session is the newest, as it mostly is
         if self.fences.refuses(item.owners.session):
-            self.refuse(item.id, FENCED, appended_ms)
+            self.refuse(item.id, FENCED, appended_ms, AbortCause.FENCED)
         elif self.fences.has_room_for(begin.client_name):
             self.fences.raise_to(begin.client_name, begin.client_epoch)
         elif begin.client_epoch:
-            self.refuse(item.id, f"more than {CLIENTS_MAX} client names have sessions", appended_ms)
+            self.refuse(item.id, f"more than {CLIENTS_MAX} client names have sessions", appended_ms, _LIMIT)
 
     def _open(self, item: BufferedTransaction, price: int) -> BufferedTransaction:
         self.open[item.id] = item
@@ -683,7 +687,7 @@ class BufferFold:
         if item.state is State.ABORTING:
             self.refused_bytes += price
         elif item.held_bytes > limits.held_bytes_per_transaction_max:
-            self.refuse(item.id, too_large_reason(limits.held_bytes_per_transaction_max), now_ms)
+            self.refuse(item.id, too_large_reason(limits.held_bytes_per_transaction_max), now_ms, _LIMIT)
         elif self.held_bytes - self.refused_bytes > limits.held_bytes_max * _ROOM_TO_GROW:
             self._make_room(item, now_ms)
 
@@ -694,7 +698,7 @@ class BufferFold:
         for other in sorted(growing, key=lambda other: (other.held_bytes, other.begun_ms), reverse=True):
             if self.held_bytes - self.refused_bytes <= bound * _ROOM_LEFT:
                 break
-            self.refuse(other.id, largest_reason(bound), now_ms)
+            self.refuse(other.id, largest_reason(bound), now_ms, _LIMIT)
 
     def _let_go(self, item: BufferedTransaction) -> None:
         """Give up the bytes of a transaction that is gone: whoever still holds it does not hold its frames."""
@@ -744,7 +748,7 @@ class BufferFold:
         transaction.bytes += size
         limits = self.limits
         if transaction.bytes > limits.transaction_bytes_max:
-            self.refuse(transaction.id, f"it exceeds {limits.transaction_bytes_max} bytes", appended_ms)
+            self.refuse(transaction.id, f"it exceeds {limits.transaction_bytes_max} bytes", appended_ms, _LIMIT)
             return
         weight = size + CACHED_PRICE
         if (
@@ -766,7 +770,7 @@ class BufferFold:
         ):
             self._charge(transaction, 0, appended_ms)
         if len(transaction.frames) > FRAMES_HARMLESS and transaction.is_too_scattered():
-            self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms)
+            self.refuse(transaction.id, scattered_reason(len(transaction.frames)), appended_ms, _LIMIT)
 
     def _commit(
         self,
@@ -796,6 +800,7 @@ class BufferFold:
         if owners.part != OWNER_PART:
             transaction.reason = resumed_reason(owners.part)
         transaction.decided_ms = appended_ms
+        transaction.met_ms = self.now_ms
         self._charge(transaction, price, appended_ms)
         if transaction.state is not state:
             return
@@ -813,7 +818,7 @@ class BufferFold:
         elif transaction.id in self.fences.decided_before:
             self.decided[transaction.id] = transaction
         else:
-            self.refuse(transaction.id, OVERTAKEN, appended_ms)
+            self.refuse(transaction.id, OVERTAKEN, appended_ms, AbortCause.ORDER)
 
     def _abort(
         self,
@@ -830,10 +835,17 @@ class BufferFold:
         else:
             if transaction.state is State.OPEN:
                 transaction.ended_by = transaction.owners.session
-            self._end(transaction, Event.ABORT, reason, appended_ms)
+            self._end(transaction, Event.ABORT, AbortCause.CLIENT, reason, appended_ms)
 
     def _end(
-        self, transaction: BufferedTransaction, event: Event, reason: str, now_ms: int, *, is_unusual: bool = False
+        self,
+        transaction: BufferedTransaction,
+        event: Event,
+        cause: AbortCause,
+        reason: str,
+        now_ms: int,
+        *,
+        is_unusual: bool = False,
     ) -> None:
         """Move towards ABORTING where the table says so; frames are of no use any more then."""
         row = decide(transaction.state, event, transaction)
@@ -843,6 +855,7 @@ class BufferFold:
         self.chronicle.changed(transaction.id, transaction.state, row.to, event, reason, is_unusual=is_unusual)
         transaction.state = row.to
         transaction.reason = reason
+        transaction.cause = cause
         transaction.decided_ms = now_ms
         if transaction.order is not None:
             self.lines.release(transaction.order, transaction)

@@ -30,7 +30,7 @@ from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
 from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
 from rollbridge.model.names import Partition
-from rollbridge.model.transaction import State
+from rollbridge.model.transaction import AbortCause, State
 
 # Held frames.
 
@@ -320,9 +320,13 @@ class BufferedTransaction:
     begun_ms: int
     state: State = State.OPEN
     reason: str = ""
+    cause: AbortCause = AbortCause.OTHER
+    """Why it ends as aborted, if it does."""
     manifest: Manifest | None = None
     refused: RefusedCondition | None = None
     decided_ms: int = 0
+    met_ms: int = 0
+    """When whoever folds met its COMMIT frame, by :attr:`.BufferFold.now_ms`."""
     frames: HeldFrames = field(default_factory=HeldFrames)
     bytes: int = 0
     cached_bytes: int = 0

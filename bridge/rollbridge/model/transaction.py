@@ -137,6 +137,32 @@ class Drop(StrEnum):
     """The whole message has been folded before, whatever is in it; no transaction is looked at for that."""
 
 
+class AbortCause(StrEnum):
+    """Why a transaction has ended as aborted, among few causes; its ABORT record says it in words."""
+
+    CLIENT = "client"
+    """Its client asked for it."""
+    OPERATOR = "operator"
+    """An operator asked for it."""
+    EXPIRED = "expired"
+    """Its lease has run out."""
+    FENCED = "fenced"
+    """A newer session of its client has begun."""
+    ORDER = "order"
+    """An earlier commit of its connection never arrived, or a later one had been asked for."""
+    CONDITION = "condition"
+    """What it expected of a segment does not hold, or could not be decided."""
+    OFFSETS = "offsets"
+    """The offsets of a consumer group that it was to commit were refused."""
+    LIMIT = "limit"
+    """It exceeds a limit, or its group had no room for it."""
+    REFUSED = "refused"
+    """Kafka refused its records, or what its commit needs."""
+    OTHER = "other"
+    """Its frames contradict each other, are missing or of a newer version; nobody was given its id; or its stream was
+    moved or deleted."""
+
+
 Row = Move | Stay | Drop
 
 _S, _E, _D = State, Event, Drop

@@ -212,6 +212,7 @@ class ZooKeeperSession:
         operation_timeout_s: float = 30.0,
         name: str = "",
         security: Mapping[str, str] | None = None,
+        observe: Callable[[str, float], None] | None = None,
     ) -> None:
         """Prepare a session; :meth:`start` connects.
 
@@ -222,6 +223,8 @@ class ZooKeeperSession:
             operation_timeout_s: Seconds that one operation waits for its answer, reconnecting included.
             name: Who this is, for log lines.
             security: See :mod:`rollbridge.security.zookeeper`.
+            observe: Called with ``read``, ``write`` or ``multi``, and the seconds that it took, for each operation that
+                was answered, from the thread that asked. Many reads that are sent together count as one.
 
         Raises:
             ConfigError: malformed addresses or root path, or security settings that cannot be used.
@@ -233,6 +236,7 @@ class ZooKeeperSession:
         self._operation_timeout_s = operation_timeout_s
         self._listeners: list[Callable[[SessionState], None]] = []
         self._interruptions = 0
+        self._observe = observe
         check_addresses(addresses)
         self._servers = addresses
         self._security = ZooKeeperSecurity.from_config(security)
@@ -456,7 +460,9 @@ class ZooKeeperSession:
         """
         if not operations:
             return
+        began_s = time.perf_counter()
         fault = self._finish_multi(operations, self._begin_multi(operations))
+        self._answered("multi", began_s)
         if fault is not None:
             raise fault
 
@@ -483,11 +489,15 @@ class ZooKeeperSession:
         arguments = (self._full(path),) if watch is None else (self._full(path), Once.event(watch))
         while True:
             left_s = deadline.left()
+            began_s = time.perf_counter()
             try:
-                return send(*arguments).get(timeout=left_s)
+                answer = send(*arguments).get(timeout=left_s)
             except (KazooException, KazooTimeoutError) as fault:
                 if self._closed or left_s <= RETRY_PAUSE_S or not is_transient(fault):
                     raise self._fault(fault, path, writes=False) from fault
+            else:
+                self._answered("read", began_s)
+                return answer
             time.sleep(RETRY_PAUSE_S)
 
     def _many(
@@ -501,19 +511,28 @@ class ZooKeeperSession:
         found: list[T] = []
         for start in range(0, len(paths), PIPELINE_DEPTH):
             chunk = paths[start : start + PIPELINE_DEPTH]
+            began_s = time.perf_counter()
             pending = [send(self._full(path)) for path in chunk]
             for path, result in zip(chunk, pending, strict=True):
                 try:
                     found.append(convert(result.get(timeout=patience_s(self._operation_timeout_s))))
                 except (KazooException, KazooTimeoutError):
                     found.append(one(path))
+            self._answered("read", began_s)
         return found
 
     def _write(self, path: str, send: Callable[[], IAsyncResult]) -> Any:
+        began_s = time.perf_counter()
         try:
-            return send().get(timeout=patience_s(self._operation_timeout_s))
+            answer = send().get(timeout=patience_s(self._operation_timeout_s))
         except (KazooException, KazooTimeoutError) as fault:
             raise self._fault(fault, path, writes=True) from fault
+        self._answered("write", began_s)
+        return answer
+
+    def _answered(self, operation: str, began_s: float) -> None:
+        if self._observe is not None:
+            self._observe(operation, time.perf_counter() - began_s)
 
     def _begin_multi(self, operations: Sequence[NodeOperation]) -> IAsyncResult:
         request = self._client.transaction()

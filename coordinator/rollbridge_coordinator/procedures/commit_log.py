@@ -296,6 +296,7 @@ def update_group(group: GroupState, name: str, request: AdminRequest, now_ms: in
         ]
     )
     if written:
+        group.metrics.note_answer(request.kind, ok=True)
         group.log.retention = policy
         group.housekeeping.done_ms.pop("commit log", None)
         yield from append_journal(group, {paths.group(group.name): value})

@@ -32,7 +32,7 @@ from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
 from rollbridge.model.sn import ANY
-from rollbridge.model.transaction import State
+from rollbridge.model.transaction import AbortCause, State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt
 from rollbridge_coordinator.procedures.refusals import absorb, probe
 from rollbridge_coordinator.procedures.snapshots import note_settled
@@ -53,6 +53,7 @@ from rollbridge_coordinator.state.effects import (
     Undecided,
 )
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import CommitPath, volumes_of
 from rollbridge_coordinator.state.planning import Targets, conditions_of, targets
 
 # Conditions
@@ -89,6 +90,9 @@ class Before:
     history: EpochHistory
     whole: EpochHistory
 
+
+Volumes = Mapping[str, Sequence[int]]
+"""Records and bytes that a round commits, by stream."""
 
 NOTHING_ROLLED: Mapping[str, Before] = {}
 """Value for a round that is no rolling commit."""
@@ -239,14 +243,18 @@ def merge_direct(
             yield from probe(group, sorted({place for place, _ in items}))
         group.doubts.begin(transactions)
         try:
-            yield from append_round(group, transactions, aims, now_ms)
-            yield from CommitRound()
+            volumes = yield from append_round(group, transactions, aims, now_ms)
+            committed_ms = yield from CommitRound()
         except EffectRefusedError as refused:
             # Computed anew: transactions whose offsets were refused in the round have no items any more.
             items, ends = items_of(transactions, aims)
             if not (yield from absorb(group, transactions, items, ends, refused, now_ms, may_wait=True)):
                 return False
         else:
+            path = CommitPath.ROLLING if rolls else CommitPath.DIRECT
+            if not rolls and any(map(conditions_of, transactions)):
+                path = CommitPath.CONDITIONAL
+            group.metrics.note_round(transactions, volumes, path, committed_ms)
             settle(group, transactions, rolled=bool(rolls))
             return True
 
@@ -257,8 +265,10 @@ def append_round(
     aims: Targets,
     now_ms: int,
     rolled: Mapping[str, Before] = NOTHING_ROLLED,
-) -> Steps[None]:
+) -> Steps[Volumes]:
     """Append a round's offsets, frames and control records; nothing is visible until the round is committed.
+
+    Returns what is committed with it, by stream.
 
     A transaction whose offsets are refused, because its consumer was fenced by a newer generation, is logged as
     aborted. So is one whose conditions do not hold; it is alone in its round.
@@ -266,8 +276,7 @@ def append_round(
     group.fold.chronicle.round += 1
     if any(map(conditions_of, transactions)):
         (transaction,) = transactions
-        yield from _append_if(group, transaction, aims, now_ms, rolled)
-        return
+        return (yield from _append_if(group, transaction, aims, now_ms, rolled))
     with_offsets = yield from _append_offsets(group, transactions, now_ms)
     items, spans = items_of(transactions, aims)
 
@@ -289,12 +298,13 @@ def append_round(
         group.forecast.note(items, offsets, expected)
         if list(offsets) == expected:
             yield from outcomes.settle(control, positions)
-            return
+            return volumes_of(items, aims.segments)
         outcomes.drop(positions)
         group.counts["rounds_repeated"] += 1
     offsets = (yield from MergeFrames(items, aims.rooms)) if items else ()
     group.forecast.note(items, offsets)
     yield from outcomes.append(records(offsets))
+    return volumes_of(items, aims.segments)
 
 
 def append_prepared(
@@ -303,11 +313,11 @@ def append_prepared(
     aims: Targets,
     now_ms: int,
     rolled: Mapping[str, Before],
-) -> Steps[None]:
+) -> Steps[Volumes]:
     """Append what a large transaction still lacks to its native transaction, which becomes the round.
 
     That is the offsets of consumer groups and its control record; only an ABORT record if a condition fails, or if
-    offsets are refused.
+    offsets are refused. Returns what is committed with it, by stream.
     """
     preparation = group.preparations.pop(transaction.id)
     group.leftovers[preparation.node] = preparation.record  # of which the record alone is to be removed, if it commits
@@ -326,6 +336,7 @@ def append_prepared(
         items, offsets = (), ()
     record = _control_record(group, transaction, items, offsets, range(len(items)), aims, now_ms)
     yield from outcomes.append([record])
+    return volumes_of(items, aims.segments)
 
 
 def _append_if(
@@ -334,7 +345,7 @@ def _append_if(
     aims: Targets,
     now_ms: int,
     rolled: Mapping[str, Before],
-) -> Steps[None]:
+) -> Steps[Volumes]:
     """Append the round of a conditional transaction: all of it, or only an ABORT record if a condition fails."""
     outcomes = Outcomes(group, [transaction])
     for _ in range(TRIES):
@@ -351,7 +362,7 @@ def _append_if(
         if verdict is ConditionsVerdict.HOLD:
             record = _control_record(group, transaction, items, offsets, range(len(items)), aims, now_ms)
             yield from outcomes.append([record])
-            return
+            return volumes_of(items, aims.segments)
         if with_offsets or items:
             yield from AbortRound()
         if isinstance(verdict, NotMet):
@@ -361,11 +372,12 @@ def _append_if(
         verdict = NotMet("disturbed: others kept writing between its records; begin the transaction again")
     _refuse_condition(group, transaction, verdict, now_ms)
     yield from outcomes.append([_control_record(group, transaction, (), (), range(0), aims, now_ms)])
+    return {}
 
 
 def _refuse_condition(group: GroupState, transaction: BufferedTransaction, verdict: NotMet, now_ms: int) -> None:
     transaction.refused = verdict.condition
-    group.fold.refuse(transaction.id, verdict.reason, now_ms)
+    group.fold.refuse(transaction.id, verdict.reason, now_ms, AbortCause.CONDITION)
     group.counts["conditions_refused"] += 1
 
 
@@ -408,7 +420,7 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
         if refused is None:
             return True
         place, reason = refused
-        group.fold.refuse(owners[place][0].id, reason, now_ms)
+        group.fold.refuse(owners[place][0].id, reason, now_ms, AbortCause.OFFSETS)
         group.counts["offsets_refused"] += 1
 
 

@@ -162,6 +162,8 @@ def _step(group: GroupState, stream: LedStream, now_ms: int) -> Steps[None]:
     del group.sealed_buffers[own]
     del group.streams[own]
     group.counts["streams_moved"] += 1
+    if config.moving_request:
+        group.metrics.note_answer(RequestKind.MOVE_STREAM, ok=True)
     logger.info("%s: stream %s is in group %s now", group.name, own, moved.group)
 
 
@@ -209,6 +211,7 @@ def _answer_refused(group: GroupState, stream: LedStream, refused: EffectRefused
         raise StaleStateError(f"stream {config.name} was changed while it was being moved")
     stream.config = unasked
     group.counts["requests_refused"] += 1
+    group.metrics.note_answer(RequestKind.MOVE_STREAM, ok=False)
 
 
 def take_stream(group: GroupState, name: str, request: AdminRequest) -> Steps[None]:
@@ -235,6 +238,7 @@ def take_stream(group: GroupState, name: str, request: AdminRequest) -> Steps[No
             group, [(item, at) for item in sorted(gone) for at in range(config.buffer_partitions)]
         )
     yield from Write([DeleteNode(f"{paths.requests(group.name)}/{name}")])
+    group.metrics.note_answer(request.kind, ok=True)
 
 
 def _open(group: GroupState, stream: str) -> list[BufferedTransaction]:

@@ -28,7 +28,7 @@ from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode
-from rollbridge.model.transaction import State
+from rollbridge.model.transaction import AbortCause, State
 from rollbridge_coordinator.state.effects import (
     ROUND,
     STUMBLED,
@@ -157,7 +157,7 @@ def absorb(
 
 def refuse(group: GroupState, transaction: BufferedTransaction, reason: str, now_ms: int) -> None:
     """Decide that a transaction ends as aborted, for a refusal."""
-    group.fold.refuse(transaction.id, reason[:REASON_CHARACTERS_MAX], now_ms)
+    group.fold.refuse(transaction.id, reason[:REASON_CHARACTERS_MAX], now_ms, AbortCause.REFUSED)
     group.counts["transactions_refused"] += 1
 
 

@@ -29,7 +29,7 @@ from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
-from rollbridge.model.transaction import KnownTransaction, State
+from rollbridge.model.transaction import AbortCause, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
 from rollbridge_coordinator.procedures.moves import move_stream, take_stream
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
@@ -77,8 +77,10 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
             why = (
                 f"the answer of {len(raw)} bytes does not fit into a ZooKeeper node; what was asked about is as it was"
             )
-            raw = AdminAnswer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why).to_json()
+            answer = AdminAnswer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why)
+            raw = answer.to_json()
         del group.questions[name]
+        group.metrics.note_answer(question.request.kind, ok=answer.ok)
         yield from Write(
             [
                 DeleteNode(f"{paths.requests(group.name)}/{name}"),
@@ -260,13 +262,15 @@ def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:
     """Answer the abort requests whose transactions have ended."""
     for transaction in [item for item in group.answers if item not in group.fold.open]:
         for name in group.answers.pop(transaction):
-            yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
+            yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms), RequestKind.ABORT_TRANSACTION)
 
 
 def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None]:
+    kind: RequestKind | None = None
     try:
         request = AdminRequest.from_json(raw)
-        match request.kind:
+        kind = request.kind
+        match kind:
             case RequestKind.CREATE_STREAM | RequestKind.ADOPT_TOPIC:
                 yield from create_stream(group, name, request, now_ms)
             case RequestKind.SCALE_STREAM:
@@ -286,7 +290,7 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.ABORT_TRANSACTION:
                 yield from _abort(group, name, request, now_ms)
             case RequestKind.DESCRIBE:
-                yield from _answer(group, name, describe(group, request, now_ms))
+                yield from _answer(group, name, describe(group, request, now_ms), request.kind)
             case RequestKind.LOOK_UP | RequestKind.FENCE:
                 yield from put_question(group, name, request)
             case RequestKind.CLEAR_SNAPSHOTS:
@@ -294,14 +298,14 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
             case RequestKind.REBUILD_SNAPSHOTS:
                 yield from _rebuild(group, name, _stream(group, request), now_ms)
     except RollbridgeError as refusal:
-        yield from _refuse(group, name, refusal.code, str(refusal), now_ms)
+        yield from _refuse(group, name, kind, refusal.code, str(refusal), now_ms)
     except EffectRefusedError as refused:
-        yield from _refuse(group, name, refused.code, refused.reason, now_ms)
+        yield from _refuse(group, name, kind, refused.code, refused.reason, now_ms)
 
 
-def _refuse(group: GroupState, name: str, code: str, why: str, now_ms: int) -> Steps[None]:
+def _refuse(group: GroupState, name: str, kind: RequestKind | None, code: str, why: str, now_ms: int) -> Steps[None]:
     group.counts["requests_refused"] += 1
-    yield from _answer(group, name, refusing(code, why, now_ms))
+    yield from _answer(group, name, refusing(code, why, now_ms), kind)
 
 
 def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
@@ -352,14 +356,14 @@ def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> 
     identifier = TransactionId.parse(request.transaction)
     if identifier.bytes not in group.fold.open:
         _check_was_aborted(group, identifier, request)
-        yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
+        yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms), request.kind)
         return
     transaction = group.fold.open[identifier.bytes]
     waited = why_waits(group, transaction)
     if waited is not None:
         yield from take_out(group, transaction)
         why = f"{request.reason or 'admin'}; {waited}"
-        group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms)
+        group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms, AbortCause.OPERATOR)
     elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
     group.answers.setdefault(identifier.bytes, []).append(name)
@@ -392,7 +396,7 @@ def _clear(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Step
         StaleStateError: always; the next term reads the buffer again.
     """
     yield from clear_snapshots(group, stream.partitions())
-    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
+    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms), RequestKind.CLEAR_SNAPSHOTS)
     raise StaleStateError(f"the snapshots of {stream.config.name} were deleted as asked; the buffer is read again")
 
 
@@ -408,14 +412,15 @@ def _rebuild(group: GroupState, name: str, stream: LedStream, now_ms: int) -> St
         yield from clear_snapshots(group, partitions)
         raise StaleStateError(f"the snapshots of {stream.config.name} are made anew as asked: the buffer is read again")
     yield from write_snapshots(group, partitions, now_ms)
-    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms))
+    yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms), RequestKind.REBUILD_SNAPSHOTS)
 
 
-def _answer(group: GroupState, name: str, answer: AdminAnswer) -> Steps[None]:
+def _answer(group: GroupState, name: str, answer: AdminAnswer, kind: RequestKind | None) -> Steps[None]:
     """Answer a request; if ZooKeeper refuses the answer, remove the request without one.
 
     A request that was withdrawn, or whose removal is refused as well, is not handled again in this term.
     """
+    group.metrics.note_answer(kind, ok=answer.ok)
     asked = DeleteNode(f"{paths.requests(group.name)}/{name}")
     for operations in ((asked, CreateNode(f"{paths.answers(group.name)}/{name}", answer.to_json())), (asked,)):
         try:

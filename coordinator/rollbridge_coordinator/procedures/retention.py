@@ -116,6 +116,7 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
             CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
+    group.metrics.note_answer(request.kind, ok=True)
 
 
 def update_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
@@ -143,6 +144,7 @@ def update_stream(group: GroupState, stream: LedStream, name: str, request: Admi
         ]
     )
     if written:
+        group.metrics.note_answer(request.kind, ok=True)
         stream.config = config
 
 

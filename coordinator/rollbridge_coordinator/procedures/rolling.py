@@ -41,7 +41,14 @@ from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, bytes_of
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.merge import Before, append_prepared, append_round, items_of, settle
+from rollbridge_coordinator.procedures.merge import (
+    Before,
+    Volumes,
+    append_prepared,
+    append_round,
+    items_of,
+    settle,
+)
 from rollbridge_coordinator.procedures.preparing import give_up
 from rollbridge_coordinator.procedures.refusals import absorb, note_fault, probe, refuse
 from rollbridge_coordinator.procedures.suspended import (
@@ -70,6 +77,7 @@ from rollbridge_coordinator.state.effects import (
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import CommitPath
 from rollbridge_coordinator.state.planning import (
     ROLL_BYTES_MAX,
     conditions_of,
@@ -137,7 +145,8 @@ def finish_roll(
                 yield from probe(group, ())
             group.doubts.begin([item for item in transactions if item.state is State.COMMITTING], together=True)
             try:
-                if not (yield from _append(group, committing, transactions, plans, node)):
+                volumes = yield from _append(group, committing, transactions, plans, node)
+                if volumes is None:
                     group.doubts.end()
                     left = committing.with_only(() if committing.is_prepared else kept_of(transactions))
                     if committing.is_prepared:  # its segments become part of the history without it, so it begins anew
@@ -145,7 +154,9 @@ def finish_roll(
                     yield from suspend(group, node, left, _active_places(plans))
                     return
                 if transactions:
-                    yield from CommitRound()
+                    committed_ms = yield from CommitRound()
+                    path = CommitPath.LARGE if committing.is_prepared else CommitPath.ROLLING
+                    group.metrics.note_round(transactions, volumes, path, committed_ms)
                 break
             except EffectRefusedError as refused:
                 may_wait = not any(_is_published(roll, stream) for roll, stream, _, _ in plans)
@@ -332,8 +343,11 @@ def _append(
     transactions: Sequence[BufferedTransaction],
     plans: Sequence[_Plan],
     node: str,
-) -> Steps[bool]:
-    """Do all steps before the commit of the round; return False, with an empty round, if a seal has to wait."""
+) -> Steps[Volumes | None]:
+    """Do all steps before the commit of the round; return what it commits, None if a seal has to wait.
+
+    The round is empty then.
+    """
     # Once one stream is published all topics had been created; if one is gone since, its transactions are refused.
     if not any(_is_published(roll, stream) for roll, stream, _, _ in plans):
         yield from CreateTopics(
@@ -346,27 +360,25 @@ def _append(
     aims = targets(group, committing.rolls)
     is_refused = bool(transactions) and not kept_of(transactions)
     if is_refused and node not in group.suspended:  # a suspended roll has closed segments, which need successors
-        yield from append_round(group, transactions, aims, committing.created_ms)
-        return True
+        return (yield from append_round(group, transactions, aims, committing.created_ms))
     # Conditions are about the final content of the active segments, so these are sealed before the look.
     # So are they where the records stand already: they are part of the round from the moment it is taken up.
     first_seal = committing.is_prepared or any(map(conditions_of, transactions))
     if (first_seal or not transactions) and not (yield from _publish_once(group, plans)):
-        return False
+        return None
     if not transactions:
-        return True
+        return {}
     rolled = {
         roll.stream: Before(stream.history.before(roll.duplicate_epoch), stream.history) for roll, stream, _, _ in plans
     }
     if committing.is_prepared:
-        yield from append_prepared(group, transactions[0], aims, committing.created_ms, rolled)
-        return True
-    yield from append_round(group, transactions, aims, committing.created_ms, rolled)
+        return (yield from append_prepared(group, transactions[0], aims, committing.created_ms, rolled))
+    volumes = yield from append_round(group, transactions, aims, committing.created_ms, rolled)
     if first_seal or (yield from _publish_once(group, plans)):
-        return True
+        return volumes
     yield from AbortRound()
     group.log_end = group.draft = None
-    return False
+    return None
 
 
 def _give_up(

@@ -21,7 +21,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.names import Partition
 from rollbridge.model.records import CreateNode, DeleteNode, SetNode, check_segments
-from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
 from rollbridge_coordinator.procedures.adoption import is_its_topic, leaving, left_topic, note_settings, refuse_to_leave
 from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.suspended import (
@@ -162,6 +162,8 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
         raise StaleStateError(f"the scale of {scaling.stream} to epoch {record.epoch} was finished by someone else")
     stream.history, stream.config = stream.history.with_records(record), config
     group.counts["scales"] += 1
+    if scaling.request:
+        group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=True)
     yield from end_suspension(group, node)
 
 
@@ -230,3 +232,5 @@ def _end(group: GroupState, scaling: EpochTransition, node: str, answer: AdminAn
         raise StaleStateError(f"the scale of {scaling.stream} was finished by someone else")
     yield from end_suspension(group, node)
     group.counts["requests_refused"] += 1
+    if scaling.request:
+        group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=answer.ok)

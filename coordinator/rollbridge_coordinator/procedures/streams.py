@@ -24,6 +24,7 @@ from typing import Final
 
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError, StreamExistsError
 from rollbridge.model import paths
+from rollbridge.model.changes import EpochTransition
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
@@ -46,7 +47,7 @@ from rollbridge.model.records import (
     leading,
 )
 from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge.model.requests import AdminAnswer, AdminRequest, refusing
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
 from rollbridge_coordinator.procedures.adoption import (
     adopted_stream,
@@ -172,6 +173,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         ]
     )
     if created:
+        group.metrics.note_answer(request.kind, ok=True)
         group.add_stream(LedStream(config, history))
 
 
@@ -235,7 +237,9 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
     if marked is not None:
         for node, work in left.items():
             if work is None:
-                del group.suspended[node]
+                given_up = group.suspended.pop(node).work
+                if isinstance(given_up, EpochTransition) and given_up.request:
+                    group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=False)
             else:
                 group.suspended[node].work = work
         for partition in stream.partitions():
@@ -300,6 +304,8 @@ def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRe
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
     doomed.config = config
     group.counts["requests_refused"] += 1
+    for _ in waiting:
+        group.metrics.note_answer(_deletion_of(config), ok=False)
 
 
 def _mark(
@@ -369,10 +375,17 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
     if not applied:
         raise StaleStateError(f"stream {name} was changed while it was being deleted")
     if len(taken) == len(numbers):
+        for _ in doomed.config.deletion_requests:
+            group.metrics.note_answer(_deletion_of(doomed.config), ok=True)
         del group.doomed[str(name)]
         # Does not apply while a writer holds a slot, or if the node was never created.
         yield from Write([DeleteNode(paths.cas_slots(name))])
     return True
+
+
+def _deletion_of(config: StreamConfig) -> RequestKind:
+    """Return what takes a stream away: it is released if it lies in a topic of somebody else."""
+    return RequestKind.RELEASE_TOPIC if config.topic else RequestKind.DELETE_STREAM
 
 
 def _unused(stream: LedStream) -> Steps[list[str]]:

@@ -52,7 +52,7 @@ from rollbridge.model.conditions import ForeignTransaction, Obstacle, name_some
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode
-from rollbridge.model.requests import AdminAnswer, refusing
+from rollbridge.model.requests import AdminAnswer, RequestKind, refusing
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
@@ -388,6 +388,7 @@ def refuse_request(group: GroupState, node: str, scaling: EpochTransition, answe
         raise StaleStateError(f"{describe(scaling)} was finished by someone else")
     group.suspended[node].work = answered
     group.counts["requests_refused"] += 1
+    group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=False)
 
 
 def _answer(group: GroupState, node: str, scaling: EpochTransition, now_ms: int) -> Steps[None]:

@@ -26,6 +26,7 @@ from rollbridge_coordinator.procedures.snapshots import drop_aborted
 from rollbridge_coordinator.state.effects import (
     AppendControl,
     CommitRound,
+    DiskBytes,
     EndOffsets,
     ReadNodes,
     Steps,
@@ -52,6 +53,12 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
         if barrier is not None and group.is_folded(barrier):
             group.fold.expire(transaction.id, now_ms)
             group.counts["transactions_expired"] += 1
+
+
+def measure_logs(group: GroupState, now_ms: int) -> Steps[None]:
+    """Note how much the commit log and the buffers take on disk, at intervals; only metrics tell it."""
+    if group.housekeeping.is_due("sizes of logs", now_ms, group.settings.retention_check_ms, at_once=False):
+        group.metrics.log_bytes = dict((yield from DiskBytes([(group.commit_log, 0), *sorted(group.partitions())])))
 
 
 def forget_barriers(group: GroupState) -> None:

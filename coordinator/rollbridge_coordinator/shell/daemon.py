@@ -20,17 +20,20 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Final, NoReturn
 
-import psutil
+from prometheus_client import Metric, ProcessCollector
+from prometheus_client.registry import Collector
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.metrics import SampleCollector
 from rollbridge.model import paths
+from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Coordinator
 from rollbridge.version import __version__
@@ -38,11 +41,17 @@ from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch
+from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch, RequestTimes
 from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
 from rollbridge_coordinator.shell.presence import CoordinatorRoll, Presence, Vigils, local_address, within
-from rollbridge_coordinator.state.metrics import Vitals, coordinator_lines, faults, joined, process_lines
+from rollbridge_coordinator.state.families import (
+    FAMILIES,
+    ZOOKEEPER_OPERATIONS,
+    coordinator_samples,
+    zookeeper_samples,
+)
+from rollbridge_coordinator.state.metrics import Vitals, faults
 from rollbridge_coordinator.state.succession import Candidates
 
 logger = logging.getLogger(__name__)
@@ -62,12 +71,14 @@ class Daemon:
         """Prepare; ``hook`` is called before and after each effect of a leader."""
         self._settings = settings
         self._hook = hook
+        self._requests = RequestTimes(ZOOKEEPER_OPERATIONS)
         self._session = ZooKeeperSession(
             settings.zookeeper,
             root=settings.zookeeper_root,
             session_timeout_s=settings.session_timeout_s,
             name=settings.name,
             security=settings.zookeeper_security,
+            observe=self._requests.note,
         )
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
@@ -159,26 +170,23 @@ class Daemon:
         )
         return list(faults(vitals))
 
-    def metrics(self) -> str:
-        """Return all metrics in Prometheus' text format; may be called from any thread."""
+    def samples(self) -> Iterator[Sample]:
+        """Return all metrics of ours as of the last second; may be called from any thread."""
         leaderships = list(self._leaderships.copy().values())
-        process = psutil.Process()
-        with process.oneshot():
-            spent = process.cpu_times()
-            own = process_lines(
-                cpu_s=spent.user + spent.system,
-                resident_bytes=process.memory_info().rss,
-                open_files=process.num_fds(),
-                started_s=process.create_time(),
-            )
-        about = coordinator_lines(
+        yield from coordinator_samples(
             self._settings.name,
             version("rollbridge"),
             healthy=not self.faults(),
             groups=len(leaderships),
             led=sum(leadership.is_leading for leadership in leaderships),
         )
-        return joined([about, own, *(self._board.sheets() if self._board else ())])
+        yield from zookeeper_samples(
+            connected=self._session.is_connected,
+            interruptions=self._session.interruptions,
+            requests=self._requests.durations(),
+        )
+        if self._board is not None:
+            yield from self._board.samples()
 
     @contextmanager
     def _endpoint(self) -> Iterator[None]:
@@ -187,7 +195,7 @@ class Daemon:
         if address is None:
             yield
         else:
-            with Endpoint(*address, self.metrics, self.faults), self._watch:
+            with Endpoint(*address, _Everything(self.samples), self.faults), self._watch:
                 yield
 
     @contextmanager
@@ -301,6 +309,17 @@ class Daemon:
             lease_ms_max=self._settings.limits.lease_ms_max,
             release=__version__,
         ).to_json()
+
+
+class _Everything(Collector):
+    """What is served: the process by the names that Prometheus' own clients use, and metrics of ours."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._collectors = (ProcessCollector(registry=None), SampleCollector(samples, FAMILIES))
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in self._collectors:
+            yield from collector.collect()
 
 
 # Termination by signals

@@ -15,24 +15,20 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.registry import Collector
+
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.metrics import SampleCollector
+from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.metrics import (
-    adopted_lines,
-    beside_lines,
-    clock_lines,
-    count_lines,
-    fault_lines,
-    growth_lines,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -41,19 +37,18 @@ HEALTH: Final = "/healthz"
 REQUEST_S: Final = 5.0
 """Time limit for a client to send its request."""
 _TEXT: Final = "text/plain; charset=utf-8"
-_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Endpoint:
     """HTTP server that answers from its own threads while it is entered."""
 
-    def __init__(self, host: str, port: int, metrics: Callable[[], str], faults: Callable[[], list[str]]) -> None:
+    def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
         """Bind the address; entering the endpoint begins to answer.
 
         Args:
             host: Address of this machine, or its name.
             port: Port to listen on, 0 for a free one.
-            metrics: Returns the document in Prometheus' text format; called from threads of the server.
+            metrics: What is served, in the format that a client accepts; collects in threads of the server.
             faults: Returns what is wrong, an empty list if healthy; called from threads of the server.
 
         Raises:
@@ -83,7 +78,7 @@ class Endpoint:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, metrics: Callable[[], str], faults: Callable[[], list[str]]) -> None:
+    def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
         self.metrics = metrics
@@ -100,19 +95,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == METRICS:
-            self._answer(HTTPStatus.OK, _EXPOSITION, self.server.metrics())
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(HTTPStatus.OK, kind, encode(self.server.metrics))
         elif path == HEALTH:
             faults = self.server.faults()
             status = HTTPStatus.SERVICE_UNAVAILABLE if faults else HTTPStatus.OK
-            self._answer(status, _TEXT, "".join(f"{line}\n" for line in faults or ["ok"]))
+            self._answer(status, _TEXT, "".join(f"{line}\n" for line in faults or ["ok"]).encode())
         else:
-            self._answer(HTTPStatus.NOT_FOUND, _TEXT, f"there are {METRICS} and {HEALTH}\n")
+            self._answer(HTTPStatus.NOT_FOUND, _TEXT, f"there are {METRICS} and {HEALTH}\n".encode())
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -135,22 +130,44 @@ class MetricsBoard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sheets: dict[str, list[str]] = {}
+        self._sheets: dict[str, Sequence[Sample]] = {}
 
-    def put(self, name: str, lines: list[str]) -> None:
-        """Replace the lines under this name."""
+    def put(self, name: str, samples: Sequence[Sample]) -> None:
+        """Replace the samples under this name; they do not change any more."""
         with self._lock:
-            self._sheets[name] = lines
+            self._sheets[name] = samples
 
     def drop(self, name: str) -> None:
-        """Remove the lines under this name, if there are any."""
+        """Remove the samples under this name, if there are any."""
         with self._lock:
             self._sheets.pop(name, None)
 
-    def sheets(self) -> list[list[str]]:
-        """Return all lines, in the order of their names."""
+    def samples(self) -> list[Sample]:
+        """Return all samples, in the order of their names."""
         with self._lock:
-            return [self._sheets[name] for name in sorted(self._sheets)]
+            return [sample for name in sorted(self._sheets) for sample in self._sheets[name]]
+
+
+class RequestTimes:
+    """Durations of requests by operation, of a closed set; safe to use from several threads."""
+
+    def __init__(self, operations: Iterable[str]) -> None:
+        self._lock = threading.Lock()
+        self._durations = {operation: Histogram(REQUEST_BOUNDS_S) for operation in operations}
+
+    def note(self, operation: str, seconds: float) -> None:
+        """Count a request that was answered.
+
+        Raises:
+            KeyError: there is no such operation.
+        """
+        with self._lock:
+            self._durations[operation].note(seconds)
+
+    def durations(self) -> dict[str, Histogram]:
+        """Return the durations in seconds so far, by operation."""
+        with self._lock:
+            return {operation: known.copy() for operation, known in self._durations.items()}
 
 
 class MetricsFile:
@@ -165,19 +182,19 @@ class MetricsFile:
         self._board = board
         self._next_s = 0.0
 
-    def write(self, lines: Callable[[], Iterable[str]]) -> None:
+    def write(self, samples: Callable[[], Iterable[Sample]]) -> None:
         """Replace the metrics if the interval has passed. A failure to write is logged, once."""
         if (self._path is None and self._board is None) or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + INTERVAL_S
-        present = list(lines())
+        present = list(samples())
         if self._board is not None:
             self._board.put(self._name, present)
         if self._path is None:
             return
         draft = self._path.with_suffix(".tmp")
         try:
-            draft.write_text("\n".join(present) + "\n", encoding="utf-8")
+            draft.write_bytes(generate_latest(SampleCollector(lambda: present)))
             draft.replace(self._path)
         except OSError as fault:
             logger.warning("metrics are not written any more: %s", fault)
@@ -189,20 +206,6 @@ class MetricsFile:
             self._board.drop(self._name)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def leader_lines(group: GroupState) -> Iterator[str]:
-    """Yield the metrics of a leader."""
-    segments = sum(len(item.aborted.indexes) for item in group.snapshots.partitions.values())
-    yield from count_lines(str(group.name), group.counts)
-    yield from fault_lines(str(group.name), ((name, fault.code) for name, fault in group.faults.items()))
-    adopted = ((name, item.config.topic) for name, item in group.streams.items() if item.is_on_topic)
-    yield from adopted_lines(str(group.name), adopted)
-    yield from beside_lines(str(group.name), len(group.preparations))
-    grown = ((name, item.topics, len(item.history.records)) for name, item in group.streams.items())
-    yield from growth_lines(str(group.name), grown)
-    yield from clock_lines(str(group.name), group.times.spread_ms, differ=group.times.differ)
-    yield from group.snapshots.metrics.lines(str(group.name), segments)
 
 
 # Probe of Kafka

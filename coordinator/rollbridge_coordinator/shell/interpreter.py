@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
+from time import perf_counter
 from typing import Any, Final, Literal, TypeVar
 
 from rollbridge.calls import Deadline
@@ -75,6 +76,7 @@ from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.faults import LEADERLESS, LEADERLESS_S, SEAL_TIMEOUT, DeposedError, StaleStateError
 from rollbridge_coordinator.state.group import BESIDE_IDENTITIES
+from rollbridge_coordinator.state.metrics import EffectTimes
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,9 @@ DELETE_S: Final = 5.0
 
 _LOOKS: Final = (fx.Look, fx.ReadLate, fx.FindLate, fx.EndOffsets)
 """Effects that change nothing."""
+_OF_MERGES: Final = frozenset({fx.MergeFrames, fx.AppendTogether, fx.AppendControl, fx.SendOffsets, fx.TakeUp})
+"""Effects with one of which each round of transactions begins."""
+_ENDS: Final = frozenset({fx.CommitRound, fx.AbortRound})
 _OF_FRAMES: Final = (fx.MergeFrames, fx.AppendTogether, fx.Prepare)
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
@@ -263,6 +268,9 @@ class Interpreter:
         self._hook = hook
         self._feed: FrameFeed | None = None
         self._procedure: Steps[Any] | None = None
+        self._merging_since_s: float | None = None
+        self.times = EffectTimes()
+        """How long the effects of this term took."""
 
     def run(self, procedure: Steps[T]) -> T:
         """Carry out a procedure and return its result.
@@ -285,6 +293,7 @@ class Interpreter:
             refused = None
             self._feed = None
             self._procedure = procedure
+            began_s = perf_counter()
             try:
                 result = HANDLERS[type(effect)](self, effect)
             except Exception as fault:
@@ -298,8 +307,26 @@ class Interpreter:
                     self._current.init()  # fences the round: for certain nothing of it is or will be committed
                 if isinstance(effect, fx.ROUND):
                     self._empty_round()
+                    self._merging_since_s = None
+            self._note(type(effect), began_s, perf_counter(), is_refused=refused is not None)
             if self._hook is not None:
                 self._hook(procedure, effect, "after")
+
+    def _note(self, kind: type[fx.AnyEffect], began_s: float, ended_s: float, *, is_refused: bool) -> None:
+        """Count an effect with the time that it took, and with those of its round."""
+        spent = self.times.spent.get(kind.__name__)
+        if spent is None:
+            spent = self.times.spent[kind.__name__] = [0.0, 0.0]
+        spent[0] += 1
+        spent[1] += ended_s - began_s
+        if kind is fx.Seal:
+            self.times.seals.note(ended_s - began_s)
+        elif kind in _ENDS:
+            if kind is fx.CommitRound and self._merging_since_s is not None and not is_refused:
+                self.times.merges.note(ended_s - self._merging_since_s)
+            self._merging_since_s = None
+        elif kind in _OF_MERGES and self._merging_since_s is None and not is_refused:
+            self._merging_since_s = began_s
 
     def close(self) -> None:
         """End the term: close all connections and abort what is open in Kafka."""
@@ -579,10 +606,11 @@ class Interpreter:
         self._abort()
 
     @_carries_out(fx.CommitRound)
-    def _commit_round(self, _: fx.CommitRound) -> None:
+    def _commit_round(self, _: fx.CommitRound) -> int:
         self._current.commit()
         self._next()
         self._workshop.note_round()
+        return self._now_ms()
 
     def _abort(self) -> None:
         self._current.abort()

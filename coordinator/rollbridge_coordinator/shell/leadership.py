@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
@@ -32,11 +33,13 @@ from rollbridge_coordinator.procedures.lingering import end_linger
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
-from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse, leader_lines
+from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
+from rollbridge_coordinator.shell.readings import Readings
 from rollbridge_coordinator.shell.standby import Standby
 from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.metrics import Takeovers, Warmth
 from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Candidates, Times, gives_way_in_s, stands_in_s
 
 
@@ -153,6 +156,7 @@ class Leadership(threading.Thread):
         self._seen: NodeStat | None = None
         self._is_rival = False
         self._doubts = Doubts()
+        self._takeovers = Takeovers()
         self.is_leading = False
         """True after the takeover, until the lead is given up."""
 
@@ -296,6 +300,7 @@ class Leadership(threading.Thread):
         started = time.monotonic()
         standby = self._end_standby()  # ends while the epoch is raised
         clock, times = Clock(), Times()
+        since_ms = clock.now_ms()
         epoch, version = self._raise_epoch(clock, times)
         interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms, self._hook)
         tail = Tail(self._settings.bootstrap_servers, self._settings.security)
@@ -312,11 +317,12 @@ class Leadership(threading.Thread):
                 )
             )
             group.times = times
+            group.metrics.since_ms = since_ms
             group.doubts = self._doubts
             if times.differ:
                 self._warn_of_clocks(times)
             unread = sum(ends.values()) - sum(group.fold.positions.get(partition, 0) for partition in ends)
-            self._fold_until(tail, group, ends)
+            self._fold_until(tail, group, ends, clock)
             self._doubts.keep(group.fold.open)
             interpreter.run(finish_pending(group))
             group.fold.chronicle.is_live = True  # frames dropped from now on are new, not replayed
@@ -324,6 +330,7 @@ class Leadership(threading.Thread):
             self._tell(group)
             self._say_serving()
             took_s = time.monotonic() - started
+            self._takeovers.note(Warmth.WARM if group.counts["takeovers_warm"] else Warmth.COLD, took_s)
             logger.info(
                 "%s: leads since controller epoch %d, %d streams, %d open transactions, took over in %.2f s, "
                 "read %d messages%s",
@@ -373,6 +380,7 @@ class Leadership(threading.Thread):
         requested = threading.Event()
         requested.set()
         reported: Counter[str] = Counter()
+        readings = Readings(group, tail, interpreter.times, self._takeovers)
         while not self._stopping.is_set():
             if not self._session.is_connected:
                 # It is unknown who leads. Decide nothing and read nothing: new frames stay in the buffers.
@@ -396,7 +404,7 @@ class Leadership(threading.Thread):
                 requested.clear()
                 self._session.children(paths.requests(self._group), requested.set)
             pause_ms = 0 if asked else group.pause_ms(clock.now_ms(), round(self._settings.poll_s * 1000))
-            self._fold(tail, group, pause_ms / 1000)
+            self._fold(tail, group, pause_ms / 1000, clock)
             self._tell(group)
             self._look_at_clocks(group, clock)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
@@ -404,21 +412,27 @@ class Leadership(threading.Thread):
             self._tell(group)
             pulse.beat()
             self._report(group, reported)
+            self._metrics.write(lambda: readings.samples(clock.now_ms()))
 
-    def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int]) -> None:
+    def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int], clock: Clock) -> None:
         """Fold the buffers up to ``ends``, where they ended when this leader took over."""
         starts = {partition: group.fold.positions.get(partition, 0) for partition in group.partitions()}
         tail.assign(starts, group.buffer_epochs)
         while not group.is_folded(ends):
             if self._stopping.is_set():
                 raise StaleStateError("stopped during the takeover")
-            self._fold(tail, group, 1.0)
+            self._fold(tail, group, 1.0, clock)
 
-    def _fold(self, tail: Tail, group: GroupState, timeout_s: float) -> None:
+    def _fold(self, tail: Tail, group: GroupState, timeout_s: float, clock: Clock) -> None:
         streams = group.partitions()
         fold = group.fold.fold
         foreign, newer = (group.fold.dropped[reason] for reason in (Drop.FOREIGN, Drop.NEWER))
-        for message in tail.poll(timeout_s):
+        arrived = tail.poll(timeout_s)
+        first = next(arrived, None)
+        if first is None:
+            return
+        group.fold.now_ms = clock.now_ms()
+        for message in chain((first,), arrived):
             stream = streams.get(message.partition)
             if stream is not None:
                 fold(stream, *message)
@@ -446,14 +460,13 @@ class Leadership(threading.Thread):
             chronicle.lost = 0
 
     def _report(self, group: GroupState, reported: Counter[str]) -> None:
-        """Write metrics, and log what is out of the ordinary; ordinary commits are only counted."""
+        """Log what is out of the ordinary; ordinary commits are only counted."""
         for text in group.snapshots.warnings:
             logger.warning("%s: %s", self._group, text)
         group.snapshots.warnings.clear()
         for text in group.faults.news:
             logger.warning("%s: %s", self._group, text)
         group.faults.news.clear()
-        self._metrics.write(lambda: leader_lines(group))
         for name in NOTABLE:
             if group.counts[name] != reported[name]:
                 logger.info(

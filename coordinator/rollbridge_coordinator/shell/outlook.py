@@ -202,6 +202,7 @@ class Measures:
             request_timeout_s=ANSWER_S,
         )
         self._groups: dict[str, GroupOffsetStore] = {}
+        self._is_told = False
 
     def close(self) -> None:
         """Drop the connections."""
@@ -238,10 +239,14 @@ class Measures:
     def disk_bytes(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.DiskBytes`."""
         try:
-            return leader_bytes(self._cluster, partitions)
+            found = leader_bytes(self._cluster, partitions)
         except RollbridgeError as fault:
-            logger.warning("the sizes of segments cannot be told now, so none is truncated by size: %s", fault)
+            level = logging.DEBUG if self._is_told else logging.WARNING  # it is asked for again and again
+            logger.log(level, "the sizes of logs cannot be told now, so none is truncated by size: %s", fault)
+            self._is_told = True
             return {}
+        self._is_told = False
+        return found
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[Partition, int]]:
         """Carry out :class:`rollbridge_coordinator.state.effects.GroupCommits`."""

@@ -33,7 +33,7 @@ from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.takeover import MakeFold
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile
 from rollbridge_coordinator.shell.frames import LogTail
-from rollbridge_coordinator.state.metrics import standby_lines
+from rollbridge_coordinator.state.families import standby_samples
 from rollbridge_coordinator.state.warm import WarmTail
 
 logger = logging.getLogger(__name__)
@@ -225,4 +225,4 @@ class Standby(threading.Thread):
 
     def _report(self, lag: int | None) -> None:
         held = 0 if self._tail is None else len(self._tail)
-        self._metrics.write(lambda: standby_lines(str(self._group), lag, held))
+        self._metrics.write(lambda: standby_samples(str(self._group), lag, held))

@@ -301,8 +301,11 @@ class AbortRound(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRound(Effect[None]):
-    """Commit the round: all that was appended since the last one is visible to ``read_committed``, for good."""
+class CommitRound(Effect[int]):
+    """Commit the round: all that was appended since the last one is visible to ``read_committed``, for good.
+
+    Gives the leader's clock after that, ms since 1970.
+    """
 
 
 # Large transactions: appended beside the rounds, each by a native transaction of its own, to topics that nobody reads.

@@ -30,6 +30,7 @@ from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
 from rollbridge_coordinator.state.linger import LOOK_MS, LateCommits, Lingering
+from rollbridge_coordinator.state.metrics import GroupMetrics
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
@@ -312,7 +313,8 @@ class GroupState:
         journal: What of its nodes in ZooKeeper stands in Kafka once more.
         times: By how much clocks differ.
         log: What is kept of its commit log.
-        counts: What happened, for metrics.
+        counts: What happened, by the names of :data:`rollbridge_coordinator.state.families.COUNTS`.
+        metrics: What was measured besides.
     """
 
     name: GroupName
@@ -358,6 +360,7 @@ class GroupState:
     times: Times = field(default_factory=Times)
     log: CommitLog = field(default_factory=CommitLog)
     counts: Counter[str] = field(default_factory=Counter)
+    metrics: GroupMetrics = field(default_factory=GroupMetrics)
 
     def __post_init__(self) -> None:
         self.forecast = Forecast(self.settings.forecast_patience)
