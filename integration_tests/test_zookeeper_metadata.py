@@ -32,7 +32,7 @@ from rollbridge.model.records import (
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.truncation import without_epochs
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
@@ -364,3 +364,32 @@ def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -
     with pytest.raises(UnknownWriteError):
         metadata.ask(GROUP, delete, 2)
     taker.join(20)
+
+
+def test_whoever_waits_for_an_answer_is_told_when_the_session_is_closed(
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata.lay_out()
+    metadata.ensure_group(GROUP)
+    read, waits = metadata.session.get, threading.Event()
+    told: list[Exception] = []
+
+    def get(path: str, watch: Watch | None = None) -> object:
+        node = read(path, watch)
+        if watch is not None:
+            waits.set()
+        return node
+
+    def ask() -> None:
+        try:
+            metadata.ask(GROUP, CREATE, 10 * PATIENCE_S)
+        except UnknownWriteError as fault:
+            told.append(fault)
+
+    monkeypatch.setattr(metadata.session, "get", get)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    assert waits.wait(PATIENCE_S)
+    metadata.session.close()
+    asking.join(PATIENCE_S)
+    assert "was closed" in str(told[0])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rollbridge.client.cooperative import JointTicket, JointTransaction, SharedClient
     from rollbridge.client.futures import WriteFuture
     from rollbridge.client.recovery import ResumedTransaction
-    from rollbridge.client.results import CommitResult, Outcome, PartHandle, TransactionStory
+    from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, PartHandle, TransactionStory
     from rollbridge.client.runtime import ClientOptions
     from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
     from rollbridge.client.writing import Part
@@ -53,7 +53,7 @@ _NAMES = {
     "rollbridge.client.cooperative": "JointTicket JointTransaction SharedClient",
     "rollbridge.client.futures": "WriteFuture",
     "rollbridge.client.recovery": "ResumedTransaction",
-    "rollbridge.client.results": "CommitResult Outcome PartHandle TransactionStory",
+    "rollbridge.client.results": "ArrivedTransaction CommitResult Outcome PartHandle TransactionStory",
     "rollbridge.client.runtime": "ClientOptions",
     "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
     "rollbridge.client.writing": "Part",
@@ -80,6 +80,7 @@ __all__ = [
     "SN",
     "AbortFuture",
     "Admin",
+    "ArrivedTransaction",
     "Batch",
     "Bridge",
     "CasFuture",

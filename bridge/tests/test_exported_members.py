@@ -12,6 +12,7 @@ PUBLIC = {
     "ANY",
     "AbortFuture",
     "Admin",
+    "ArrivedTransaction",
     "Batch",
     "Bridge",
     "CasFuture",

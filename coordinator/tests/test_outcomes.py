@@ -19,6 +19,7 @@ from rollbridge.errors import (
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.cooperative import JointState, JointWork, SharedSession
+from rollbridge.model.frames import FrameHeader, FrameKind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import GONE
 from rollbridge.model.pieces import BufferedTransaction
@@ -364,3 +365,20 @@ def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: Ho
         assert words in answer.message
     house.group.preserver = None
     assert "how it has ended is not remembered" in abort(aborted).message
+
+
+def test_what_has_arrived_of_an_open_transaction_is_told_with_its_look_up(house: House) -> None:
+    bench = house.bench
+    identifier = bench.begin(ORDERS)
+    bench.data(identifier, ORDERS, 0, records=2, size=100)
+    part = FrameHeader(FrameKind.DATA, identifier.bytes, 3, 0, 0, 5)
+    bench.feed(ORDERS, part, b"x" * 70)
+    answer = house.ask(transaction=str(identifier))
+    assert answer is not None
+    [known] = answer.transactions
+    assert answer.arrived is not None
+    assert (known.records, answer.arrived.others) == (2, 5), "parts of other processes are not its owner's"
+    assert answer.arrived.bytes == 100
+    everybody = house.ask(owner=known.client_name)
+    assert everybody is not None
+    assert everybody.arrived is None

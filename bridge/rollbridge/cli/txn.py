@@ -1,4 +1,4 @@
-"""``rollbridge txn``: list, describe, extend and abort open transactions, and show outcomes.
+"""``rollbridge txn``: list, describe, extend, commit and abort open transactions, and show outcomes.
 
 Like Kafka's own ``kafka-transactions.sh``, but for transactions that may rightly stay open for days: the client that
 has one open, its age, and the end of its lease are what matters.
@@ -6,6 +6,7 @@ has one open, its age, and the end of its lease are what matters.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,8 +17,9 @@ import click
 
 from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.tables import duration, moment, printable, table
-from rollbridge.client.results import Outcome, TransactionStory
+from rollbridge.cli.tables import counted, duration, moment, printable, table
+from rollbridge.client.abandoned import check_commit
+from rollbridge.client.results import ArrivedTransaction, Outcome, TransactionStory
 from rollbridge.connection import Bridge
 from rollbridge.errors import (
     CorruptDataError,
@@ -42,7 +44,7 @@ _ID = click.argument("transaction", metavar="ID")
 
 @click.group()
 def txn() -> None:
-    """List, describe, extend and abort open transactions, and show the outcomes of others.
+    """List, describe, extend, commit and abort open transactions, and show the outcomes of others.
 
     A transaction is listed once it has been open for about half a second, and until its end is logged.
     """
@@ -223,6 +225,63 @@ def abort(context: CliContext, transaction: str, reason: str) -> None:
     with connected(context) as b:
         b.admin.abort_transaction(identifier, reason=reason)
     context.answer({"transaction": str(identifier), "aborted": True, "reason": reason}, f"Aborted {identifier}.")
+
+
+@txn.command()
+@_ID
+@click.option("--yes", is_flag=True, help="Do not ask; needed where standard input is no terminal.")
+@click.option(
+    "--records", type=click.IntRange(0), metavar="N", help="Do nothing if it holds another number of records than N."
+)
+@click.pass_obj
+def commit(context: CliContext, transaction: str, yes: bool, records: int | None) -> None:
+    """Commit an open transaction in the place of its owner, which is gone, with all that has arrived of it.
+
+    Shows what that is, and asks. What its owner had not sent yet is lost, as are conditions and consumer offsets that
+    it would have committed. An owner that comes back can neither write nor end it. Refused if other processes have
+    written parts of it, or if it is a joint transaction, such as a Spark job's: what to commit is not known then.
+    """
+    identifier = TransactionId.parse(transaction)
+    with connected(context) as b:
+        found = b.arrived(identifier)
+        if found.state is State.OPEN:
+            check_commit(found, records)
+            if not yes:
+                _confirm(context, found)
+            records = found.records
+        done = b.commit_arrived(identifier, records=records)
+    again = "was committed before" if found.committed else "is committed"
+    context.answer(
+        {"transaction": str(identifier), "committed": True, "records": done.records, "position": done.position},
+        f"Transaction {identifier} {again}, with {counted(done.records, 'record')}, at {found.group}@{done.position}.",
+    )
+
+
+def _confirm(context: CliContext, found: ArrivedTransaction) -> None:
+    """Show what would be committed, and ask; raise an error if nobody can answer, or the answer is no."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked, as standard input is no terminal: give --yes; nothing was done")
+    now_ms = _now_ms()
+    left = found.lease_ends_ms - now_ms
+    rows = [
+        ("id", str(found.transaction)),
+        ("group", str(found.group)),
+        ("client", printable(found.client_name)),
+        ("label", printable(found.label or "-")),
+        ("begun", f"{moment(found.since_ms)}, {duration(now_ms - found.since_ms)} ago"),
+        ("lease", f"{duration(left)} left" if left > 0 else f"over for {duration(-left)}"),
+        ("records", f"{found.records:,}"),
+        ("bytes", f"{found.bytes:,}"),
+    ]
+    for line in [f"{name:<9}{value}" for name, value in rows]:
+        context.tell(line)
+    streams = [(name, f"{records:,}") for name, records in found.streams.items()]
+    context.tell(table(("STREAM", "RECORDS"), streams, right=("RECORDS",)))
+    context.tell(
+        "These records become visible for good. Conditions and consumer offsets that its owner would have committed "
+        "are not known, and are left out; if it is still at work, it is kept out."
+    )
+    click.confirm("Commit this transaction?", abort=True, err=True)
 
 
 @txn.command()

@@ -25,6 +25,7 @@ from rollbridge.client.futures import Completion
 from rollbridge.client.results import Outcome, TransactionStory
 from rollbridge.errors import (
     CorruptDataError,
+    InvalidRequestError,
     KafkaUnavailableError,
     NotFoundError,
     OutcomeExpiredError,
@@ -44,7 +45,7 @@ from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.requests import AdminRequest, RequestKind, Story
-from rollbridge.model.transaction import KnownTransaction
+from rollbridge.model.transaction import Arrived, KnownTransaction, State
 from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -232,6 +233,32 @@ class OutcomeClient:
         """
         request = self._request(transaction=str(identifier), owner=client or "")
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
+
+    def arrived(self, identifier: TransactionId, timeout_s: float) -> tuple[Known, Arrived | None]:
+        """Return what is known of a transaction, and what has arrived of it: None if it is not open.
+
+        Raises:
+            InvalidRequestError: a leader of an older version, which does not tell; nothing was changed.
+
+        Raises also what :meth:`transaction` does.
+        """
+        request = self._request(transaction=str(identifier), owner="")
+        found: dict[GroupName, Arrived | None] = {}
+
+        def ask(where: GroupName) -> list[Known]:
+            answer = self._metadata.ask(where, request, timeout_s)
+            if not answer.ok:
+                raise admin_refusal(answer, request.transaction)
+            found[where] = answer.arrived
+            return [(where, item) for item in answer.transactions]
+
+        where, known = self._one(ask, f"transaction {identifier}", None)
+        if known.state is State.OPEN and found[where] is None:
+            raise InvalidRequestError(
+                f"the leader of group {where} is of an older version, which does not tell what has arrived of "
+                f"{identifier}; nothing was changed: update all coordinators first"
+            )
+        return (where, known), found[where]
 
     def story(self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None) -> TransactionStory:
         """Return what the leader of a transaction knows of it at this moment, with its last events.

@@ -13,16 +13,17 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
+from rollbridge.client.abandoned import arrived_of, check_commit, check_records
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
-from rollbridge.client.results import Outcome, Piece, TransactionStory
+from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
@@ -37,10 +38,12 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
+from rollbridge.model import paths
 from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
+from rollbridge.model.records import ClientSession
 from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -246,6 +249,47 @@ class Resuming(ABC):
         with answers_within(resumer.seconds(timeout)):
             return resumer.resume(transaction, timeout, client)
 
+    def arrived(self, transaction: TransactionId | str, timeout: Timeout = None) -> ArrivedTransaction:
+        """Return what has arrived of a transaction, whoever began it: what :meth:`commit_arrived` would make visible.
+
+        Waits for a commit that was asked for, as :meth:`outcome` does, and changes nothing.
+
+        Raises:
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
+            InvalidRequestError: its leader is of an older version, which does not tell.
+        """
+        resumer = self._resumer_if_open()
+        with answers_within(resumer.seconds(timeout)):
+            return resumer.arrived(TransactionId.of_any(transaction), resumer.seconds(timeout))
+
+    def commit_arrived(
+        self, transaction: TransactionId | str, *, records: int | None = None, timeout: Timeout = None
+    ) -> CommitResult:
+        """Commit an open transaction in the place of its owner, which is gone, with all that has arrived of it.
+
+        Of each segment that is everything up to where the owner's last message arrived. What it had not sent yet is
+        lost, as are the conditions and offsets of consumer groups that it would have committed. An owner that comes
+        back can neither write nor end it any more. Asking again gives the same answer.
+
+        Args:
+            transaction: Its id.
+            records: How many records it is to hold, as :meth:`arrived` said; with any other number nothing is done.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            ConflictError: only its owner can commit it, see :attr:`.ArrivedTransaction.obstacle`, or it holds another
+                number of records; nothing was changed.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
+            AlreadyAbortedError, TransactionAbortedError, TransactionExpiredError: nothing of it is visible.
+            OutcomeUnknownError: no answer in time; ask again.
+        """
+        resumer = self._resumer_if_open()
+        deadline = Deadline(resumer.seconds(timeout))
+        with answers_within(deadline.left()):
+            resumed = resumer.take_over_arrived(TransactionId.of_any(transaction), records, deadline.left())
+        return resumed.commit(timeout=deadline.left())
+
     def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout = None) -> datetime:
         """Let an open transaction stay open for longer, whoever began it; see :meth:`rollbridge.Transaction.extend`.
 
@@ -328,10 +372,37 @@ class Resumer:
         self._sessions.take_over(self._inquiry.groups(where), timeout_s)
         return [outcome_of(item) for item in self._inquiry.unfinished(self._client_name, timeout_s, group=where)]
 
-    def resume(
-        self, transaction: TransactionId | str, timeout: Timeout, client: str | None = None
+    def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
+        """See :meth:`Resuming.arrived`."""
+        (group, known), arrived = self._inquiry.arrived(transaction, timeout_s)
+        node = self._metadata.session.get(paths.session(group, known.client_name))
+        session = None if node is None else ClientSession.from_json(node.value)
+        return arrived_of((group, known), arrived, session)
+
+    def take_over_arrived(
+        self, transaction: TransactionId, records: int | None, timeout_s: float
     ) -> ResumedTransaction:
-        """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before."""
+        """Take over a transaction that somebody else than its owner may commit; see :meth:`Resuming.commit_arrived`."""
+        deadline = Deadline(timeout_s)
+        check_commit(self.arrived(transaction, deadline.left()), records)
+
+        def check(group: GroupName, known: KnownTransaction) -> None:
+            check_records(transaction, group, known.records, records)
+
+        return self.resume(transaction, deadline.left(), check=check)
+
+    def resume(
+        self,
+        transaction: TransactionId | str,
+        timeout: Timeout,
+        client: str | None = None,
+        *,
+        check: Callable[[GroupName, KnownTransaction], None] | None = None,
+    ) -> ResumedTransaction:
+        """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before.
+
+        ``check`` may raise an error before anything is changed, having seen what is taken over.
+        """
         identifier = TransactionId.of_any(transaction)
         deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
         self._sessions.check()
@@ -343,6 +414,8 @@ class Resumer:
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
             group, known = self._inquiry.transaction(identifier, deadline.left(), group=group, client=client)
             if known.state is State.OPEN:
+                if check is not None:
+                    check(group, known)
                 return self._take_over(group, known, epoch)
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)

@@ -106,6 +106,23 @@ class TransactionStory(Outcome):
     controller_epoch: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivedTransaction(Outcome):
+    """What has arrived in the buffers of a transaction, which is what a commit in its owner's place makes visible.
+
+    Attributes:
+        bytes: Bytes of its frames in the buffers.
+        streams: Records by stream, also of those that nothing was written to; empty if it has ended.
+        lease_ends_ms: When its lease ends, ms since 1970; 0 if it has ended.
+        obstacle: Why only its owner can commit it; empty if anybody may.
+    """
+
+    bytes: int
+    streams: Mapping[str, int]
+    lease_ends_ms: int
+    obstacle: str = ""
+
+
 Ends = tuple[DLSN | None, DLSN | None]
 """Lowest and highest DLSN of a transaction; None if it holds no record."""
 

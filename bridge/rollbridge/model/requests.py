@@ -11,7 +11,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import DEFAULT_GROUP
 from rollbridge.model.records import Retention
-from rollbridge.model.transaction import KnownTransaction, TransactionEvent
+from rollbridge.model.transaction import Arrived, KnownTransaction, TransactionEvent
 
 REASON_CHARACTERS_MAX: Final = 10_000
 """Of the reason in an answer that refuses a request."""
@@ -93,7 +93,8 @@ class Story:
 class AdminAnswer(NodeRecord):
     """The answer to an admin request; ``code`` is that of the error class that the client raises.
 
-    ``story`` is that of the one transaction that was described.
+    ``story`` is that of the one transaction that was described, ``arrived`` that of an open one that was looked up by
+    its id.
     """
 
     SCHEMA: ClassVar = "answer"
@@ -105,6 +106,7 @@ class AdminAnswer(NodeRecord):
     epoch: int = -1
     transactions: tuple[KnownTransaction, ...] = ()
     story: Story | None = None
+    arrived: Arrived | None = None
 
 
 def refusing(code: str, why: str, now_ms: int) -> AdminAnswer:

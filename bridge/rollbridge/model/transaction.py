@@ -293,6 +293,19 @@ class KnownTransaction:
     pieces: Mapping[PieceKey, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What has arrived of an open transaction besides the records of its owners.
+
+    Attributes:
+        bytes: Bytes of the frames of its owners.
+        others: Records of parts that other processes wrote, which only the commit of its owner can name.
+    """
+
+    bytes: int
+    others: int
+
+
 # The chronicle
 
 UNREAD_MAX: Final = 1_000

@@ -42,6 +42,8 @@ from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
+_CLOSED_LOOK_S: Final = 0.5
+"""How often whoever waits for an answer looks whether its session was closed."""
 FIRST_COUNTER: Final = 1
 """First transaction counter given out in a new cluster."""
 SET_RIGHT_S: Final = 15.0
@@ -435,8 +437,16 @@ class Metadata:
             if node is not None:
                 self._withdraw(path)
                 return AdminAnswer.from_json(node.value)
-            if deadline is None or not changed.wait(deadline.left()):
+            if deadline is None:
                 return None
+            while not changed.wait(min(deadline.left(), _CLOSED_LOOK_S)):
+                if self.session.is_closed:  # no watch comes any more, and the request has gone with the session
+                    raise UnknownWriteError(
+                        f"the connection was closed while group {group} was asked; the request went with it, and may "
+                        "have been carried out"
+                    )
+                if deadline.passed():
+                    return None
 
     def _withdraw(self, path: str) -> bool:
         """Delete a node; return False if it was gone already."""

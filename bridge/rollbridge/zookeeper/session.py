@@ -294,6 +294,11 @@ class ZooKeeperSession:
         self.close()
 
     @property
+    def is_closed(self) -> bool:
+        """True once it was closed here."""
+        return self._closed
+
+    @property
     def root(self) -> str:
         """Path, chroot included, below which everything stands."""
         return self._root or "/"

@@ -29,7 +29,7 @@ from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
-from rollbridge.model.transaction import AbortCause, KnownTransaction, State
+from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
 from rollbridge_coordinator.procedures.moves import move_stream, take_stream
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
@@ -71,7 +71,8 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
         else:
             if found is None:
                 continue
-            answer = AdminAnswer(ok=True, answered_ms=now_ms, transactions=found)
+            arrived = _arrived(group, question.request)
+            answer = AdminAnswer(ok=True, answered_ms=now_ms, transactions=found, arrived=arrived)
         raw = answer.to_json()
         if len(raw) > ANSWER_BYTES_MAX:
             why = (
@@ -215,6 +216,22 @@ def _opened(item: BufferedTransaction) -> KnownTransaction:
         streams=item.begin.streams,
         pieces=pieces,
     )
+
+
+def _arrived(group: GroupState, request: AdminRequest) -> Arrived | None:
+    """Return what has arrived of the open transaction that a request looks up by its id; None of any other."""
+    if request.kind is not RequestKind.LOOK_UP or not request.transaction:
+        return None
+    item = group.fold.open.get(TransactionId.parse(request.transaction).bytes)
+    if item is None:
+        return None
+    size = others = 0
+    for frame in item.frames:
+        if frame.piece.part in item.owners.parts:
+            size += frame.size
+        else:
+            others += frame.records
+    return Arrived(size, others)
 
 
 def _terminated(client: str, item: Terminated) -> KnownTransaction:
