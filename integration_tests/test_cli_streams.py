@@ -47,8 +47,12 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     again = cli("stream", "create", stream)
     assert again.code == ExitCode.CONFLICT
     assert "exists" in again.err
-    kept = cli.json("stream", "create", stream, "--segments", "5", "--if-not-exists")
+    kept = cli.json("stream", "create", stream, "--segments", "2", "--if-not-exists")
     assert kept == created
+    differs = cli("stream", "create", stream, "--segments", "5", "--record-bytes-max", "2000", "--if-not-exists")
+    assert differs.code == ExitCode.CONFLICT
+    for told in ("largest record: it is 1000000, and 2000", "began with 2", "nothing was changed"):
+        assert told in differs.err
     assert "exists, with 2 segments" in cli("stream", "create", stream, "--if-not-exists").out
 
     assert stream in [item["stream"] for item in cli.json("stream", "list")]
@@ -56,6 +60,7 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     assert cli.json("stream", "list", "--scope", "no-such-scope") == []
 
     scaled = cli.json("stream", "scale", stream, "--seal", "0", "--into", "2")
+    assert cli("stream", "create", stream, "--segments", "2", "--if-not-exists").code == 0, "it is the same stream"
     assert (scaled["epoch"], scaled["reference_epoch"], scaled["cause"]) == (1, 1, "scale")
     assert [item["number"] for item in scaled["segments"]] == [2, 3, 1]
     merged = cli("stream", "scale", stream, "--seal", "3,2", "--range", "0:0.5")

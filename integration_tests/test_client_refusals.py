@@ -23,6 +23,7 @@ from rollbridge.errors import (
     RollbridgeError,
     ScopeNotFoundError,
     StreamBusyError,
+    StreamDiffersError,
     StreamExistsError,
     StreamNotFoundError,
     TransactionAbortedError,
@@ -224,8 +225,19 @@ def test_a_stream_that_exists_is_left_as_it_is_where_that_is_wanted(
         found = pool.map(lambda _: client.admin.create_stream(orders + "-3", exist_ok=True), range(4))
         assert len({config.created_ms for config in found}) == 1
     site.stop_coordinator()  # nothing is left to be done, so nobody is needed for it
-    assert client.admin.create_stream(other, segments=5, exist_ok=True) == made
-    assert client.admin.create_stream(orders, segments=5, exist_ok=True) == before.config
+    assert client.admin.create_stream(other, segments=3, exist_ok=True) == made
+    assert client.admin.create_stream(orders, exist_ok=True) == before.config
+    with pytest.raises(StreamDiffersError, match="it is default, and audit was asked for") as caught:
+        client.admin.create_stream(
+            other, segments=5, group="audit", headers="each", retention_time=timedelta(days=1), exist_ok=True
+        )
+    assert [item.partition(":")[0] for item in caught.value.differences] == [
+        "group",
+        "headers",
+        "segments",
+        "retention time",
+    ]
+    assert client.admin.create_stream(other, exist_ok=True) == made, "nothing was changed"
     assert client.admin.describe(orders).active == before.active
     site.start_coordinator()
 

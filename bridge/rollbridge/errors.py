@@ -24,6 +24,7 @@ The tree::
     │  └─ TruncatedError                 records to be read from have been deleted
     ├─ ConflictError                     nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExistsError
+    │  │  └─ StreamDiffersError          it has other settings than were asked for; names each
     │  ├─ StreamBusyError                open transactions stand in the way
     │  ├─ StreamRecreatedError           the stream was deleted and created again; what was named is of the former one
     │  ├─ ReplayDiffersError             what comes again is not what was committed
@@ -241,6 +242,20 @@ class StreamExistsError(ConflictError):
     """A stream of this name exists already."""
 
     code = "stream-exists"
+
+
+class StreamDiffersError(StreamExistsError):
+    """The stream exists, with other settings than were asked for; nothing was changed.
+
+    Attributes:
+        differences: Each as ``name: it is X, and Y was asked for``.
+    """
+
+    code = "stream-differs"
+
+    def __init__(self, message: str, *, differences: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 class StreamBusyError(ConflictError):

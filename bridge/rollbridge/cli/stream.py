@@ -38,14 +38,11 @@ from rollbridge.model.segment_graph import Segment
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 _GROUP = click.option(
     "--group",
-    default=DEFAULT_GROUP,
-    show_default=True,
-    help="Transaction group within the scope; cannot be changed later.",
+    help=f"Transaction group within the scope; `rollbridge stream move` changes it.  [default: {DEFAULT_GROUP}]",
 )
 _BUFFER_PARTITIONS = click.option(
     "--buffer-partitions",
     type=click.IntRange(1),
-    default=1,
     metavar="N",
     help="Partitions of the transaction buffer.  [default: 1]",
 )
@@ -54,9 +51,8 @@ _BUFFER_PARTITIONS = click.option(
 _HEADERS = click.option(
     "--headers",
     type=click.Choice([form.value for form in HeaderForm]),
-    default=HeaderForm.FIRST.value,
-    show_default=True,
-    help="Which records of its transactions say who wrote them: the first of each batch, or each.",
+    help="Which records of its transactions say who wrote them: the first of each batch, or each.  "
+    f"[default: {HeaderForm.FIRST.value}]",
 )
 
 
@@ -74,14 +70,12 @@ def stream() -> None:
 @click.option(
     "--replication-factor",
     type=int,
-    default=-1,
     metavar="N",
     help="Replication factor of its topics.  [default: the broker's]",
 )
 @click.option(
     "--record-bytes-max",
     type=click.IntRange(0),
-    default=0,
     metavar="N",
     help="Maximum size of a record in bytes.  [default: 1000000]",
 )
@@ -89,18 +83,18 @@ def stream() -> None:
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
-@click.option("--if-not-exists", is_flag=True, help="Leave a stream that exists as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Leave a stream that exists with these settings as it is.")
 @click.pass_obj
 def create(
     context: CliContext,
     stream_name: str,
     segments: int | None,
     ranges: tuple[tuple[float, float], ...],
-    group: str,
-    buffer_partitions: int,
-    replication_factor: int,
-    record_bytes_max: int,
-    headers: str,
+    group: str | None,
+    buffer_partitions: int | None,
+    replication_factor: int | None,
+    record_bytes_max: int | None,
+    headers: str | None,
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
@@ -108,7 +102,8 @@ def create(
 ) -> None:
     """Create a stream, with --segments of equal size or with each --range given.
 
-    With --if-not-exists an existing stream is left and shown as it is, whatever the other options say.
+    With --if-not-exists an existing stream is left and shown as it is, if it has the settings that are given; otherwise
+    the error names each difference. Segments are compared with those that it began with.
     """
     if segments is not None and ranges:
         raise click.UsageError("--segments and --range exclude each other")
@@ -152,12 +147,13 @@ def create(
 @click.option(
     "--replication-factor",
     type=int,
-    default=-1,
     metavar="N",
     help="Replication factor of the buffer.  [default: the broker's]",
 )
 @_HEADERS
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic that the stream has adopted as it is.")
+@click.option(
+    "--if-not-exists", is_flag=True, help="Leave a topic that the stream has adopted with these settings as it is."
+)
 @click.pass_obj
 def adopt(
     context: CliContext,
@@ -165,10 +161,10 @@ def adopt(
     stream_name: str | None,
     partitioner: str | None,
     unchecked: bool,
-    group: str,
-    buffer_partitions: int,
-    replication_factor: int,
-    headers: str,
+    group: str | None,
+    buffer_partitions: int | None,
+    replication_factor: int | None,
+    headers: str | None,
     if_not_exists: bool,
 ) -> None:
     """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.

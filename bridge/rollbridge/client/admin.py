@@ -23,6 +23,7 @@ from rollbridge.errors import (
     NotFoundError,
     RollbridgeError,
     ScopeNotFoundError,
+    StreamDiffersError,
     StreamExistsError,
     StreamNotFoundError,
     TransactionClosedError,
@@ -48,6 +49,7 @@ from rollbridge.model.records import (
     header_form,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.wanted import WantedStream
 from rollbridge.zookeeper.metadata import Metadata
 
 RangeLike = KeyRange | tuple[float, float]
@@ -137,11 +139,11 @@ class Admin:
         *,
         segments: int | None = None,
         ranges: Iterable[RangeLike] | None = None,
-        group: str = DEFAULT_GROUP,
-        buffer_partitions: int = 1,
-        replication_factor: int = -1,
-        record_bytes_max: int = 0,
-        headers: HeaderForm | str = HeaderForm.FIRST,
+        group: str | None = None,
+        buffer_partitions: int | None = None,
+        replication_factor: int | None = None,
+        record_bytes_max: int | None = None,
+        headers: HeaderForm | str | None = None,
         retention_time: timedelta | None = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
@@ -154,44 +156,57 @@ class Admin:
             stream: ``scope/stream``.
             segments: Number of segments of equal size; 1 unless ``ranges`` are given.
             ranges: Key ranges of the segments; they must cover [0, 1) without overlap or gap.
-            group: Transaction group inside the scope; see :meth:`move_stream`.
-            buffer_partitions: Partitions of the transaction buffer.
-            replication_factor: Of all its topics; -1 is the broker's default.
-            record_bytes_max: Largest record, key and headers included; 0 is the default, 1,000,000.
+            group: Transaction group inside the scope, ``default`` if left out; see :meth:`move_stream`.
+            buffer_partitions: Partitions of the transaction buffer; 1 if left out.
+            replication_factor: Of all its topics; the broker's default, which is -1, if left out.
+            record_bytes_max: Largest record, key and headers included; 1,000,000 if left out, or 0.
             headers: Which records of its transactions carry the header that tells who wrote them: the ``first`` of each
-                batch, which rollbridge's readers need, or ``each``, for readers that are not rollbridge's.
+                batch, which rollbridge's readers need, or ``each``, for readers that are not rollbridge's. The first if
+                left out.
             retention_time: Minimum time for which records are kept; for ever by default. See :meth:`update_stream`.
             retention_bytes: Minimum size of records that is kept, in bytes; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
-            exist_ok: Leave an existing stream as it is, whatever the other arguments say, and return its settings.
+            exist_ok: Leave an existing stream as it is, and return its settings, if these are what the other arguments
+                say. What is left out is not compared, and segments are with those that it began with: a stream that
+                was scaled is the same stream.
             timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
             InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
             StreamExistsError: the stream exists, or is still being deleted; nothing was created.
+            StreamDiffersError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was created.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = StreamName.parse(stream)
-        owner = GroupName(name.scope, group)
+        owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
         if segments is not None and ranges is not None:
             raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
         wanted = even_ranges(1 if segments is None else segments) if ranges is None else ranges_of(ranges)
         check_partition(wanted)
         retention = Retention(_ms(retention_time), _bytes(retention_bytes), tuple(retention_groups))
         retention.check()
+        said = WantedStream(
+            group=group,
+            ranges=None if segments is None and ranges is None else tuple(wanted),
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            record_bytes_max=record_bytes_max or None,
+            headers=None if headers is None else header_form(headers),
+            retention=retention,
+        )
         # Looked up here first, so that a program that is run again needs no coordinator.
         if exist_ok and (found := self._in_use(name)) is not None:
-            return found
+            return self._same(found, said)
         self._metadata.ensure_group(owner)
         request = AdminRequest(
             kind=RequestKind.CREATE_STREAM,
             stream=str(name),
             ranges=tuple((item.low, item.high) for item in wanted),
-            group=group,
-            buffer_partitions=buffer_partitions,
-            replication_factor=replication_factor,
-            record_bytes_max=record_bytes_max,
+            group=owner.group,
+            buffer_partitions=1 if buffer_partitions is None else buffer_partitions,
+            replication_factor=-1 if replication_factor is None else replication_factor,
+            record_bytes_max=record_bytes_max or 0,
             retention=retention,
             headers=_header_form(headers),
             client_name=self._client_name,
@@ -203,7 +218,7 @@ class Admin:
             # Another client has created it meanwhile; or it is being deleted, and then its settings cannot be returned.
             if not exist_ok or (found := self._in_use(name)) is None:
                 raise
-            return found
+            return self._same(found, said)
         return self._config(name)
 
     @_within_its_time
@@ -214,10 +229,10 @@ class Admin:
         stream: str | None = None,
         partitioner: str | None = None,
         check: bool = True,
-        group: str = DEFAULT_GROUP,
-        buffer_partitions: int = 1,
-        replication_factor: int = -1,
-        headers: HeaderForm | str = HeaderForm.FIRST,
+        group: str | None = None,
+        buffer_partitions: int | None = None,
+        replication_factor: int | None = None,
+        headers: HeaderForm | str | None = None,
         exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Adoption:
@@ -233,26 +248,35 @@ class Admin:
                 (librdkafka's default) or ``fnv1a`` (Sarama), also with ``_random`` behind it. By default the one that
                 explains where the newest keys are, and ``murmur2`` if there are none.
             check: Refuse a partitioner that does not explain where the newest keys are.
-            group: Transaction group inside the scope; the stream never leaves it.
-            buffer_partitions: Partitions of the transaction buffer.
-            replication_factor: Of the buffer; -1 is the broker's default.
+            group: Transaction group inside the scope, ``default`` if left out; the stream never leaves it.
+            buffer_partitions: Partitions of the transaction buffer; 1 if left out.
+            replication_factor: Of the buffer; the broker's default, which is -1, if left out.
             headers: As for :meth:`create_stream`. In a compacted topic each record carries one in any case.
-            exist_ok: Leave a topic that this stream has adopted as it is.
+            exist_ok: Leave a topic that this stream has adopted as it is, if that is with the same settings, as for
+                :meth:`create_stream`.
             timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
             InvalidNameError, InvalidRequestError, NotFoundError: nothing was written.
             ConflictError: another stream has adopted the topic, it is sealed, or no partitioner explains its keys.
             StreamExistsError: the stream exists, or is still being deleted; nothing was written.
+            StreamDiffersError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was written.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         check_adoptable(topic)
         name = StreamName.of_topic(topic) if stream is None else StreamName.parse(stream)
-        owner = GroupName(name.scope, group)
+        owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
         wanted = None if partitioner is None else Partitioner.parse(partitioner)
+        said = WantedStream(
+            group=group,
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            headers=None if headers is None else header_form(headers),
+            partitioner=None if wanted is None else str(wanted),
+        )
         if exist_ok and (known := self._in_use(name)) is not None and known.topic == topic:
-            return Adoption(known, None)
+            return Adoption(self._same(known, said), None)
         if wanted is None or check:
             found = self._sample(topic, self._timeout_s if timeout_s is None else timeout_s)
             wanted = choose(topic, found, wanted)
@@ -264,9 +288,9 @@ class Admin:
             stream=str(name),
             topic=topic,
             partitioner=str(wanted),
-            group=group,
-            buffer_partitions=buffer_partitions,
-            replication_factor=replication_factor,
+            group=owner.group,
+            buffer_partitions=1 if buffer_partitions is None else buffer_partitions,
+            replication_factor=-1 if replication_factor is None else replication_factor,
             headers=_header_form(headers),
             client_name=self._client_name,
             created_ms=_now_ms(),
@@ -277,6 +301,7 @@ class Admin:
             known = self._in_use(name)  # another client may have adopted it meanwhile
             if not exist_ok or known is None or known.topic != topic:
                 raise
+            return Adoption(self._same(known, said), found)
         return Adoption(self._config(name), found)
 
     @_within_its_time
@@ -744,6 +769,21 @@ class Admin:
         config = self._metadata.stream(name)
         return None if config is None or config.state is StreamState.DELETING else config
 
+    def _same(self, known: StreamConfig, said: WantedStream) -> StreamConfig:
+        """Return the settings of a stream that exists; raise StreamDiffersError if others were asked for."""
+        first: tuple[KeyRange, ...] | None = None
+        if said.ranges is not None and (history := self._metadata.history(known.name)) is not None:
+            oldest = history.records[0]
+            first = tuple(item.range for item in oldest.segments) if oldest.epoch == known.first_epoch else None
+        found = said.differences(known, first)
+        if not found:
+            return known
+        raise StreamDiffersError(
+            f"stream {known.name} exists with other settings than were asked for ({'; '.join(found)}); nothing was "
+            "changed: ask for what it has, change it with `rollbridge stream update`, or take another name",
+            differences=found,
+        )
+
     def _missing(self, name: StreamName) -> RollbridgeError:
         if name.scope not in self._metadata.scopes():
             return ScopeNotFoundError(f"there is no scope {name.scope}: no stream was ever created in it")
@@ -774,9 +814,9 @@ def _group_name(text: str) -> GroupName:
     return GroupName.parse(text) if "/" in text else GroupName(text)
 
 
-def _header_form(headers: HeaderForm | str) -> str:
+def _header_form(headers: HeaderForm | str | None) -> str:
     """Return a form of headers as a request says it; raise InvalidRequestError if there is no such form."""
-    return str(header_form(headers) or HeaderForm.FIRST)
+    return str(header_form(headers or "") or HeaderForm.FIRST)
 
 
 def _changed(
