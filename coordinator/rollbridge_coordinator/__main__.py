@@ -35,6 +35,13 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
     default=None,
     help="ZooKeeper session time-out in seconds, how soon another coordinator takes over (default: 6).",
 )
+@click.option(
+    "--wait-at-start",
+    "wait_at_start_s",
+    type=float,
+    default=None,
+    help="How many seconds to wait at the start for Kafka and ZooKeeper to answer (default: for ever).",
+)
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.pass_obj
 def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> None:

@@ -69,6 +69,10 @@ class CoordinatorSettings:
     session_timeout_s: float = 6.0
     """ZooKeeper session time-out: time until another daemon takes over when this one is paused or its machine is gone.
     Also set by the flag ``--session-timeout``."""
+    wait_at_start_s: float = option(-1, low=-1)
+    """How long it waits at its start for Kafka and ZooKeeper to answer; then it ends with exit code 7. -1: for ever.
+    Wrong credentials, or a path that belongs to another cluster, end it at once. Also set by the flag
+    ``--wait-at-start``."""
     patience_s: float = 3.0
     """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
     the group closely, or its first choice."""

@@ -11,6 +11,8 @@ The tree, below :mod:`rollbridge.errors`::
     RollbridgeError
     └─ ZooKeeperRefusedError     ZooKeeper will never accept the request: size, malformed
        └─ ZooKeeperDeniedError   refused for want of a permission; carries the node and who asked
+    ZooKeeperUnavailableError
+    └─ UntrustedZooKeeperError   TLS failed, which waiting does not mend; nothing was written
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ from rollbridge.errors import (
     ZooKeeperUnavailableError,
 )
 from rollbridge.model.records import NodeOperation
+
+
+class UntrustedZooKeeperError(ZooKeeperUnavailableError):
+    """A server answers, and the TLS handshake with it fails: waiting does not mend that; nothing was written."""
+
+    code = "zookeeper-untrusted"
 
 
 class NodeExistsError(ConflictError):

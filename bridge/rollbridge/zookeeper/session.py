@@ -40,6 +40,7 @@ from rollbridge.security.zookeeper import ACL, Quieter, ZooKeeperSecurity
 from rollbridge.zookeeper.errors import (
     NodeExistsError,
     NodeMissingError,
+    UntrustedZooKeeperError,
     ZooKeeperDeniedError,
     ZooKeeperRefusedError,
     is_transient,
@@ -249,6 +250,7 @@ class ZooKeeperSession:
         )
         self._client.add_listener(self._state_changed)
         self._closed = False
+        self._alive: threading.Event | None = None
         hold(self, "_client")
 
     def start(self, timeout_s: float = 15.0) -> None:
@@ -259,21 +261,31 @@ class ZooKeeperSession:
                 that a thread waits a few seconds more, in the background, for a server that accepts connections and is
                 silent.
         """
+        if not self.await_start(timeout_s):
+            threading.Thread(target=self.close, name="rollbridge-zookeeper-close", daemon=True).start()
+            raise self.unanswered(timeout_s)
+
+    def await_start(self, timeout_s: float) -> bool:
+        """Connect; return False if no server has answered in time. It goes on, and this may be asked again.
+
+        Raises:
+            UntrustedZooKeeperError: none that we trust; nothing is left running.
+        """
         if why := self._security.tls_fault(self._servers):
             self.close()
-            raise ZooKeeperUnavailableError(f"no ZooKeeper server can be used at {self.address}: {why}")
-        fault: Exception | None = None
-        try:
+            raise UntrustedZooKeeperError(f"no ZooKeeper server can be used at {self.address}: {why}")
+        if self._alive is None:
             # Not kazoo's own start(): where that gives up, it waits for its thread, up to ten seconds more.
-            self._client.start_async().wait(timeout_s)
-        except (KazooException, KazooTimeoutError) as exc:
-            fault = exc
-        if not self._client.connected:
-            threading.Thread(target=self.close, name="rollbridge-zookeeper-close", daemon=True).start()
-            raise ZooKeeperUnavailableError(
-                f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
-                "is it running, and is the address right?"
-            ) from fault
+            self._alive = self._client.start_async()
+        self._alive.wait(timeout_s)
+        return bool(self._client.connected)
+
+    def unanswered(self, timeout_s: float) -> ZooKeeperUnavailableError:
+        """Return the error for a session that no server has answered."""
+        return ZooKeeperUnavailableError(
+            f"no ZooKeeper server answered at {self.address} within {timeout_s:g} s: "
+            "is it running, and is the address right?"
+        )
 
     def close(self) -> None:
         """End the session; its ephemeral nodes go at once. Closing again does nothing."""

@@ -41,6 +41,7 @@ from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.arrival import ATTEMPT_S, Arrival, StoppedWaitingError
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch, RequestTimes
 from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
@@ -95,6 +96,7 @@ class Daemon:
         self._groups: list[GroupName] = []
         self._are_groups_read = False
         self._answered = True
+        self._arrival = Arrival(settings.wait_at_start_s, self._stopping)
         self.is_fit = True
         """True while Kafka is known to answer; False while that is in doubt."""
         self.is_serving = False
@@ -108,13 +110,16 @@ class Daemon:
 
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
-            KafkaUnavailableError, ZooKeeperUnavailableError: no server answered at the start.
+            KafkaUnavailableError, ZooKeeperUnavailableError: no server answered for as long as it was to wait for them.
             LocalEnvironmentError: the configured address cannot be used for metrics.
         """
-        with self._endpoint(), self._shown():
+        with self._endpoint():
             try:
-                self._session.start()
-                self._serve()
+                self._arrive()
+                with self._shown():
+                    self._serve()
+            except StoppedWaitingError as ended:
+                logger.info("%s", ended)
             finally:
                 for leadership in self._leaderships.values():
                     leadership.stop()
@@ -125,10 +130,27 @@ class Daemon:
                 self._session.close()
         return not any(leadership.is_alive() for leadership in self._leaderships.values())
 
+    def _arrive(self) -> None:
+        """Reach ZooKeeper and Kafka, however long that takes, and see that they belong together."""
+        settings, reach = self._settings, self._arrival.until
+
+        def connect() -> None:
+            if not self._session.await_start(ATTEMPT_S):
+                raise self._session.unanswered(ATTEMPT_S)
+
+        def lay_out() -> None:
+            self._metadata.claim_cluster(cluster)
+            self._metadata.lay_out()
+
+        reach(f"ZooKeeper at {settings.zookeeper}", connect)
+        admin = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=ATTEMPT_S)
+        try:
+            cluster = reach(f"Kafka at {settings.bootstrap_servers}", admin.cluster_id)
+        finally:
+            admin.close()
+        reach(f"ZooKeeper at {settings.zookeeper}", lay_out)
+
     def _serve(self) -> None:
-        admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
-        self._metadata.claim_cluster(admin.cluster_id())
-        self._metadata.lay_out()
         self._session.on_state(self._state_changed)
         self._changed.set()
         self.is_serving = True
@@ -161,6 +183,8 @@ class Daemon:
 
     def faults(self) -> list[str]:
         """Return what keeps this coordinator from leading, for the health endpoint; may be called from any thread."""
+        if self._arrival.waits_for:
+            return [self._arrival.waits_for]
         session = self._session.session_id
         vitals = Vitals(
             connected=self._session.is_connected,

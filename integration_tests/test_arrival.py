@@ -1,0 +1,108 @@
+"""Coordinators that are started before their servers answer: they wait, say so, and go on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.coordinators import command, coordinator, until
+from integration_tests.links import Link
+from integration_tests.patience import PATIENCE_S, await_exit
+from rollbridge.errors import KafkaUnavailableError, WrongClusterError
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+ENVIRONMENT = {"ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS": "127.0.0.1:0"}
+
+
+@pytest.fixture
+def root(unique_name: Callable[[str], str]) -> str:
+    """A path of the test's own."""
+    return f"/{unique_name('arrival')}"
+
+
+def nowhere() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def health(log: Path) -> tuple[int, str]:
+    """Status and text of ``/healthz`` of the coordinator with this log; 0 as long as it serves none."""
+    port = re.search(r"metrics and health at port (\d+)", log.read_text())
+    if port is None:
+        return 0, ""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/healthz", timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def test_it_waits_for_zookeeper_then_for_kafka_and_then_serves(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
+    log = tmp_path / "early.log"
+    with Link(cluster.zookeeper) as zookeeper, Link(cluster.bootstrap_servers.split(",")[0]) as kafka:
+        zookeeper.cut()
+        kafka.cut()
+        with coordinator(
+            cluster, root, "early", tmp_path, kafka=kafka.address, zookeeper=zookeeper.address, **ENVIRONMENT
+        ) as process:
+            until(lambda: health(log)[1].startswith(f"waits for ZooKeeper at {zookeeper.address} since"))
+            assert health(log)[0] == 503
+            zookeeper.heal()
+            until(lambda: health(log)[1].startswith(f"waits for Kafka at {kafka.address} since"))
+            assert process.poll() is None
+            kafka.heal()
+            until(lambda: health(log) == (200, "ok\n"))
+            with rollbridge.connect(
+                cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root
+            ) as client:
+                client.admin.create_stream("sales/orders")
+    text = log.read_text()
+    assert len(re.findall("waits for ZooKeeper", text)) >= 1
+    assert f"Kafka at {kafka.address}: they answer, after" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_waits_ends_at_once_when_asked_to(
+    cluster: AnyCluster, root: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    with coordinator(cluster, root, "early", tmp_path, zookeeper=nowhere()) as process:
+        until(lambda: "waits for ZooKeeper" in (tmp_path / "early.log").read_text())
+        process.send_signal(number)
+        assert await_exit(process) == 0
+
+
+def ended(cluster: AnyCluster, root: str, **addresses: str) -> subprocess.CompletedProcess[str]:
+    """A coordinator that waits for nobody, once it has ended."""
+    line = [*command(cluster, root, "early", {}, **addresses), "--wait-at-start=0"]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_one_that_is_not_to_wait_ends_with_the_code_of_what_is_missing(cluster: AnyCluster, root: str) -> None:
+    for missing in ({"zookeeper": nowhere()}, {"kafka": nowhere()}):
+        found = ended(cluster, root, **missing)
+        assert found.returncode == KafkaUnavailableError.exit_code, found
+        [address] = missing.values()
+        assert address in found.stderr
+
+
+def test_what_waiting_cannot_mend_ends_it_at_once(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
+    with ZooKeeperSession(cluster.zookeeper, root=root) as session:
+        Metadata(session).claim_cluster("another-cluster")
+    line = command(cluster, root, "early", {})
+    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (found.returncode, "belongs to Kafka cluster another-cluster" in found.stderr) == (
+        WrongClusterError.exit_code,
+        True,
+    ), found
