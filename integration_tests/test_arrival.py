@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -106,3 +107,32 @@ def test_what_waiting_cannot_mend_ends_it_at_once(cluster: AnyCluster, root: str
         WrongClusterError.exit_code,
         True,
     ), found
+
+
+def test_every_line_of_a_log_that_is_json_is_json(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
+    path = tmp_path / "lines" / "coordinator.log"
+    path.parent.mkdir()
+    arguments = ("--log-format=json", f"--log-file={path}", "--wait-at-start=0")
+    line = [*command(cluster, root, "early", {}, zookeeper=nowhere()), *arguments]
+    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (found.returncode, found.stderr) == (KafkaUnavailableError.exit_code, "")
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert lines[-1]["level"] == "ERROR"
+    assert lines[-1]["message"].startswith("it ends: no ZooKeeper server answered")
+
+
+def test_a_log_that_is_moved_is_written_anew_and_sighup_ends_nothing(
+    cluster: AnyCluster, root: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "coordinator.log"
+    arguments = (f"--log-file={path}", "--log-format=json", "--log-level=DEBUG")
+    with coordinator(cluster, root, "moved", tmp_path, arguments=arguments) as process:
+        until(lambda: path.exists() and "serves" in path.read_text())
+        path.rename(tmp_path / "coordinator.log.1")
+        process.send_signal(signal.SIGHUP)
+        with rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as client:
+            client.admin.create_stream("sales/orders")
+        until(lambda: path.exists() and "sales" in path.read_text())
+        assert process.poll() is None
+    for text in path.read_text().splitlines():
+        assert json.loads(text)["time"].endswith("Z")

@@ -38,6 +38,7 @@ LATE = {
 
 ENVIRONMENT = {
     "rollbridge.config": "settings of a connection, and the home of the development cluster",
+    "rollbridge.logs": "where a program's log goes",
     "rollbridge.cli.coordinator": "hands the settings' file on",
     "rollbridge.cli.status": "whether another cluster is named",
     "rollbridge_devcluster.engine": "where a container engine's ports are",

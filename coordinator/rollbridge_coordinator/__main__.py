@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 import click
 
 from rollbridge.errors import RollbridgeError
+from rollbridge.logs import JsonFormatter, LogSettings, handler_of, take_all
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
@@ -43,17 +46,37 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
     help="How many seconds to wait at the start for Kafka and ZooKeeper to answer (default: for ever).",
 )
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
+@click.option("--log-format", default=None, help="text or json (default: text).")
+@click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")
+@click.option("--log-file-bytes-max", default=None, help="Turn it over when it has this size (default: never).")
+@click.option("--log-files-kept", default=None, help="How many former files are kept then (default: 5).")
 @click.pass_obj
-def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> None:
+def main(
+    hook: Hook | None,
+    /,
+    log_level: str,
+    log_format: str | None,
+    log_file: str | None,
+    log_file_bytes_max: str | None,
+    log_files_kept: str | None,
+    **flags: str | float | None,
+) -> None:
     """Run a coordinator: lead transaction groups, merge, scale and roll.
 
     Limits and delays come from ROLLBRIDGE_COORDINATOR_... variables or the [coordinator] table of the TOML file that
     ROLLBRIDGE_CONFIG names.
     """
-    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    # The command line has set up logging before, with a level that suits short commands.
-    logging.getLogger().setLevel(log_level.upper())
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    given = {
+        "format": log_format,
+        "file": log_file,
+        "file_bytes_max": log_file_bytes_max,
+        "files_kept": log_files_kept,
+    }
+    try:
+        set_up_log(log_level, given)
+    except RollbridgeError as fault:
+        click.echo(f"rollbridge coordinator: {fault}", err=True)
+        sys.exit(fault.exit_code)
     spare_collector()
     try:
         daemon = Daemon(load_coordinator_settings(flags), hook)
@@ -62,8 +85,34 @@ def main(hook: Hook | None, /, log_level: str, **flags: str | float | None) -> N
             # Skip the interpreter's own exit: librdkafka would wait up to a minute for brokers that do not answer.
             leave()
     except RollbridgeError as fault:
-        click.echo(f"rollbridge coordinator: {fault}", err=True)
+        # In the log, whose collector sees nothing else; and for whoever sits at the terminal.
+        logger.error("it ends: %s", fault)
+        if not is_json():
+            click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
+
+
+def set_up_log(level: str, given: Mapping[str, str | None]) -> None:
+    """Send lines where options and environment say, unless the command line has done so before.
+
+    Raises:
+        ConfigError: an option is wrong, or the file cannot be written.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(handler_of(LogSettings.of(given), LOG_FORMAT))
+    # The command line's level suits short commands.
+    root.setLevel(level.upper())
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    take_all(logger)
+    if any(isinstance(handler, logging.FileHandler) for handler in root.handlers):
+        # Whoever moves the file may say so by this signal, which would end the process; a moved file is noticed anyway.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+
+
+def is_json() -> bool:
+    """Return whether lines are JSON, for somebody who understands nothing else."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def spare_collector() -> None:

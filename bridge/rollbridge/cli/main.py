@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -22,7 +22,18 @@ import click
 
 from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
 from rollbridge.config import HOME_VARIABLE
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.errors import ConfigError, LocalEnvironmentError, RollbridgeError
+from rollbridge.logs import (
+    BYTES_VARIABLE,
+    FILE_VARIABLE,
+    FORMAT_VARIABLE,
+    FORMATS,
+    JSON,
+    KEPT_DEFAULT,
+    KEPT_VARIABLE,
+    LogSettings,
+    handler_of,
+)
 from rollbridge.version import __version__
 
 
@@ -65,8 +76,16 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
 
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
-_OPTIONS_WITH_VALUE = frozenset({"--bootstrap-servers", "--zookeeper", "--config", "--home"})
+_LOG_OPTIONS: Final = {
+    "--log-format": "format",
+    "--log-file": "file",
+    "--log-file-bytes-max": "file_bytes_max",
+    "--log-files-kept": "files_kept",
+}
+_OPTIONS_WITH_VALUE = frozenset({"--bootstrap-servers", "--zookeeper", "--config", "--home", *_LOG_OPTIONS})
 
 
 class _Commands(click.Group):
@@ -162,6 +181,40 @@ def _global_options_first(arguments: Sequence[str]) -> list[str]:
 @click.option(
     "-v", "--verbose", count=True, help="Log to standard error, and show where errors come from; -vv for more."
 )
+@click.option(
+    "--log-format",
+    envvar=FORMAT_VARIABLE,
+    show_envvar=True,
+    type=click.Choice(FORMATS),
+    expose_value=False,
+    help="Form of the log's lines.  [default: text]",
+)
+@click.option(
+    "--log-file",
+    envvar=FILE_VARIABLE,
+    show_envvar=True,
+    type=click.Path(dir_okay=False),
+    expose_value=False,
+    help="Log to this file, which may be moved meanwhile, instead of to standard error.",
+)
+@click.option(
+    "--log-file-bytes-max",
+    envvar=BYTES_VARIABLE,
+    show_envvar=True,
+    type=click.IntRange(0),
+    metavar="N",
+    expose_value=False,
+    help="Turn the log's file over when it has this size; 0: never.  [default: 0]",
+)
+@click.option(
+    "--log-files-kept",
+    envvar=KEPT_VARIABLE,
+    show_envvar=True,
+    type=click.IntRange(1),
+    metavar="N",
+    expose_value=False,
+    help=f"How many former files are kept then.  [default: {KEPT_DEFAULT}]",
+)
 @click.version_option(__version__)
 @click.pass_context
 def rollbridge(
@@ -191,8 +244,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = arguments[: arguments.index("--")] if "--" in arguments else arguments
     verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)
-    with _logging_to_standard_error(verbosity):
-        return _run(arguments, as_json="--json" in said, verbose=verbosity > 0)
+    as_json = "--json" in said
+    try:
+        settings = LogSettings.of(_log_options(said))
+        handler = handler_of(settings, TEXT_FORMAT)
+    except ConfigError as fault:
+        _complain(str(fault), fault.code, fault.exit_code, as_json)
+        return fault.exit_code
+    with _logging_by(handler, verbosity), closing(handler):
+        return _run(arguments, as_json=as_json or settings.format == JSON, verbose=verbosity > 0)
+
+
+def _log_options(said: Sequence[str]) -> dict[str, str | None]:
+    """Return the options of the log: it is set up before the command line is parsed, which may fail."""
+    found: dict[str, str | None] = {}
+    waiting = iter(said)
+    for argument in waiting:
+        name, equals, value = argument.partition("=")
+        if name in _LOG_OPTIONS:
+            found[_LOG_OPTIONS[name]] = value if equals else next(waiting, None)
+    return found
 
 
 def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
@@ -220,9 +291,7 @@ def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
 
 
 @contextmanager
-def _logging_to_standard_error(verbosity: int) -> Iterator[None]:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def _logging_by(handler: logging.Handler, verbosity: int) -> Iterator[None]:
     root, kazoo = logging.getLogger(), logging.getLogger("kazoo")
     before = root.level, kazoo.level
     root.addHandler(handler)

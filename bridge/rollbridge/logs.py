@@ -1,0 +1,151 @@
+"""Where the lines of a program's log go, and in which form: for commands and coordinators, never for the library.
+
+Text is for people; JSON, one object in each line, for whatever collects logs. What libraries write goes the same way:
+librdkafka's lines come from loggers whose names end in ``librdkafka``, Python's warnings from ``py.warnings``, and an
+exception that ends a thread is a line, too.
+
+A file is opened anew when somebody has moved it, as ``logrotate`` does, or turned over here once it has a certain size.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler, WatchedFileHandler
+from pathlib import Path
+from typing import Final
+
+from rollbridge.errors import ConfigError
+
+TEXT: Final = "text"
+JSON: Final = "json"
+FORMATS: Final = (TEXT, JSON)
+
+FORMAT_VARIABLE: Final = "ROLLBRIDGE_LOG_FORMAT"
+FILE_VARIABLE: Final = "ROLLBRIDGE_LOG_FILE"
+BYTES_VARIABLE: Final = "ROLLBRIDGE_LOG_FILE_BYTES_MAX"
+KEPT_VARIABLE: Final = "ROLLBRIDGE_LOG_FILES_KEPT"
+
+KEPT_DEFAULT: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """Where lines go, and how they look; all faults are reported at once."""
+
+    format: str = TEXT
+    """``text`` or ``json``."""
+    file: str = ""
+    """The file; standard error if empty."""
+    file_bytes_max: int = 0
+    """Size at which the file is turned over, in bytes; 0: never, as somebody else may do it."""
+    files_kept: int = KEPT_DEFAULT
+    """How many former files are kept beside it where it is turned over."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.format not in FORMATS:
+            faults.append(f"log_format: {self.format!r} is not one of {', '.join(FORMATS)}")
+        if self.file_bytes_max < 0:
+            faults.append(f"log_file_bytes_max: {self.file_bytes_max} is less than 0")
+        if self.files_kept < 1:
+            faults.append(f"log_files_kept: {self.files_kept} is not positive")
+        ConfigError.raise_for(faults)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> LogSettings:
+        """Return settings from options and environment variables; options win.
+
+        Args:
+            given: Options by name, without ``log_``; None where not given.
+            environ: The environment; that of this process by default.
+
+        Raises:
+            ConfigError: some are wrong; all of them are named.
+        """
+        environ = os.environ if environ is None else environ
+        variables = {
+            "format": FORMAT_VARIABLE,
+            "file": FILE_VARIABLE,
+            "file_bytes_max": BYTES_VARIABLE,
+            "files_kept": KEPT_VARIABLE,
+        }
+        said = {name: given.get(name) or environ.get(variable) for name, variable in variables.items()}
+        numbers: dict[str, int] = {}
+        faults = []
+        for name, default in (("file_bytes_max", 0), ("files_kept", KEPT_DEFAULT)):
+            text = said[name]
+            try:
+                numbers[name] = default if text is None else int(text)
+            except ValueError:
+                faults.append(f"log_{name}: {text!r} is not a number")
+        ConfigError.raise_for(faults)
+        return cls(
+            format=said["format"] or TEXT,
+            file=said["file"] or "",
+            file_bytes_max=numbers["file_bytes_max"],
+            files_kept=numbers["files_kept"],
+        )
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in one line: time in UTC, level, logger, thread, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return json.dumps(line)
+
+
+def handler_of(settings: LogSettings, text_format: str) -> logging.Handler:
+    """Return the handler for a program's root logger.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    handler = _destination(settings)
+    handler.setFormatter(JsonFormatter() if settings.format == JSON else logging.Formatter(text_format))
+    return handler
+
+
+def _destination(settings: LogSettings) -> logging.Handler:
+    if not settings.file:
+        return logging.StreamHandler(sys.stderr)
+    path = Path(settings.file).expanduser()
+    try:
+        if settings.file_bytes_max:
+            return RotatingFileHandler(
+                path, maxBytes=settings.file_bytes_max, backupCount=settings.files_kept, encoding="utf-8"
+            )
+        return WatchedFileHandler(path, encoding="utf-8")
+    except OSError as fault:
+        raise ConfigError(f"log_file: {path} cannot be written ({fault}); nothing was done") from fault
+
+
+def take_all(logger: logging.Logger) -> None:
+    """Have warnings, and exceptions that end a thread or this program, logged instead of printed."""
+    logging.captureWarnings(True)
+
+    def thread_ended(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_type is not SystemExit and ended.exc_value is not None:
+            name = "a thread" if ended.thread is None else f"thread {ended.thread.name}"
+            logger.critical("%s has ended", name, exc_info=ended.exc_value)
+
+    threading.excepthook = thread_ended

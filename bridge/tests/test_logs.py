@@ -1,0 +1,155 @@
+"""The lines of a program's log: as JSON, in files that are moved or turned over, and what is wrong with settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbridge.calls import Deadline
+from rollbridge.errors import ConfigError
+from rollbridge.kafka.ratelimit import limited_child
+from rollbridge.logs import JSON, JsonFormatter, LogSettings, handler_of, take_all
+
+PLAIN = "%(levelname)s %(message)s"
+
+
+def record(message: str, *arguments: object, fault: BaseException | None = None) -> logging.LogRecord:
+    about = None if fault is None else (type(fault), fault, fault.__traceback__)
+    made = logging.LogRecord("rollbridge.x", logging.WARNING, "f.py", 1, message, arguments, about)
+    made.created, made.msecs, made.threadName = 1_700_000_000.5, 500.0, "leader"
+    return made
+
+
+def line_of(made: logging.LogRecord) -> dict[str, Any]:
+    text = JsonFormatter().format(made)
+    assert "\n" not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_line_has_time_level_logger_thread_and_message() -> None:
+    assert line_of(record("%s waits for %d", "it", 3)) == {
+        "time": "2023-11-14T22:13:20.500Z",
+        "level": "WARNING",
+        "logger": "rollbridge.x",
+        "thread": "leader",
+        "message": "it waits for 3",
+    }
+
+
+def test_an_exception_is_part_of_its_line() -> None:
+    try:
+        raise ValueError("of all things")
+    except ValueError as fault:
+        found = line_of(record("it ended", fault=fault))
+    assert found["exception"].startswith("Traceback")
+    assert found["exception"].endswith("ValueError: of all things")
+
+
+@given(st.text())
+def test_every_message_is_one_line_and_comes_back_as_it_was(text: str) -> None:
+    encoded = JsonFormatter().format(record("%s", text))
+    assert len(encoded.splitlines()) == 1
+    assert json.loads(encoded)["message"] == text
+
+
+def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.log"
+    handler = handler_of(LogSettings(file=str(path), format=JSON), PLAIN)
+    handler.handle(record("first"))
+    path.rename(tmp_path / "coordinator.log.1")
+    handler.handle(record("second"))
+    handler.close()
+    assert json.loads((tmp_path / "coordinator.log.1").read_text())["message"] == "first"
+    assert json.loads(path.read_text())["message"] == "second"
+
+
+def test_a_file_is_turned_over_at_its_size_and_so_many_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.log"
+    handler = handler_of(LogSettings(file=str(path), file_bytes_max=60, files_kept=2), PLAIN)
+    for number in range(20):
+        handler.handle(record("line %02d", number))
+    handler.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["coordinator.log", "coordinator.log.1", "coordinator.log.2"]
+    assert all(file.stat().st_size <= 60 for file in files)
+    assert path.read_text().splitlines()[-1] == "WARNING line 19"
+
+
+def test_options_win_over_the_environment() -> None:
+    environ = {"ROLLBRIDGE_LOG_FORMAT": "json", "ROLLBRIDGE_LOG_FILES_KEPT": "3"}
+    assert LogSettings.of({}, environ) == LogSettings(format="json", files_kept=3)
+    assert LogSettings.of({"format": "text"}, environ).format == "text"
+
+
+@pytest.mark.parametrize(
+    ("given_options", "why"),
+    [
+        ({"format": "xml"}, "log_format: 'xml' is not one of text, json"),
+        ({"file_bytes_max": "much"}, "log_file_bytes_max: 'much' is not a number"),
+        ({"file_bytes_max": "-1", "files_kept": "0"}, "less than 0; log_files_kept: 0 is not positive"),
+    ],
+)
+def test_wrong_settings_are_named(given_options: dict[str, str | None], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        LogSettings.of(given_options, {})
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        handler_of(LogSettings(file=str(tmp_path / "no-such-directory" / "x.log")), PLAIN)
+
+
+def test_what_librdkafka_says_goes_the_same_way(tmp_path: Path) -> None:
+    path = tmp_path / "all.log"
+    handler = handler_of(LogSettings(file=str(path), format=JSON), PLAIN)
+    log = logging.getLogger("reads")
+    log.addHandler(handler)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nowhere = f"127.0.0.1:{free.getsockname()[1]}"
+    consumer = Consumer({"bootstrap.servers": nowhere, "group.id": "g"}, logger=limited_child(log))
+    try:
+        deadline = Deadline(60)
+        while not path.read_text() and not deadline.passed():
+            consumer.poll(0.1)
+    finally:
+        consumer.close()
+        log.removeHandler(handler)
+        handler.close()
+    first = json.loads(path.read_text().splitlines()[0])
+    assert first["logger"] == "reads.librdkafka"
+    assert nowhere in first["message"]
+
+
+def test_warnings_and_the_ends_of_threads_are_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", sys.excepthook)
+    log = logging.getLogger("ends")
+    take_all(log)
+    try:
+        ended = threading.Thread(target=lambda: 1 / 0, name="worker")
+        ended.start()
+        ended.join()
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            logging.captureWarnings(False)
+            logging.captureWarnings(True)
+            warnings.warn("an old friend", UserWarning, stacklevel=1)
+    finally:
+        logging.captureWarnings(False)
+    told = [item.getMessage() for item in caplog.records]
+    assert told[0] == "thread worker has ended"
+    assert caplog.records[0].exc_info is not None
+    assert "an old friend" in told[1]
