@@ -16,6 +16,8 @@ from integration_tests.command_line import Cli
 from integration_tests.patience import eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import TransactionAbortedError
+from rollbridge.model.ids import TransactionId
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +218,27 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
     other.abort()
     eventually(lambda: not cli.json(*mine), "the other record goes")
     assert "No open transaction" in cli(*mine).out
+
+
+def test_what_is_listed_of_a_wrong_path_is_an_error_and_writes_nothing(
+    cluster: AnyCluster, cli: Cli, unique_name: Callable[[str], str]
+) -> None:
+    root = f"/{unique_name('mistyped')}"
+    lost = Cli(cluster, root)
+    for command in (
+        ("stream", "list"),
+        ("stream", "list", "--scope", "cli"),
+        ("stream", "describe", "cli/orders"),
+        ("group", "list"),
+        ("txn", "list"),
+        ("txn", "outcome", str(TransactionId.of(0, 7))),
+        ("snapshot", "list"),
+        ("access", "list"),
+    ):
+        found = lost(*command)
+        assert (found.code, found.out) == (ExitCode.NOT_FOUND, ""), (command, found)
+        assert f"ZooKeeper path {root} at" in found.err
+        assert "was never served by a coordinator" in found.err
+    with ZooKeeperSession(cluster.zookeeper, root="/") as session:
+        assert session.exists(root) is None
+    assert cli("stream", "list", "--scope", "no-such-scope").code == 0

@@ -10,7 +10,7 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from rollbridge.errors import ConfigError
+from rollbridge.errors import ConfigError, NothingServedError
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def test_the_environment_says_where_and_the_process_who(
     with rollbridge.connect() as client:
         assert client.settings.bootstrap_servers == cluster.bootstrap_servers
         assert client.client_name.endswith(f"-{os.getpid()}")
-        assert client.admin.list_streams() == []
+        with pytest.raises(NothingServedError, match=root):
+            client.admin.list_streams()
     with rollbridge.connect(client_name="rollbridge") as named:
         assert named.client_name == "rollbridge"
 

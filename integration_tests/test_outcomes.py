@@ -310,7 +310,7 @@ def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledg
 
 @pytest.mark.long
 def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by_its_label(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, stream = f"/{unique_name('outcome')}", f"{unique_name('scope')}/orders"
     with Site(cluster, root, tmp_path) as site, site.connect("asker") as asker, site.connect("reader") as reader:
@@ -323,6 +323,7 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
         with pytest.raises(OutcomeUnknownError, match="no coordinator") as caught:
             txn.commit(timeout=3)
         assert caught.value.transaction == str(txn.id)
+        assert "a transaction's commit waits: no coordinator is running" in caplog.text
         with pytest.raises(CoordinatorUnavailableError):
             reader.outcome(txn.id, timeout=3)
         answers: list[rollbridge.Outcome] = []

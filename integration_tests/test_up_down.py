@@ -110,6 +110,11 @@ def test_the_life_of_a_cluster(shell: Shell) -> None:
     assert status.code == 0
     assert status.document["bootstrap_servers"] == servers
     assert status.document["zookeeper"] == first.document["zookeeper"]
+    for part in status.document["parts"]:
+        assert part["files"].keys() >= {"log", "configuration", "data"}, part
+        assert all(Path(path).exists() for path in part["files"].values()), part
+    shown = shell("status").out
+    assert str(Path(shell.home) / "kafka" / "server.properties") in shown
     pids = {part["part"]: part["pid"] for part in status.document["parts"]}
     assert pids == {part: only(found).pid for part, found in processes.find(shell.home).items()}
     create_topic(servers, "kept")

@@ -148,7 +148,7 @@ class Bridge(Resuming):
         try:
             metadata = Metadata(self._session)
             with answers_within(deadline.left()):
-                metadata.claim_cluster(find_cluster_id(settings, deadline.left()))
+                metadata.check_cluster(find_cluster_id(settings, deadline.left()))
                 self._open(metadata)
         except BaseException:
             self._session.close()
@@ -199,6 +199,7 @@ class Bridge(Resuming):
             options.lease_max,
             self._lease_end,
             self._events,
+            self._is_led,
         )
         self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
@@ -723,6 +724,16 @@ class Bridge(Resuming):
                 return self._metadata.who_leads(group)
         except RollbridgeError as fault:
             return str(fault)
+
+    def _is_led(self, group: GroupName) -> bool:
+        if not self._session.is_connected:
+            return False
+        try:
+            with answers_within(_EXPLAIN_S):
+                lead = self._metadata.lead(group)
+                return lead is not None and lead.is_serving
+        except RollbridgeError:
+            return True
 
     def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         return self._resumer.lease_end(group, transaction, timeout_s)

@@ -17,6 +17,7 @@ The tree::
     │  ├─ NotAuthorizedError             the broker denies an operation; carries the resource
     │  └─ WrongClusterError              the ZooKeeper path belongs to another Kafka cluster
     ├─ NotFoundError                     nothing was written
+    │  ├─ NothingServedError             no coordinator has ever served the ZooKeeper path
     │  ├─ ScopeNotFoundError
     │  ├─ StreamNotFoundError
     │  ├─ TransactionNotFoundError
@@ -212,6 +213,12 @@ class WrongClusterError(InvalidRequestError):
     """The ZooKeeper path belongs to another Kafka cluster; nothing was written."""
 
     code = "wrong-cluster"
+
+
+class NothingServedError(NotFoundError):
+    """No coordinator has ever served the ZooKeeper path: it is a wrong one, or the first is still to be started."""
+
+    code = "nothing-served"
 
 
 class ScopeNotFoundError(NotFoundError):

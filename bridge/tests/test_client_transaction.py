@@ -30,6 +30,7 @@ from rollbridge.errors import (
     TransactionExpiredError,
     UnavailableError,
 )
+from rollbridge.kafka.ratelimit import LIMITER
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import (
@@ -598,3 +599,18 @@ def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:
     transaction.commit_async()
     bench.settle(transaction, ControlKind.COMMIT)
     assert not completion.writers
+
+
+@pytest.mark.parametrize("is_led", [True, False])
+def test_a_commit_that_nobody_decides_says_so_in_the_log_and_goes_on_waiting(
+    *, is_led: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollbridge.client.transaction.TELL_AFTER_S", 0.001)
+    monkeypatch.setattr(LIMITER, "_causes", {})
+    bench = Bench()
+    bench.runtime = replace(bench.runtime, is_led=lambda group: is_led)
+    txn = bench.begin()
+    with pytest.raises(OutcomeUnknownError):
+        txn.commit(timeout=0.01)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ([] if is_led else [f"a transaction's commit waits: nobody leads {GROUP}; it goes on waiting"])

@@ -213,16 +213,20 @@ class DevCluster:
             return ClusterStatus(bootstrap_servers=None, zookeeper=None, parts=(), home=str(self.home.path))
         running = processes.find(self.home.path)
         addresses = {KAFKA: state.bootstrap_servers, ZOOKEEPER: state.zookeeper}
-        parts = [
-            PartStatus(
+
+        def status_of(part: str) -> PartStatus:
+            files = files_of(self.home, part)
+            return PartStatus(
                 part=part,
                 state=self._state_of(part, running.get(part), state),
                 pid=running[part][0].pid if part in running else None,
                 address=addresses.get(part),
-                log=str(self.home.logs / f"{part}.log"),
+                log=files.get("log", files.get("output")),
+                files=files,
             )
-            for part in dict.fromkeys([KAFKA, ZOOKEEPER, *coordinator_parts(state), *coordinators_of(running)])
-        ]
+
+        names = dict.fromkeys([KAFKA, ZOOKEEPER, *coordinator_parts(state), *coordinators_of(running)])
+        parts = [status_of(part) for part in names]
         return ClusterStatus(
             bootstrap_servers=state.bootstrap_servers,
             zookeeper=state.zookeeper,
@@ -240,6 +244,21 @@ class DevCluster:
         except psutil.NoSuchProcess:
             return "died"
         return RUNNING if process_node(self.home, state, part, self._cache).answers() else "not answering"
+
+
+def files_of(home: Home, part: str) -> dict[str, str]:
+    """Return what is there of a part's files, by what they are."""
+    kept = home.of(part)
+    places = {
+        "log": home.logs / f"{part}.log",
+        "output": home.logs / f"{part}.out",
+        "configuration": kept / ("zoo.cfg" if part == ZOOKEEPER else "server.properties"),
+        "data": kept / "data",
+    }
+    # An empty file tells nothing, and would be the first that somebody opens.
+    return {
+        what: str(path) for what, path in places.items() if path.is_dir() or (path.is_file() and path.stat().st_size)
+    }
 
 
 def coordinator_parts(state: ClusterState) -> list[str]:

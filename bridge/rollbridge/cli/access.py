@@ -85,7 +85,10 @@ def list_access(context: CliContext) -> None:
     """List who may use which transaction group."""
     with _session(context) as session:
         found = Access(session)
-        groups = Metadata(session).groups()
+        metadata = Metadata(session)
+        groups = metadata.groups()
+        if not groups:
+            metadata.require_layout()
         known = {
             str(name): ["everybody"] if found.is_open(name) else [shown(item) for item in found.members(name)]
             for name in groups

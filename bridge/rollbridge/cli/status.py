@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from importlib import import_module
-from pathlib import Path
 
 import click
 
@@ -51,6 +50,7 @@ def _status_text(found: ClusterStatus) -> str:
     for part in found.parts:
         columns = (f"{part.part:<14}", f"{part.state:<14}", f"{part.address or '':<22}")
         lines.append("".join(columns) + (f"process {part.pid}" if part.pid else ""))
+        lines += [f"  {what:<14}{path}" for what, path in part.files.items()]
     if found.home and not found.ok:
-        lines.append(f"Logs are in {Path(found.home) / 'logs'}; `rollbridge up` starts what does not run.")
+        lines.append("`rollbridge up` starts what does not run.")
     return "\n".join(line.rstrip() for line in lines)

@@ -496,9 +496,19 @@ class Admin:
 
     @_within_its_time
     def groups(self, *, timeout_s: float | None = None) -> list[Group]:
-        """Return the records of all transaction groups, by name."""
-        found = [self._metadata.group(name) for name in sorted(self._metadata.groups(), key=str)]
+        """Return the records of all transaction groups, by name.
+
+        Raises:
+            NothingServedError: there are none, and no coordinator has ever served the ZooKeeper path.
+        """
+        found = [self._metadata.group(name) for name in sorted(self._all_groups(), key=str)]
         return [item for item in found if item is not None]
+
+    def _all_groups(self) -> list[GroupName]:
+        found = self._metadata.groups()
+        if not found:
+            self._metadata.require_layout()
+        return found
 
     @_within_its_time
     def group(self, group: str, *, timeout_s: float | None = None) -> Group:
@@ -647,8 +657,15 @@ class Admin:
         return self._config(self.name_of(stream)).places
 
     def list_streams(self, scope: str | None = None) -> list[StreamConfig]:
-        """Return the settings of all streams, or of those of a scope."""
-        return self._metadata.streams(scope)
+        """Return the settings of all streams, or of those of a scope.
+
+        Raises:
+            NothingServedError: there are none, and no coordinator has ever served the ZooKeeper path.
+        """
+        found = self._metadata.streams(scope)
+        if not found:
+            self._metadata.require_layout()
+        return found
 
     def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
         """Return the epochs of a stream; call ``changed`` once when there may be more of them.
@@ -666,9 +683,12 @@ class Admin:
         """Return the open transactions of one group or of all, oldest first.
 
         Transactions are listed once they have been open for a moment, about half a second.
+
+        Raises:
+            NothingServedError: no coordinator has ever served the ZooKeeper path.
         """
         wanted = GroupName.parse(group) if isinstance(group, str) else group
-        groups = self._metadata.groups() if wanted is None else [wanted]
+        groups = self._all_groups() if wanted is None else [wanted]
         found = [record for item in groups for record in self._metadata.transactions(item)]
         return sorted(found, key=lambda record: (record.begun_ms, record.id))
 
@@ -785,7 +805,9 @@ class Admin:
         )
 
     def _missing(self, name: StreamName) -> RollbridgeError:
-        if name.scope not in self._metadata.scopes():
+        if name.scope not in (scopes := self._metadata.scopes()):
+            if not scopes:
+                self._metadata.require_layout()
             return ScopeNotFoundError(f"there is no scope {name.scope}: no stream was ever created in it")
         return StreamNotFoundError(f"stream {name} does not exist")
 

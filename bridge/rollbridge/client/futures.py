@@ -331,12 +331,16 @@ class OutcomeFuture(LightFuture[T]):
         """
         self._check_end(timeout)
         completion = self._completion
-        if not completion.settled and not completion.wait(timeout):
+        if not completion.settled and not self._wait(timeout):
             left = "" if completion.closed or not completion.ends_here else "; its commit has not been asked for"
             raise TimeoutError(
                 f"the outcome of transaction {completion.transaction} is not known after {timeout} s{left}"
             )
         return self._value()
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait for the outcome; return False if it is not known in time."""
+        return self._completion.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, then return what :meth:`result` would raise of the outcome; None if the transaction is committed.

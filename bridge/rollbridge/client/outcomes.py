@@ -213,9 +213,11 @@ class OutcomeClient:
         """Return the group, or all of them.
 
         Raises:
-            NotFoundError: there is no such group.
+            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
         """
         known = self._metadata.groups()
+        if not known:
+            self._metadata.require_layout()
         if group is not None and group not in known:
             raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
         return known if group is None else [group]

@@ -53,6 +53,8 @@ class Runtime:
     before; raises TransactionClosedError if it has ended. Takes a time-out in seconds."""
     events: Callable[[GroupName, TransactionId], Sequence[str]]
     """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
+    is_led: Callable[[GroupName], bool] = lambda group: True
+    """Tells if a coordinator leads a group and has taken it over; True where that cannot be told in a moment."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.cas import Expected, Scope
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
@@ -64,6 +65,7 @@ from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.names import is_internal
 
 logger = logging.getLogger(__name__)
+_waits = limited(logging.getLogger(f"{__name__}.waits"))
 
 T = TypeVar("T")
 
@@ -73,6 +75,8 @@ ABORT_ON_ERROR_S: Final = 10.0
 """Seconds that a ``with`` block that ends by an exception waits for the abort to be logged."""
 
 
+TELL_AFTER_S: Final = 2.0
+"""How long somebody waits for an outcome before the log says that no coordinator is there."""
 _ASK_AGAIN_S: Final = 0.05
 
 
@@ -360,6 +364,18 @@ class Transaction(Writing):
             self._result = CommitResult(self.id, self._records_committed(), self._completion.offset, find)
         return self._result
 
+    def wait_and_tell(self, timeout: float | None, wish: str) -> bool:
+        """Wait for the outcome, and say in the log if nobody is there to decide it; return False if it takes longer."""
+        deadline = None if timeout is None else Deadline(timeout)
+        patience = TELL_AFTER_S if timeout is None else min(TELL_AFTER_S, timeout)
+        if self._completion.wait(patience):
+            return True
+        group = self._plan.group
+        if patience == TELL_AFTER_S and not self._runtime.is_led(group):
+            # Without its id, so that those of one group are told of once a minute, however many they are.
+            _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, self._runtime.who_leads(group))
+        return self._completion.wait(None if deadline is None else deadline.left())
+
     def _is_mine(self) -> bool:
         """Return True if a known commit is the one that was asked for here, and not that of a later owner."""
         return self._completion.owner == self._writer.part
@@ -574,6 +590,9 @@ class CommitFuture(OutcomeFuture[CommitResult]):
     def _completion(self) -> Completion:
         return self._transaction.completion
 
+    def _wait(self, timeout: float | None) -> bool:
+        return self._transaction.wait_and_tell(timeout, "commit")
+
     def _value(self) -> CommitResult:
         return self._transaction.result()
 
@@ -589,6 +608,9 @@ class AbortFuture(OutcomeFuture[None]):
     @property
     def _completion(self) -> Completion:
         return self._transaction.completion
+
+    def _wait(self, timeout: float | None) -> bool:
+        return self._transaction.wait_and_tell(timeout, "abort")
 
     def _value(self) -> None:
         self._transaction.check_aborted()

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kazoo.client import KazooClient
@@ -115,6 +115,9 @@ class PartStatus:
     pid: int | None = None
     address: str | None = None
     log: str | None = None
+    """What it logs to, if that is there."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Paths of what is there of it: ``log``, ``output``, ``configuration``, ``data``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from rollbridge.errors import (
     CoordinatorUnavailableError,
     CorruptDataError,
     InvalidRequestError,
+    NothingServedError,
     StreamNotFoundError,
     UnknownWriteError,
     WrongClusterError,
@@ -174,6 +175,19 @@ class Metadata:
             self.session.ensure(path)
         for path in (paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS):
             self.session.ensure(path, str(FIRST_COUNTER).encode())
+
+    def require_layout(self) -> None:
+        """Check that a coordinator has ever served this path: where nothing is listed, it may be a wrong one.
+
+        Raises:
+            NothingServedError: none has.
+        """
+        if self.session.exists(paths.SCOPES) is None:
+            raise NothingServedError(
+                f"ZooKeeper path {self.session.root} at {self.session.address} was never served by a coordinator, so "
+                "nothing can be listed: check the address, its chroot and the root path (ROLLBRIDGE_ZOOKEEPER_ROOT, or "
+                "zookeeper_root), or start the first coordinator with `rollbridge coordinator`; nothing was changed"
+            )
 
     # Groups and coordinators ------------------------------------------------------------------------------------
 
@@ -354,6 +368,16 @@ class Metadata:
                     return self._check_cluster(ours, ClusterIdentity.from_json(node.value))
             except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
                 continue
+
+    def check_cluster(self, kafka_cluster_id: str) -> None:
+        """Check that the path is not tied to another Kafka cluster, and write nothing.
+
+        Raises:
+            WrongClusterError: the path belongs to another cluster, or a newer version laid it out.
+        """
+        node = self.session.get(paths.CLUSTER)
+        if node is not None and node.value:
+            self._check_cluster(ClusterIdentity(kafka_cluster_id, 0), ClusterIdentity.from_json(node.value))
 
     def _check_cluster(self, ours: ClusterIdentity, found: ClusterIdentity) -> ClusterIdentity:
         where = f"ZooKeeper path {self.session.root} at {self.session.address}"
