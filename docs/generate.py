@@ -29,6 +29,7 @@ from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.settings import ConsumerOptions
 from rollbridge.errors import RollbridgeError
+from rollbridge.model import client_metrics
 from rollbridge.model.buffer import BufferLimits
 from rollbridge.model.metrics import Family
 from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
@@ -253,6 +254,7 @@ def _with_options(text: str) -> str:
 # Metrics say themselves what they mean; PIP-196 calls some of them by names of its own.
 
 METRICS: Final[Mapping[str, Sequence[Family]]] = {
+    "client": client_metrics.FAMILIES,
     "coordinator": families.OF_COORDINATOR,
     "transactions": families.OF_TRANSACTIONS,
     "rounds": families.OF_ROUNDS,
@@ -262,7 +264,11 @@ METRICS: Final[Mapping[str, Sequence[Family]]] = {
     "snapshots": families.OF_SNAPSHOTS,
     "counts": families.OF_COUNTS,
 }
-VALUES: Final[Mapping[str, type[StrEnum]]] = {"reasons": AbortCause, "paths": CommitPath}
+VALUES: Final[Mapping[str, type[StrEnum]]] = {
+    "reasons": AbortCause,
+    "paths": CommitPath,
+    "ends": client_metrics.Unfinished,
+}
 """Sets of label values, by the name of their table."""
 _METRICS_MARK: Final = re.compile(r"(<!-- metrics: (\w+) -->\n\n)(?:\|.*\n)*\n?(<!-- end of metrics -->\n)")
 

@@ -50,6 +50,7 @@ from rollbridge.errors import (
 )
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.model.client_metrics import ClientMetrics, PlainCounts
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame
 from rollbridge.model.ids import SegmentId, TransactionId
@@ -244,6 +245,17 @@ class Bridge(Resuming):
     def client_name(self) -> str:
         """Name under which this client begins transactions."""
         return self.settings.client_name
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """What this connection has done so far, as plain numbers; :mod:`rollbridge.metrics` is for Prometheus."""
+        plain = PlainCounts()
+        for engine in list(self._engines.values()):
+            with engine.lock:
+                plain.add(engine.counts, engine.retries, engine.bytes)
+        sender = self._sender
+        with sender.lock:
+            return self._runtime.counts.read(sender.counts, sender.retries, sender.bytes, plain)
 
     def begin(
         self,
@@ -475,6 +487,7 @@ class Bridge(Resuming):
             timeout=timeout,
             transaction_timeout=transaction_timeout,
             rising_ids=rising_ids,
+            counts=self._runtime.counts,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,6 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from rollbridge.model.client_metrics import FAMILIES, ClientMetrics, client_samples
 from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample, Spent
 
 
@@ -83,3 +85,26 @@ class SampleCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return the families as they are now."""
         return exposed(self._samples(), self._families)
+
+
+class Counting(Protocol):
+    """A connection, as far as its metrics are concerned."""
+
+    @property
+    def client_name(self) -> str:
+        """Name that stands in the label ``client``."""
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """What it has done so far."""
+
+
+def collector(*connections: Counting) -> Collector:
+    """Return a collector of the metrics of connections, to be registered once for all of them.
+
+    Connections of one client name are told apart by nothing, so give each a name, or register only one.
+    """
+    return SampleCollector(
+        lambda: [sample for item in connections for sample in client_samples(item.client_name, item.metrics)],
+        FAMILIES,
+    )

@@ -18,8 +18,10 @@ from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord, RecordHe
 from rollbridge.errors import (
     BackpressureError,
     CasOutcomeUnknownError,
+    CasWriteError,
     InvalidRequestError,
     RecordTooLargeError,
+    TransactionIdOutOfOrderError,
     TruncatedError,
     UnavailableError,
 )
@@ -27,6 +29,7 @@ from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.batches import record_size_max
 from rollbridge.kafka.segment_tail import Question, WaitedTooLongError
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
+from rollbridge.model.client_metrics import TransactionCounts, WriteEnd
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import StreamName
 from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
@@ -52,9 +55,11 @@ class CasWriter:
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
         rising_ids: bool = False,
+        counts: TransactionCounts | None = None,
     ) -> None:
-        """Open the writer; see :meth:`rollbridge.Bridge.cas_writer`."""
+        """Open the writer; see :meth:`rollbridge.Bridge.cas_writer`. ``counts`` is where its writes are counted."""
         self.stream: Final = stream
+        self._counts = counts
         self._rising_ids = rising_ids
         self._timeout_s = positive_seconds("timeout", timeout)
         transaction_timeout_s = positive_seconds("transaction_timeout", transaction_timeout)
@@ -342,7 +347,22 @@ class CasWriter:
                 f"a run of up to {request.size} bytes exceeds {run_bytes_max}; write it as a "
                 "transaction, or as several runs; nothing was written"
             )
+        if self._counts is not None:
+            request.add_done_callback(self._note_end)
         return request
+
+    def _note_end(self, done: CasFuture) -> None:
+        assert self._counts is not None
+        fault = done.exception()
+        match fault:
+            case None:
+                self._counts.note_conditional(WriteEnd.WRITTEN)
+            case CasWriteError() | TransactionIdOutOfOrderError():
+                self._counts.note_conditional(WriteEnd.REFUSED)
+            case CasOutcomeUnknownError():
+                self._counts.note_conditional(WriteEnd.UNKNOWN)
+            case _:
+                self._counts.note_conditional(WriteEnd.FAILED)
 
     def _check_place(self, expected: SN, course: KeyLineage, position: float, deadline: Deadline) -> None:
         """Refuse an SN that cannot be one of this key's, before anything is appended."""

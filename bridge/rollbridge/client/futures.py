@@ -42,6 +42,7 @@ from rollbridge.forks import module_lock
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
 from rollbridge.model.attribution import append_step
 from rollbridge.model.avro import encode_text
+from rollbridge.model.client_metrics import CommitAsked, TransactionCounts, Unfinished
 from rollbridge.model.control import (
     EXPIRED,
     FENCED,
@@ -88,6 +89,15 @@ class Author(Protocol):
         """Release what only an open transaction needs: the outcome is known."""
 
 
+_UNFINISHED: Final[dict[type, Unfinished]] = {
+    TransactionExpiredError: Unfinished.EXPIRED,
+    TransactionRefusedError: Unfinished.REFUSED,
+    IncompleteError: Unfinished.INCOMPLETE,
+    ClientFencedError: Unfinished.FENCED,
+    OutcomeUnknownError: Unfinished.UNKNOWN,
+}
+
+
 class Completion:
     """Outcome of one transaction, shared by all who write it or wait for it in this process.
 
@@ -100,6 +110,8 @@ class Completion:
         client_name: Client that has begun it; None if not known here.
         epoch: Epoch of the session in which it is written here; 0 if it is none.
         group: Group whose commit log will tell its outcome; None if nothing is written here.
+        asked: Its commit, once that was asked for here.
+        counts: Where its end is counted; None if it was not begun here.
     """
 
     __slots__ = (
@@ -109,8 +121,10 @@ class Completion:
         "_record",
         "_unknown",
         "_value",
+        "asked",
         "client_name",
         "closed",
+        "counts",
         "ends_here",
         "epoch",
         "failure",
@@ -132,6 +146,8 @@ class Completion:
         self.failure: Exception | None = None
         self.writers: tuple[Author, ...] = ()
         self.offset = -1
+        self.asked: CommitAsked | None = None
+        self.counts: TransactionCounts | None = None
         self._value: bytes | None = None
         self._record: ControlRecord | None = None
         self._unknown: str | None = None
@@ -168,6 +184,7 @@ class Completion:
         if not self.settled:
             self._unknown = why
             self._finish()
+            self.count_unfinished(Unfinished.UNKNOWN)
 
     def leave(self, why: str) -> None:
         """Give up in a forked process, where there is nobody to wake, and no lock that can be trusted."""
@@ -182,10 +199,19 @@ class Completion:
         if not self.settled:
             self._fenced = True
             self._finish()
+            self.count_unfinished(Unfinished.FENCED)
 
     def fail(self) -> None:
         """Settle as incomplete: a send failed before the commit was asked for, so only an abort is possible."""
         self._finish()
+        self.count_unfinished(Unfinished.INCOMPLETE)
+
+    def count_unfinished(self, how: Unfinished | None = None) -> None:
+        """Count the end of a settled transaction that is not committed, once; by its error unless said."""
+        with _creation:
+            counts, self.counts = self.counts, None
+        if counts is not None:
+            counts.note_unfinished(how or _UNFINISHED.get(type(self.error()), Unfinished.ABORTED))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the outcome; return False if it is not known in time."""

@@ -41,6 +41,7 @@ from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
+from rollbridge.model.client_metrics import CommitAsked, TransactionCounts
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
@@ -153,6 +154,8 @@ class OutcomeTail:
         waiting = self.waiting
         if not waiting:
             return  # transactions are registered before their outcome can exist
+        committed: list[CommitAsked | None] = []
+        counts: TransactionCounts | None = None
         try:
             for offset, _, key, value, _ in fetched.records():
                 completion = waiting.get(key or b"")
@@ -163,10 +166,19 @@ class OutcomeTail:
                     continue
                 waiting.pop(completion.key, None)  # a newer session may have replaced it meanwhile
                 completion.settle(value, offset)
+                if completion.counts is None:
+                    continue
+                if peek_kind(value) is ControlKind.COMMIT:
+                    counts, completion.counts = completion.counts, None
+                    committed.append(completion.asked)
+                else:
+                    completion.count_unfinished()
         except CorruptDataError as fault:
             logger.warning(
                 "outcomes in %s before offset %d are passed over: %s", fetched.partition[0], fetched.end, fault
             )
+        if counts is not None:
+            counts.note_commits(committed, time.monotonic())
 
     def _judge(self, trouble: Trouble) -> None:
         """Resume where the log still has records; log any other fault, which is retried until it is gone."""

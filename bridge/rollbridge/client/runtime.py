@@ -24,6 +24,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
+from rollbridge.model.client_metrics import TransactionCounts
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT, LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from rollbridge.model.ids import TransactionId
@@ -55,6 +56,7 @@ class Runtime:
     """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
     is_led: Callable[[GroupName], bool] = lambda group: True
     """Tells if a coordinator leads a group and has taken it over; True where that cannot be told in a moment."""
+    counts: TransactionCounts = field(default_factory=TransactionCounts)
 
 
 @dataclass(frozen=True)

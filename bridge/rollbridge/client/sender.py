@@ -252,6 +252,7 @@ class FrameSender(Sender[FrameBatch]):
     def written(self, queue: FrameQueue, batch: FrameBatch, base_offset: int) -> None:
         """Settle a batch that stands in the buffer."""
         self._absent.pop(queue, None)
+        self._count_written(batch)
         self._settle(batch)
 
     def too_large(self, queue: FrameQueue, batch: FrameBatch, answer: PartitionProduceResponse) -> None:
@@ -275,6 +276,7 @@ class FrameSender(Sender[FrameBatch]):
         batch.attempts += 1
         if code is ErrorCode.duplicate_sequence_number:
             queue.acknowledge(batch, queue.last_offset)
+            self._count_written(batch)
             self._settle(batch)
         elif batch.attempts < _ATTEMPTS_MAX:
             queue.give_back(batch, doubtful=True)
@@ -313,6 +315,7 @@ class FrameSender(Sender[FrameBatch]):
         batch.fault = Undelivered(code, not batch.doubtful)
         logger.info("%d frames for %s were not delivered: %s", batch.count, queue.topic, code.name)
         queue.drop(batch)
+        self.counts.failed += batch.count
         self._settle(batch)
 
     def _forgotten(self, queue: FrameQueue, batch: FrameBatch) -> None:

@@ -12,6 +12,7 @@ popping it from a list, which only one thread can succeed in.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -46,6 +47,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.cas import Expected, Scope
+from rollbridge.model.client_metrics import CommitAsked, Unfinished
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
@@ -101,6 +103,8 @@ class Transaction(Writing):
         key = (plan.id_prefix | counter).to_bytes(16, "big")
         completion = Completion(key, plan.begin.client_name, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, counter, OWNER_PART)
+        completion.counts = runtime.counts
+        runtime.counts.note_begin()
         runtime.outcomes.waiting[key] = completion
         header = self._key_of(FrameKind.BEGIN)
         if self._outbox is not None:
@@ -113,6 +117,7 @@ class Transaction(Writing):
                 self._emit(place, header, plan.begin_value)
         except RollbridgeError:
             del runtime.outcomes.waiting[key]
+            completion.count_unfinished(Unfinished.INCOMPLETE)
             if self._sent:
                 self._send_abort_soon("its begin could not be sent to every stream")
             raise
@@ -466,6 +471,8 @@ class Transaction(Writing):
             self._send_outbox()
         asked = self._runtime.commits.of(self._plan.group, self._plan.begin.client_epoch).ask(self)
         self._asked = asked
+        records = sum([piece.records for piece in self._pieces])
+        self._completion.asked = CommitAsked(time.monotonic(), records, self._writer.bytes)
         try:
             if self._outbox is not None:
                 delivered = self._commit_delivered if self._sent else self._whole_delivered

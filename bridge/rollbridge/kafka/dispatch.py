@@ -166,6 +166,7 @@ class Dispatcher(Generic[P]):
         self.links: dict[NodeId, BrokerLink[P]] = {}
         self.ready: dict[PartitionQueue[P], None] = {}
         self.retry_at = 0.0
+        self.retries = 0
         self.has_new_link = False
         self._cluster = cluster
         self._owner = owner
@@ -273,6 +274,8 @@ class Dispatcher(Generic[P]):
                 size = sizes.get(node, 0)
                 if len(request.items) < REQUEST_BATCHES and size < REQUEST_BYTES:
                     batch = queue.take()
+                    self.retries += batch.is_sent
+                    batch.is_sent = True
                     request.items[queue.target] = (queue, batch)
                     sizes[node] = size + len(batch.data)
             if not requests and not inquiries:

@@ -38,16 +38,17 @@ class QueuedBatch:
         opened_s: Time of its first record (monotonic seconds).
         sequence: Its first sequence number in its queue; negative before it was sent.
         doubtful: True if it may have been written although no answer says so (possibly persisted).
+        is_sent: True once it was sent, so that to send it is to send it again.
     """
 
-    __slots__ = ("count", "data", "doubtful", "opened_s", "sequence")
+    __slots__ = ("count", "data", "doubtful", "is_sent", "opened_s", "sequence")
 
     def __init__(self, opened_s: float = 0.0) -> None:
         self.count = 0
         self.data: RawBatch = b""
         self.opened_s = opened_s
         self.sequence = UNNUMBERED
-        self.doubtful = False
+        self.doubtful = self.is_sent = False
 
 
 P = TypeVar("P", bound=QueuedBatch)

@@ -31,6 +31,7 @@ from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.queues import P, PartitionQueue
+from rollbridge.model.client_metrics import SenderCounts
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Sender(BatchOwner[P]):
     Attributes:
         lock: Guards the sender, its dispatcher, queues and batches.
         bytes: Size of what is not settled: closed batches, and what subclasses count of open ones.
+        counts: What has been done so far.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Sender(BatchOwner[P]):
         """
         self.lock = threading.Lock()
         self.bytes = 0
+        self.counts = SenderCounts()
         self._limits = limits
         # Shares the lock, so a writer that waits for room lets the thread take answers. Notified when batches settle.
         self._progress = threading.Condition(self.lock)
@@ -108,6 +111,11 @@ class Sender(BatchOwner[P]):
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def retries(self) -> int:
+        """Number of times that a batch was sent again."""
+        return self._dispatch.retries
+
     def wake(self) -> None:
         """Let the thread take a turn. May be called from anywhere."""
         if not self._woken:
@@ -127,7 +135,11 @@ class Sender(BatchOwner[P]):
         if self._has_room(size):
             return
         self._dispatch.pump()
-        if not self._progress.wait_for(lambda: self._has_room(size), limits.block_s) or self._stopping:
+        began_s = time.monotonic()
+        has_room = self._progress.wait_for(lambda: self._has_room(size), limits.block_s)
+        self.counts.waits += 1
+        self.counts.waited_s += time.monotonic() - began_s
+        if not has_room or self._stopping:
             raise BackpressureError(
                 f"the buffer of {limits.buffer_bytes} bytes stayed full for {limits.block_s:g} s: the brokers take "
                 "nothing, or a segment's successors are awaited; this record was not written"
@@ -309,6 +321,13 @@ class Sender(BatchOwner[P]):
         self.bytes -= len(batch.data)
         self._settled.append(batch)
         self._progress.notify_all()
+
+    def _count_written(self, batch: P) -> None:
+        """Count a batch that was written. The caller holds the lock."""
+        counts = self.counts
+        counts.batches += 1
+        counts.messages += batch.count
+        counts.bytes += len(batch.data)
 
     def _expire(self) -> None:
         """Send nothing before there is a new producer id."""

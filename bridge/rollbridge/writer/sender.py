@@ -174,6 +174,8 @@ class PlainSender(Sender[ProducerBatch]):
 
     def written(self, queue: PartitionQueue[ProducerBatch], batch: ProducerBatch, base_offset: int) -> None:
         """Settle a batch that was written."""
+        if not batch.settled:
+            self._count_written(batch)
         self._settle_as(batch, lambda: batch.written(_segment(queue), base_offset))
 
     def too_large(
@@ -249,6 +251,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Give a batch up; its records fail."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
         queue.drop(batch)
+        self.counts.failed += 0 if batch.settled else batch.count
         self._settle_as(batch, lambda: batch.failed(fault))
 
     def _forgotten(self, queue: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
