@@ -139,7 +139,7 @@ def test_what_happens_on_a_cluster_is_seen_in_its_metrics(
         assert after["round_transactions_count", group] >= 4
         assert after["merge_duration_seconds_count", group] >= 4
         assert after["seal_duration_seconds_count", group] >= 2
-        assert after["effect_duration_seconds_count", group, "Seal"] == after["seal_duration_seconds_count", group]
+        assert after["effect_duration_seconds_count", "Seal", group] == after["seal_duration_seconds_count", group]
         assert after["takeover_duration_seconds_count", group, "cold"] == 1
         assert 0 < after["last_takeover_seconds", group] < 600
         assert after["stream_epochs", group, orders] > after["stream_epochs", group, ledger]
