@@ -73,6 +73,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "images": _Entry("rollbridge_devcluster.images", "Container images: pull them, or build stand-ins.", "containers"),
     "access": _Entry("rollbridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
     "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
+    "verify": _Entry("rollbridge.cli.verify", "Prove that each committed record stands where the commit log says."),
     "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
 

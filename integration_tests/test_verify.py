@@ -1,0 +1,208 @@
+"""``rollbridge verify`` on a real stream: nothing is found where all is well, and every mutant put in by hand is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import rollbridge
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site, until
+from integration_tests.command_line import Cli
+from rollbridge.cli.common import ExitCode
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.attribution import RECORD_HEADER, pack_run
+from rollbridge.model.control import ControlKind, ControlRecord, Run
+from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
+from rollbridge.model.names import GroupName
+
+UNKNOWN = TransactionId.of(0, 1 << 60)
+
+
+@dataclass
+class Scene:
+    """A stream of its own on a site whose coordinator may be stopped."""
+
+    site: Site
+    client: rollbridge.Bridge
+    cli: Cli
+    stream: str
+
+    @property
+    def topic(self) -> str:
+        """Where the first segment lies."""
+        return self.client.admin.places(self.stream).of(SegmentId.from_int(0))[0]
+
+    @property
+    def log(self) -> str:
+        """The commit log."""
+        return GroupName(self.stream.split("/")[0]).commit_log_topic
+
+    def verify(self, code: int = ExitCode.OK) -> dict[str, Any]:
+        """What the command says."""
+        answer = self.cli("verify", self.stream, "--json")
+        assert answer.code == code, answer
+        found: dict[str, Any] = json.loads(answer.out)
+        return found
+
+    def kinds(self) -> dict[str, int]:
+        """The kinds of what is found."""
+        counts: dict[str, int] = self.verify(ExitCode.UNEXPECTED)["counts"]
+        return counts
+
+    def put(self, topic: str, key: bytes | None, value: bytes, header: bytes | None = None) -> int:
+        """Write a message by hand; return its offset."""
+        offsets: list[int] = []
+        producer = Producer({"bootstrap.servers": self.site.cluster.bootstrap_servers})
+        headers = [] if header is None else [(RECORD_HEADER, header)]
+        producer.produce(
+            topic,
+            key=key,
+            value=value,
+            partition=0,
+            headers=headers,
+            on_delivery=lambda fault, message: offsets.append(message.offset()),
+        )
+        assert producer.flush(60) == 0
+        return offsets[0]
+
+    def forge_commit(self, transaction: TransactionId, runs: Sequence[Run]) -> None:
+        """Put a COMMIT record on the log."""
+        count = sum(run.count for run in runs)
+        record = ControlRecord(
+            transaction,
+            ControlKind.COMMIT,
+            "forger",
+            0,
+            0,
+            1,
+            records=count,
+            placement={self.stream: {SegmentId.from_int(0): runs}},
+        )
+        self.put(self.log, transaction.bytes, record.encode_value())
+
+
+@pytest.fixture
+def scene(cluster: AnyCluster, scope: str, tmp_path: Path) -> Iterator[Scene]:
+    """A stream with two transactions, plain and conditional records, and an aborted transaction."""
+    root, stream = f"/{scope}", f"{scope}/orders"
+    with Site(cluster, root, tmp_path) as site, site.connect("writer") as client:
+        client.admin.create_stream(stream)
+        for number in range(2):
+            with client.transaction(stream) as txn:
+                for place in range(20):
+                    txn.write(stream, key=b"%d" % place, value=b"%d-%d" % (number, place))
+        with client.writer(stream) as plain:
+            for place in range(7):
+                plain.write(b"%d" % place, b"plain")
+            plain.flush()
+        aborted = client.begin(stream)
+        aborted.write(stream, key=b"x", value=b"gone")
+        aborted.abort()
+        yield Scene(site, client, Cli(cluster, root), stream)
+
+
+def test_a_stream_that_has_seen_everything_is_as_the_log_says(scene: Scene) -> None:
+    stream, client = scene.stream, scene.client
+    with client.cas_writer(stream) as conditional:
+        conditional.write(b"k", b"v", expected=rollbridge.ANY)
+    late = client.begin(stream)
+    for place in range(500):
+        late.write(stream, key=b"late-%d" % place, value=b"x" * 100)
+    client.admin.scale(stream, seal=[0], ranges=[(0.0, 0.25), (0.25, 1.0)])
+    with client.transaction(stream) as after:
+        for place in range(30):
+            after.write(stream, key=b"after-%d" % place, value=b"y")
+    assert late.commit().records == 500
+    found = scene.verify()
+    assert found["findings"] == []
+    assert found["transactions"] == 4
+    assert found["segments"] >= 3
+    records = found["records"]
+    assert (records["matched"], records["plain"], records["conditional"]) == (570, 7, 1)
+    assert (records["forgotten"], records["deleted"], records["elsewhere"]) == (0, 0, 0)
+    assert "stand where the commit log says, once" in scene.cli("verify", stream).out
+
+
+def test_records_that_no_commit_names_are_found(scene: Scene) -> None:
+    scene.put(scene.topic, b"k", b"by hand", pack_run(UNKNOWN.bytes, local_sequence(0, 0), 1, b""))
+    found = scene.verify(ExitCode.UNEXPECTED)
+    assert found["counts"] == {"foreign": 1}
+    assert str(UNKNOWN) in found["findings"][0]["text"]
+    assert found["records"]["matched"] == 40
+
+
+def test_a_record_that_stands_twice_is_found(scene: Scene) -> None:
+    [first] = [message for message in scene.site.committed(scene.stream) if message.value() == b"0-0"]
+    header = dict(first.headers())[RECORD_HEADER]
+    scene.put(scene.topic, first.key(), first.value(), header[:24])
+    assert scene.kinds() == {"foreign": 1, "doubled": 1}
+
+
+def test_what_the_log_names_and_is_not_there_is_found(scene: Scene) -> None:
+    scene.site.stop_coordinator()
+    base = scene.put(scene.topic, None, b"says nothing of a transaction")
+    scene.put(scene.topic, None, b"nor does this one")
+    scene.forge_commit(UNKNOWN, [Run(0, base, 2)])
+    found = scene.verify(ExitCode.UNEXPECTED)
+    assert found["counts"] == {"missing": 1}
+    assert f"{base} to {base + 1}" in found["findings"][0]["text"]
+
+
+def test_a_record_in_the_place_of_another_one_is_found(scene: Scene) -> None:
+    scene.site.stop_coordinator()
+    other = TransactionId.of(0, (1 << 60) + 1)
+    base = scene.put(scene.topic, None, b"of another one", pack_run(other.bytes, local_sequence(0, 0), 1, b""))
+    scene.forge_commit(UNKNOWN, [Run(0, base, 1)])
+    assert scene.kinds() == {"misplaced": 1}
+
+
+def test_a_commit_that_stands_twice_on_the_log_is_found(scene: Scene) -> None:
+    scene.site.stop_coordinator()
+    base = scene.put(scene.topic, None, b"once", pack_run(UNKNOWN.bytes, local_sequence(0, 0), 1, b""))
+    for _ in range(2):
+        scene.forge_commit(UNKNOWN, [Run(0, base, 1)])
+    assert scene.kinds() == {"doubled": 1, "overlap": 1}
+
+
+def test_more_records_than_have_arrived_are_found(scene: Scene) -> None:
+    txn = scene.client.begin(scene.stream)
+    txn.write(scene.stream, key=b"a", value=b"a")
+    txn.flush()
+    until(lambda: scene.client.outcome(txn.id).records == 1)
+    scene.site.stop_coordinator()
+    header = pack_run(txn.id.bytes, local_sequence(0, 0), 1, b"")
+    base = scene.put(scene.topic, None, b"one", header)
+    scene.put(scene.topic, None, b"two", pack_run(txn.id.bytes, local_sequence(0, 1), 1, b""))
+    scene.forge_commit(txn.id, [Run(0, base, 2)])
+    assert scene.kinds() == {"never-arrived": 1}
+
+
+def test_what_retention_has_deleted_at_either_end_is_counted_and_no_finding(scene: Scene) -> None:
+    scene.site.stop_coordinator()
+    admin = TopicAdmin(scene.site.cluster.bootstrap_servers)
+    admin.delete_records({(scene.topic, 0): 5})
+    found = scene.verify()
+    assert (found["records"]["deleted"], found["records"]["matched"]) == (5, 35)
+    admin.delete_records({(scene.log, 0): 2})
+    found = scene.verify()
+    assert found["log_start"] == 2
+    assert found["records"]["forgotten"] + found["records"]["matched"] + found["records"]["deleted"] >= 35
+    assert found["records"]["forgotten"] > 0
+    assert "does not tell of any more" in scene.cli("verify", scene.stream).out
+
+
+def test_a_stream_may_be_written_to_meanwhile(scene: Scene) -> None:
+    open_one = scene.client.begin(scene.stream, timeout=timedelta(hours=1))
+    open_one.write(scene.stream, key=b"a", value=b"still open")
+    open_one.flush()
+    assert scene.verify()["records"]["matched"] == 40
+    open_one.commit()
+    assert scene.verify()["records"]["matched"] == 41
