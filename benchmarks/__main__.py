@@ -38,6 +38,7 @@ from benchmarks import (
     spark_sink,
     spark_source,
     standby,
+    verify,
 )
 from benchmarks.harness import Experiment, Result, run
 from benchmarks.site import Site, open_site
@@ -57,6 +58,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "groups": lambda site, rounds, quick: groups.experiment(site, rounds=rounds or (1 if quick else 7), quick=quick),
     "reader": lambda site, rounds, quick: reader.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "reading": lambda site, rounds, quick: reading.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
+    "verify": lambda site, rounds, quick: verify.experiment(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "previews": lambda site, rounds, quick: previews.experiment(
         site, rounds=rounds or (3 if quick else 15), quick=quick
     ),

@@ -34,7 +34,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
             OURS: lambda: _timed(count, lambda: _ours(site, stream)),
             _IN_BATCHES: lambda: _timed(count, lambda: _in_batches(site, stream)),
             "poll()": lambda: _timed(count, lambda: _polled(site, topic, count)),
-            **{name: _consumed(site, topic, count, size) for name, size in names.items()},
+            **{name: consumed(site, topic, count, size) for name, size in names.items()},
         },
         rows=[
             Row(
@@ -122,7 +122,7 @@ def _polled(site: Site, topic: str, count: int) -> Iterator[int]:
     yield total
 
 
-def _consumed(site: Site, topic: str, count: int, size: int) -> Callable[[], Measured]:
+def consumed(site: Site, topic: str, count: int, size: int) -> Callable[[], Measured]:
     def read() -> Iterator[int]:
         consumer = site.reader(**{"fetch.queue.backoff.ms": 5})
         consumer.assign([TopicPartition(topic, 0, 0)])
