@@ -65,6 +65,8 @@ class Kafka:
             case fx.Write(operations):
                 self.written += [item.path for item in operations]
                 return True
+            case fx.CommitRound():
+                return NOW_MS
         return None
 
 
