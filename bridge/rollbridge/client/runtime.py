@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import ClientSessions, CommitNumbers
@@ -33,7 +33,11 @@ from rollbridge.model.names import GroupName
 from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
 from rollbridge.model.routing import Route, StreamView
+from rollbridge.tracing import find_tracer
 from rollbridge.zookeeper.catalog import Catalog
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Runtime:
     is_led: Callable[[GroupName], bool] = lambda group: True
     """Tells if a coordinator leads a group and has taken it over; True where that cannot be told in a moment."""
     counts: TransactionCounts = field(default_factory=TransactionCounts)
+    tracer: Tracer | None = field(default_factory=find_tracer)
+    """Records spans; None without OpenTelemetry."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from confluent_kafka import TopicPartition
 
@@ -65,6 +65,10 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.names import is_internal
+from rollbridge.tracing import TransactionSpan
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 _waits = limited(logging.getLogger(f"{__name__}.waits"))
@@ -96,7 +100,7 @@ class Transaction(Writing):
     Made by :meth:`rollbridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
-    __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_wish")
+    __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_span", "_wish")
 
     def __init__(self, runtime: Runtime, plan: BeginPlan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
@@ -106,6 +110,8 @@ class Transaction(Writing):
         completion.counts = runtime.counts
         runtime.counts.note_begin()
         runtime.outcomes.waiting[key] = completion
+        if runtime.tracer is not None:
+            self._trace(runtime.tracer)
         header = self._key_of(FrameKind.BEGIN)
         if self._outbox is not None:
             self._outbox.add(header, plan.begin_value)
@@ -115,8 +121,10 @@ class Transaction(Writing):
             self._sent = 1
             for place in range(1, len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
-        except RollbridgeError:
+        except RollbridgeError as fault:
             del runtime.outcomes.waiting[key]
+            if self._span is not None:
+                self._span.fail(fault)
             completion.count_unfinished(Unfinished.INCOMPLETE)
             if self._sent:
                 self._send_abort_soon("its begin could not be sent to every stream")
@@ -133,6 +141,13 @@ class Transaction(Writing):
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
         self._asked: AskedCommit | None = None
+        self._span: TransactionSpan | None = None
+
+    def _trace(self, tracer: Tracer) -> None:
+        """Begin the span of the transaction, which ends with its outcome."""
+        begin = self._plan.begin
+        self._span = TransactionSpan(tracer, str(self.id), begin.client_name, tuple(begin.streams), begin.label)
+        self._span.end_with(self._completion)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -333,6 +348,8 @@ class Transaction(Writing):
                     self._send_with_outbox(key, value, delivered, data=False)
                 self._wish = _Wish.ABORT
                 self._completion.closed = True
+                if self._span is not None:
+                    self._span.ask("abort", self._writer.count, self._writer.bytes)
         return AbortFuture(self)
 
     def __enter__(self) -> Transaction:
@@ -473,6 +490,8 @@ class Transaction(Writing):
         self._asked = asked
         records = sum([piece.records for piece in self._pieces])
         self._completion.asked = CommitAsked(time.monotonic(), records, self._writer.bytes)
+        if self._span is not None:
+            self._span.ask("commit", records, self._writer.bytes)
         try:
             if self._outbox is not None:
                 delivered = self._commit_delivered if self._sent else self._whole_delivered

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Final, Literal, TypeVar
 
 from rollbridge.calls import Deadline
@@ -49,6 +49,7 @@ from rollbridge.model.ended import EndedIds
 from rollbridge.model.late import LateRecord
 from rollbridge.model.names import GroupName, Partition, is_buffer_topic, is_group_topic, is_segment_topic
 from rollbridge.model.records import CheckNode, NodeOperation
+from rollbridge.tracing import find_tracer, trace_round
 from rollbridge.zookeeper.access import open_counter, open_slots
 from rollbridge.zookeeper.errors import (
     NodeExistsError,
@@ -269,6 +270,9 @@ class Interpreter:
         self._feed: FrameFeed | None = None
         self._procedure: Steps[Any] | None = None
         self._merging_since_s: float | None = None
+        self._merging = [0, 0]
+        """Transactions and frames of the round, for its span."""
+        self._tracer = find_tracer()
         self.times = EffectTimes()
         """How long the effects of this term took."""
 
@@ -308,12 +312,13 @@ class Interpreter:
                 if isinstance(effect, fx.ROUND):
                     self._empty_round()
                     self._merging_since_s = None
-            self._note(type(effect), began_s, perf_counter(), is_refused=refused is not None)
+            self._note(effect, began_s, perf_counter(), is_refused=refused is not None)
             if self._hook is not None:
                 self._hook(procedure, effect, "after")
 
-    def _note(self, kind: type[fx.AnyEffect], began_s: float, ended_s: float, *, is_refused: bool) -> None:
+    def _note(self, effect: fx.AnyEffect, began_s: float, ended_s: float, *, is_refused: bool) -> None:
         """Count an effect with the time that it took, and with those of its round."""
+        kind = type(effect)
         spent = self.times.spent.get(kind.__name__)
         if spent is None:
             spent = self.times.spent[kind.__name__] = [0.0, 0.0]
@@ -324,9 +329,18 @@ class Interpreter:
         elif kind in _ENDS:
             if kind is fx.CommitRound and self._merging_since_s is not None and not is_refused:
                 self.times.merges.note(ended_s - self._merging_since_s)
+                if self._tracer is not None:
+                    took_s, now_s = ended_s - self._merging_since_s, time()
+                    trace_round(self._tracer, str(self._group), now_s - took_s, now_s, *self._merging)
             self._merging_since_s = None
         elif kind in _OF_MERGES and self._merging_since_s is None and not is_refused:
             self._merging_since_s = began_s
+            self._merging = [0, 0]
+        if self._tracer is not None and not is_refused:
+            if isinstance(effect, fx.AppendControl | fx.AppendTogether):
+                self._merging[0] += len(effect.records)
+            if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
+                self._merging[1] += len(effect.items)
 
     def close(self) -> None:
         """End the term: close all connections and abort what is open in Kafka."""
