@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, until
+from integration_tests.clients import Site, header_of, until
 from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
 from rollbridge.kafka.topics import TopicAdmin
@@ -59,9 +59,9 @@ class Scene:
 
     def put(self, topic: str, key: bytes | None, value: bytes, header: bytes | None = None) -> int:
         """Write a message by hand; return its offset."""
-        offsets: list[int] = []
+        offsets: list[int | None] = []
         producer = Producer({"bootstrap.servers": self.site.cluster.bootstrap_servers})
-        headers = [] if header is None else [(RECORD_HEADER, header)]
+        headers: list[tuple[str, str | bytes | None]] = [] if header is None else [(RECORD_HEADER, header)]
         producer.produce(
             topic,
             key=key,
@@ -71,7 +71,9 @@ class Scene:
             on_delivery=lambda fault, message: offsets.append(message.offset()),
         )
         assert producer.flush(60) == 0
-        return offsets[0]
+        [offset] = offsets
+        assert offset is not None
+        return offset
 
     def forge_commit(self, transaction: TransactionId, runs: Sequence[Run]) -> None:
         """Put a COMMIT record on the log."""
@@ -141,8 +143,9 @@ def test_records_that_no_commit_names_are_found(scene: Scene) -> None:
 
 def test_a_record_that_stands_twice_is_found(scene: Scene) -> None:
     [first] = [message for message in scene.site.committed(scene.stream) if message.value() == b"0-0"]
-    header = dict(first.headers())[RECORD_HEADER]
-    scene.put(scene.topic, first.key(), first.value(), header[:24])
+    transaction, sequence = header_of(first)
+    header = pack_run(transaction.bytes, sequence, 1, b"")
+    scene.put(scene.topic, first.key(), first.value() or b"", header)
     assert scene.kinds() == {"foreign": 1, "doubled": 1}
 
 

@@ -278,7 +278,7 @@ class Resuming(ABC):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
-            ConflictError: only its owner can commit it, see :attr:`.ArrivedTransaction.obstacle`, or it holds another
+            ConflictError: only its owner can commit it, as ``obstacle`` of :meth:`arrived` says, or it holds another
                 number of records; nothing was changed.
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             AlreadyAbortedError, TransactionAbortedError, TransactionExpiredError: nothing of it is visible.
