@@ -47,6 +47,7 @@ NAMES: Final = (
     "request",
     "retention",
     "scaling",
+    "scaling_waits",
     "snapshot_indexes",
     "snapshot_segment",
     "stream",

@@ -157,6 +157,8 @@ class EpochTransition(NodeRecord):
     created_ms: int
     controller_epoch: int
     abort_foreign: bool = False
+    reason: str = ""
+    """Why a leader scales the stream by its load; empty if it was asked to."""
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -148,6 +148,8 @@ class EpochRecord(NodeRecord):
     cause: EpochCause
     created_ms: int
     sealed_ends: Annotated[Mapping[SegmentId, int] | None, StoredAs(ascending=True)] = field(default_factory=dict)
+    reason: str = ""
+    """Why a leader has scaled the stream by its load; empty if it was asked to, and after other causes."""
     segment_ids: frozenset[SegmentId] = field(init=False, repr=False, compare=False)
     """The ids of all segments."""
     numbers: frozenset[int] = field(init=False, repr=False, compare=False)
@@ -388,11 +390,13 @@ class EpochHistory:
         """Return the epochs with which segments ended that are not known to be sealed."""
         return tuple(item for item in self.records if item.sealed_ends is None and self.ended_with(item.epoch))
 
-    def plan_scale(self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int) -> EpochRecord:
+    def plan_scale(
+        self, seal: Iterable[int], ranges: Sequence[KeyRange], created_ms: int, reason: str = ""
+    ) -> EpochRecord:
         """Return the epoch that replaces the active segments ``seal`` by new ones that hold ``ranges``.
 
         Segments that are not replaced stay in the new epoch under their own ids. New numbers follow the highest
-        number ever used, so a number names one key range for good.
+        number ever used, so a number names one key range for good. The ``reason`` is that of a scale by load.
 
         Raises:
             InvalidRangesError: a number that is not active, or ranges that do not cover exactly what is sealed.
@@ -420,6 +424,7 @@ class EpochHistory:
             cause=EpochCause.SCALE,
             created_ms=created_ms,
             sealed_ends=None,
+            reason=reason,
         )
 
     def plan_rolling(

@@ -25,6 +25,7 @@
     /groups/SCOPE.GROUP/merging/MERGE     merging: topics into which a large transaction is merged before they are read
     /groups/SCOPE.GROUP/outdated          why ZooKeeper is known to have been set back; nobody leads until it is gone
     /groups/SCOPE.GROUP/scaling           scaling: a scale that is being carried out
+    /groups/SCOPE.GROUP/scaling-waits     scaling_waits: streams that wait to be scaled by their load
     /groups/SCOPE.GROUP/suspended/WORK    scaling or committing: one that waits for native transactions of others
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
     /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
@@ -162,6 +163,11 @@ def merging(name: GroupName) -> str:
 def scaling(name: GroupName) -> str:
     """Return the node of the scale that is being carried out."""
     return f"{group(name)}/scaling"
+
+
+def scaling_waits(name: GroupName) -> str:
+    """Return the node that says which streams wait to be scaled by their load, and for what."""
+    return f"{group(name)}/scaling-waits"
 
 
 def suspended(name: GroupName) -> str:

@@ -20,6 +20,7 @@ from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName
 from rollbridge.model.partitioners import KeySpace, key_space
+from rollbridge.model.scaling import ScalingPolicy
 
 # Operations on nodes; a multi carries out all of its operations or none.
 
@@ -296,6 +297,8 @@ class StreamConfig(NodeRecord):
     """How many segments have been prepared for large transactions, so that no two of them ever have the same name."""
     headers: HeaderForm = HeaderForm.EACH
     """Which records of its transactions carry rollbridge's header; streams of earlier versions do not say it."""
+    scaling: ScalingPolicy | None = None
+    """How leaders scale it by its load; None if they do not."""
 
     @property
     def identity(self) -> str:

@@ -11,6 +11,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import DEFAULT_GROUP
 from rollbridge.model.records import Retention
+from rollbridge.model.scaling import ScalingPolicy
 from rollbridge.model.transaction import Arrived, KnownTransaction, TransactionEvent
 
 REASON_CHARACTERS_MAX: Final = 10_000
@@ -74,6 +75,8 @@ class AdminRequest(NodeRecord):
     leave_topic: bool = False
     headers: str = ""
     """A :class:`.HeaderForm`; empty leaves it as it is, and is what clients of earlier versions say."""
+    scaling: ScalingPolicy | None = None
+    """None leaves it as it is, and is what clients of earlier versions say; without a rate it is switched off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
-    record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms)
+    record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms, scaling.reason)
     places = list(closed.values())
     if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
         yield from _drop(group, scaling, node)
@@ -178,10 +178,10 @@ def go_on_with_scale(group: GroupState, node: str, scaling: EpochTransition, now
 
 
 def _plan(
-    stream: LedStream, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int
+    stream: LedStream, seal_numbers: Sequence[int], ranges: Sequence[KeyRange], created_ms: int, reason: str = ""
 ) -> tuple[EpochRecord, EpochHistory, dict[SegmentId, Partition]]:
     """Return the epoch that a scale makes, the history with it, and where the segments lie that it seals."""
-    record = stream.history.plan_scale(seal_numbers, ranges, created_ms)
+    record = stream.history.plan_scale(seal_numbers, ranges, created_ms, reason)
     history = stream.history.with_records(record)
     return record, history, stream.places_of(history.ended_with(record.epoch))
 
