@@ -42,6 +42,7 @@ from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.state import families
 from rollbridge_coordinator.state.group import LeaderSettings
 from rollbridge_coordinator.state.metrics import CommitPath
+from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
 
 try:
@@ -155,7 +156,7 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "client": (ClientOptions,),
     "connection": (ConnectionSettings,),
     "consumer": (ConsumerOptions,),
-    "coordinator": (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings),
+    "coordinator": (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings),
     "kafka": (Security,),
     "producer": (ProducerOptions,),
     "writer": (WriterOptions,),

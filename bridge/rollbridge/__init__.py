@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rollbridge.model.ids import SegmentId, TransactionId
     from rollbridge.model.names import GroupName, StreamName
     from rollbridge.model.position import LogPosition, ReadPosition
+    from rollbridge.model.scaling import ScalingPolicy
     from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, Token
     from rollbridge.model.synchronizer import Codec
     from rollbridge.producer import ProducedMessage, Producer
@@ -66,6 +67,7 @@ _NAMES = {
     "rollbridge.model.ids": "SegmentId TransactionId",
     "rollbridge.model.names": "GroupName StreamName",
     "rollbridge.model.position": "LogPosition ReadPosition",
+    "rollbridge.model.scaling": "ScalingPolicy",
     "rollbridge.model.sn": "ANY DLSN EMPTY SN Token",
     "rollbridge.model.synchronizer": "Codec",
     "rollbridge.producer": "ProducedMessage Producer",
@@ -106,6 +108,7 @@ __all__ = [
     "Reader",
     "Record",
     "ResumedTransaction",
+    "ScalingPolicy",
     "SegmentId",
     "SharedClient",
     "StreamDescription",

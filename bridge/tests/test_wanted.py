@@ -9,6 +9,7 @@ import pytest
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import FOREVER, HeaderForm, Retention, StreamConfig
+from rollbridge.model.scaling import ScalingPolicy
 from rollbridge.model.wanted import WantedStream
 
 KNOWN = StreamConfig(
@@ -51,6 +52,10 @@ def test_what_is_the_same_or_not_said_is_no_difference() -> None:
         ({"record_bytes_max": 7}, "largest record: it is 5000, and 7 was asked for"),
         ({"headers": HeaderForm.FIRST}, "headers: it is each, and first was asked for"),
         ({"partitioner": "fnv1a"}, "partitioner: it is murmur2, and fnv1a was asked for"),
+        (
+            {"scaling": ScalingPolicy(events_per_second=100)},
+            "scaling: it is by request only, and at 100 events/s a segment, from 1 to 32 segments was asked for",
+        ),
         ({"retention": Retention(5)}, "retention time: it is 1000 ms, and 5 ms was asked for"),
         ({"retention": Retention(FOREVER, 5)}, "retention size: it is 2000 bytes, and 5 bytes was asked for"),
         (

@@ -22,6 +22,7 @@ from rollbridge.errors import ConfigError
 from rollbridge.model.buffer import BufferLimits
 from rollbridge.model.options import MIB, faults_of, keys_of, option, unknown, values_of
 from rollbridge_coordinator.state.group import LeaderSettings
+from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
@@ -110,7 +111,7 @@ class CoordinatorSettings:
     """Security settings of the connection to ZooKeeper."""
 
     def __post_init__(self) -> None:
-        faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots))
+        faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots, self.leader.scaling))
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
@@ -155,11 +156,15 @@ def load_coordinator_settings(
         security=connection.kafka,
         zookeeper_security=connection.zookeeper_security,
         limits=BufferLimits(**found[BufferLimits]),
-        leader=LeaderSettings(**found[LeaderSettings], snapshots=SnapshotSettings(**found[SnapshotSettings])),
+        leader=LeaderSettings(
+            **found[LeaderSettings],
+            snapshots=SnapshotSettings(**found[SnapshotSettings]),
+            scaling=ScalingSettings(**found[ScalingSettings]),
+        ),
     )
 
 
-_TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings)
+_TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings)
 _KEYS: Final = keys_of(*_TABLES) - set(_ADDRESSES)
 
 

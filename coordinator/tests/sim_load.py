@@ -160,7 +160,7 @@ class LoadRun:
                 self._scale(scaling.plan_split(self.state, decision, cuts, until_ms))
             case SegmentMerge():
                 self._scale(scaling.plan_merge(decision, segments))
-            case scaling.Hold(why) if why not in self.waits:
+            case scaling.Hold(_, why) if why not in self.waits:
                 self.waits.append(why)
 
     def _cut(self, whole: KeyRange, parts: int, is_needed: bool) -> scaling.RangeCut:

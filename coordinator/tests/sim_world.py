@@ -547,6 +547,13 @@ class World:
             case fx.DiskBytes(places):
                 there = [item for item in places if shard(*item) in self.topics]
                 return {item: 100 * len(self.topics[shard(*item)].entries) for item in there}
+            case fx.LogEnds(places):
+                there = [item for item in places if shard(*item) in self.topics and item[0] != self.away]
+                return {item: len(self.topics[shard(*item)].entries) for item in there}
+            case fx.SampleKeys(place, records):
+                latest = self.topics[shard(*place)].entries[-records:] if shard(*place) in self.topics else []
+                sampled: list[Record] = [entry.item for entry in latest if entry.item is not None]
+                return [(row.key.encode(), len(row.value)) for row in sampled]
             case fx.GroupCommits(groups):
                 if "deaf-retention" in self.faults or ("deaf-log" in self.faults and "historian" in groups):
                     read = {unshard(name): len(log.entries) for name, log in self.topics.items()}

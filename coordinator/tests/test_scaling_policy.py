@@ -158,7 +158,7 @@ def believes_partial_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         return load_module._rate(first, last) if found is None and first != last else found
 
     monkeypatch.setattr(load_module.SegmentLoad, "rate", wrong)
-    monkeypatch.setattr(scaling, "_why_left", lambda *_: "")
+    monkeypatch.setattr(scaling, "_why_left", lambda *_: None)
 
 
 def is_hasty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,14 @@ from rollbridge.cli.retention import (
     retention_document,
     retention_text,
 )
+from rollbridge.cli.scaling import (
+    NO_SCALING,
+    given_policy,
+    scaling_document,
+    scaling_options,
+    scaling_text,
+    wait_document,
+)
 from rollbridge.cli.tables import counted, lineage_svg, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
@@ -83,6 +91,7 @@ def stream() -> None:
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
+@scaling_options
 @click.option("--if-not-exists", is_flag=True, help="Leave a stream that exists with these settings as it is.")
 @click.pass_obj
 def create(
@@ -98,15 +107,22 @@ def create(
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
+    scale_events_per_second: int | None,
+    scale_bytes_per_second: int | None,
+    min_segments: int | None,
+    max_segments: int | None,
     if_not_exists: bool,
 ) -> None:
     """Create a stream, with --segments of equal size or with each --range given.
+
+    With --scale-events-per-second or --scale-bytes-per-second it follows its load by itself.
 
     With --if-not-exists an existing stream is left and shown as it is, if it has the settings that are given; otherwise
     the error names each difference. Segments are compared with those that it began with.
     """
     if segments is not None and ranges:
         raise click.UsageError("--segments and --range exclude each other")
+    policy = given_policy(None, scale_events_per_second, scale_bytes_per_second, min_segments, max_segments)
     with connected(context) as b:
         b.admin.create_stream(
             stream_name,
@@ -120,6 +136,7 @@ def create(
             retention_time=retention_time,
             retention_bytes=retention_bytes,
             retention_groups=retention_groups,
+            scaling=policy,
             exist_ok=if_not_exists,
         )
         found, places = b.admin.history(stream_name), b.admin.places(stream_name)
@@ -305,6 +322,8 @@ def scale(
     type=click.Choice([form.value for form in HeaderForm]),
     help="Which records of later transactions say who wrote them: the first of each batch, or each.",
 )
+@scaling_options
+@NO_SCALING
 @click.pass_context
 def update(
     click_context: click.Context,
@@ -313,8 +332,13 @@ def update(
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
     headers: str | None,
+    scale_events_per_second: int | None,
+    scale_bytes_per_second: int | None,
+    min_segments: int | None,
+    max_segments: int | None,
+    no_scaling: bool,
 ) -> None:
-    """Change how long the records of a stream are kept, or its headers.
+    """Change how long the records of a stream are kept, its headers, or how it is scaled by its load.
 
     Options left out stay as they are; none removes a limit. Both limits are minimums: records beyond either of them
     are deleted. Give --retention-group once for each group, or with none.
@@ -322,16 +346,26 @@ def update(
     given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
     if headers is not None:
         given["headers"] = headers
-    if not given:
+    asked = scale_events_per_second, scale_bytes_per_second, min_segments, max_segments
+    is_scaled = any(item is not None for item in asked)
+    if is_scaled and no_scaling:
+        raise click.UsageError("--no-scaling and the options of a scaling policy exclude each other")
+    if not given and not is_scaled and not no_scaling:
         raise click.UsageError(
-            "say what to change: --retention-time, --retention-bytes, --retention-group or --headers"
+            "say what to change: --retention-time, --retention-bytes, --retention-group, --headers, "
+            "--scale-events-per-second, --scale-bytes-per-second, --min-segments, --max-segments or --no-scaling"
         )
     context: CliContext = click_context.obj
     with connected(context) as b:
+        if is_scaled:
+            given["scaling"] = given_policy(b.admin.describe(stream_name).config.scaling, *asked)
+        elif no_scaling:
+            given["scaling"] = None
         config = b.admin.update_stream(stream_name, **given)
     context.answer(
         _config_document(config),
-        f"{stream_name}: {retention_text(config.retention)}; a header on {_HEADERS_OF[config.headers]}.",
+        f"{stream_name}: {retention_text(config.retention)}; a header on {_HEADERS_OF[config.headers]}; "
+        f"scaled {scaling_text(config.scaling)}.",
     )
 
 
@@ -454,14 +488,17 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
 
 
 def history_table(found: EpochHistory) -> str:
-    """Return a table with one row per epoch and a line for each segment that began or ended with it."""
+    """Return a table with one row per epoch and a line for each segment that began or ended with it.
+
+    Below it stands why leaders have scaled the stream by its load, if they have.
+    """
     rows: list[tuple[str, ...]] = []
     for record in found.records:
         own = record.reference_epoch == record.epoch
         about = (
             str(record.epoch),
             "itself" if own else str(record.reference_epoch),
-            record.cause.value,
+            f"{record.cause.value}, by load" if record.reason else record.cause.value,
             moment(record.created_ms),
         )
         began = [f"{item.id} {item.range}" for item in found.began_with(record.epoch)]
@@ -472,7 +509,10 @@ def history_table(found: EpochHistory) -> str:
         for place, (one, other) in enumerate(zip_longest(began, ended, fillvalue="")):
             rows.append((*(about if place == 0 else ("", "", "", "")), one, other))
     text = table(("EPOCH", "REFERS TO", "CAUSE", "PLANNED", "BEGAN", "ENDED"), rows, right=("EPOCH",))
-    return f"{text}\n{_dropped(found.first)}." if found.first else text
+    if found.first:
+        text += f"\n{_dropped(found.first)}."
+    reasons = [f"epoch {record.epoch}: {record.reason}" for record in found.records if record.reason]
+    return "\n".join([text, "", "Scaled by load:", *reasons]) if reasons else text
 
 
 def _dropped(first: int) -> str:
@@ -511,11 +551,14 @@ def description_text(found: StreamDescription) -> str:
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
         ("headers", f"on {_HEADERS_OF[config.headers]}"),
         ("keeps", what_it_keeps),
+        ("scaled", scaling_text(config.scaling)),
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
         what = "part of the topic is not read" if found.fault.code == TOPIC_GROWN else "its transactions wait"
         lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
+    if found.scaling_wait is not None:
+        lines.append(f"WAITS    since {moment(found.scaling_wait.since_ms)} to be scaled: {found.scaling_wait.reason}")
     lines += ["", _segment_table(found.active, found.partitions), ""]
     if found.open_transactions:
         lines.append(transaction_table(found.open_transactions))
@@ -553,6 +596,7 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
         "record_bytes_max": config.record_bytes_max,
         "headers": config.headers.value,
         "retention": retention_document(config.retention),
+        "scaling": scaling_document(config.scaling),
     }
 
 
@@ -572,6 +616,7 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
             "topic": found.fault.topic or None,
             "since_ms": found.fault.since_ms,
         },
+        "scaling_wait": wait_document(found.scaling_wait),
     }
 
 
@@ -581,6 +626,7 @@ def _epoch_document(places: SegmentPlaces, record: EpochRecord, partitions: Mapp
         "epoch": record.epoch,
         "reference_epoch": record.reference_epoch,
         "cause": record.cause.value,
+        "reason": record.reason or None,
         "created_ms": record.created_ms,
         "segments": [
             {

@@ -49,6 +49,7 @@ from rollbridge.model.records import (
     header_form,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.scaling import FIXED, ScalingPolicy, ScalingWait
 from rollbridge.model.wanted import WantedStream
 from rollbridge.zookeeper.metadata import Metadata
 
@@ -79,6 +80,7 @@ class StreamDescription:
         open_transactions: Its open transactions that outlived a moment, oldest first.
         fault: Why its transactions are not merged; None unless the stream is in an error state.
         partitions: Partition number of each active segment, by which consumers and producers name it.
+        scaling_wait: Why it is not scaled now although its scaling policy asks for it; None if it does not.
     """
 
     config: StreamConfig
@@ -90,6 +92,7 @@ class StreamDescription:
     open_transactions: tuple[TransactionRecord, ...]
     fault: StreamFault | None = None
     partitions: Mapping[SegmentId, int] = field(default_factory=dict)
+    scaling_wait: ScalingWait | None = None
 
 
 P = ParamSpec("P")
@@ -147,6 +150,7 @@ class Admin:
         retention_time: timedelta | None = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
+        scaling: ScalingPolicy | None = None,
         exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> StreamConfig:
@@ -154,7 +158,7 @@ class Admin:
 
         Args:
             stream: ``scope/stream``.
-            segments: Number of segments of equal size; 1 unless ``ranges`` are given.
+            segments: Number of segments of equal size; unless ``ranges`` are given, the fewest that ``scaling`` allows.
             ranges: Key ranges of the segments; they must cover [0, 1) without overlap or gap.
             group: Transaction group inside the scope, ``default`` if left out; see :meth:`move_stream`.
             buffer_partitions: Partitions of the transaction buffer; 1 if left out.
@@ -166,6 +170,7 @@ class Admin:
             retention_time: Minimum time for which records are kept; for ever by default. See :meth:`update_stream`.
             retention_bytes: Minimum size of records that is kept, in bytes; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
+            scaling: How it is scaled by its load; by default it is not. See :meth:`update_stream`.
             exist_ok: Leave an existing stream as it is, and return its settings, if these are what the other arguments
                 say. What is left out is not compared, and segments are with those that it began with: a stream that
                 was scaled is the same stream.
@@ -182,7 +187,10 @@ class Admin:
         owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
         if segments is not None and ranges is not None:
             raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
-        wanted = even_ranges(1 if segments is None else segments) if ranges is None else ranges_of(ranges)
+        if scaling is not None:
+            scaling.check()
+        fewest = 1 if scaling is None else scaling.min_segments
+        wanted = even_ranges(fewest if segments is None else segments) if ranges is None else ranges_of(ranges)
         check_partition(wanted)
         retention = Retention(_ms(retention_time), _bytes(retention_bytes), tuple(retention_groups))
         retention.check()
@@ -194,6 +202,7 @@ class Admin:
             record_bytes_max=record_bytes_max or None,
             headers=None if headers is None else header_form(headers),
             retention=retention,
+            scaling=scaling,
         )
         # Looked up here first, so that a program that is run again needs no coordinator.
         if exist_ok and (found := self._in_use(name)) is not None:
@@ -209,6 +218,7 @@ class Admin:
             record_bytes_max=record_bytes_max or 0,
             retention=retention,
             headers=_header_form(headers),
+            scaling=scaling,
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
@@ -219,7 +229,7 @@ class Admin:
             if not exist_ok or (found := self._in_use(name)) is None:
                 raise
             return self._same(found, said)
-        return self._config(name)
+        return _with_policy(self._config(name), scaling)
 
     @_within_its_time
     def adopt_topic(
@@ -408,9 +418,10 @@ class Admin:
         retention_bytes: int | Keep | None = KEEP,
         retention_groups: Iterable[str] | Keep = KEEP,
         headers: HeaderForm | str | Keep = KEEP,
+        scaling: ScalingPolicy | Keep | None = KEEP,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Change how long the records of a stream are kept, or its headers; settings not given stay as they are.
+        """Change how long the records of a stream are kept, its headers, or its scaling; what is not given stays.
 
         With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
         timestamp that it carries, and begins with the first retention check after the limit was set. A stream that is
@@ -423,6 +434,9 @@ class Admin:
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
                 has not read. A group that has committed nothing keeps everything.
             headers: As for :meth:`create_stream`; of transactions that begin later.
+            scaling: The rate that each segment is meant to take. Its leader splits segments that take more for some
+                minutes, at the median of their recent keys, and merges neighbours that take little. None: it is scaled
+                by request only. A stream that is on the topic that it has adopted takes none: a scale would leave it.
             timeout_s: Seconds to wait for the answer.
 
         Raises:
@@ -433,16 +447,20 @@ class Admin:
         name = self.name_of(stream)
         config = self._config(name)
         retention = _changed(config.retention, retention_time, retention_bytes, retention_groups)
+        policy = None if isinstance(scaling, Keep) else scaling or FIXED
+        if policy is not None:
+            policy.check()
         request = AdminRequest(
             kind=RequestKind.UPDATE_STREAM,
             stream=str(name),
             retention=retention,
             headers="" if isinstance(headers, Keep) else _header_form(headers),
+            scaling=policy,
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
         self._ask(config.group, request, timeout_s)
-        return self._config(name)
+        return _with_policy(self._config(name), policy)
 
     @_within_its_time
     def update_group(
@@ -646,6 +664,7 @@ class Admin:
             ),
             fault=self._metadata.stream_fault(name),
             partitions={item.id: history.graph.partitions[item.id] for item in history.active.segments},
+            scaling_wait=None if config.scaling is None else self._metadata.scaling_waits(config.group).of(name),
         )
 
     def places(self, stream: str) -> SegmentPlaces:
@@ -855,6 +874,16 @@ def _changed(
     )
     changed.check()
     return changed
+
+
+def _with_policy(config: StreamConfig, wanted: ScalingPolicy | None) -> StreamConfig:
+    """Return a stream's settings; InvalidRequestError if a policy was passed over by a leader that knows of none."""
+    if wanted is not None and not wanted.is_fixed and config.scaling is None:
+        raise InvalidRequestError(
+            f"the coordinator of group {config.group} is of an earlier release and does not scale by load: stream "
+            f"{config.name} has no scaling policy, and all else was done; upgrade the coordinators and ask again"
+        )
+    return config
 
 
 def _ms(time_kept: timedelta | None) -> int:

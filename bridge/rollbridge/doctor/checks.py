@@ -136,6 +136,8 @@ TAKEOVER: Final = timedelta(seconds=10)
 """Duration beyond which a takeover is reported: nothing is committed meanwhile."""
 CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """Clock difference beyond which leaders delete nothing by age."""
+SCALING: Final = timedelta(minutes=30)
+"""Time after which it is reported that a stream waits to be scaled by its load."""
 HANGING: Final = timedelta(minutes=16)
 """Age of a hanging native transaction: by default, brokers end them after at most 15 minutes."""
 REPLICAS: Final = 3
@@ -277,6 +279,20 @@ def outdated(facts: ClusterFacts) -> Iterator[Finding]:
                 f"ZooKeeper was set back, as from a backup, so nobody leads group {group.name}: {group.outdated}",
                 "rollbridge repair --dry-run shows what is to be done, rollbridge repair does it",
             )
+
+
+def scaling_waits(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect streams to be scaled within ``SCALING`` after their policies have asked for it."""
+    for group in facts.groups:
+        for wait in group.scaling_waits:
+            if wait.since_ms + SCALING / timedelta(milliseconds=1) < facts.now_ms:
+                yield warning(
+                    "scaling-waits",
+                    f"stream {wait.stream} waits to be scaled by its load since "
+                    f"{(facts.now_ms - wait.since_ms) // 60_000} min: {wait.reason}",
+                    "end the transactions that it waits for (rollbridge txn list), raise --max-segments or the rate, "
+                    "or spread the load of a hot key over several keys",
+                )
 
 
 def clocks(facts: ClusterFacts) -> Iterator[Finding]:
@@ -497,6 +513,7 @@ CHECKS: Final = (
     replication,
     leadership,
     outdated,
+    scaling_waits,
     clocks,
     internal_topics,
     epochs,

@@ -39,6 +39,7 @@ from rollbridge.model.names import (
 )
 from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.records import ControllerEpoch, Coordinator, Group, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.scaling import ScalingWait
 from rollbridge.zookeeper.access import open_nodes
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import Znode, ZooKeeperSession
@@ -130,6 +131,7 @@ class GroupFacts:
         taking_over_ms: Start of its leader's takeover; None if the leader serves.
         clock_ms: Lead of its leader's clock over ZooKeeper's at the takeover; negative if behind.
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
+        scaling_waits: Its streams that wait to be scaled by their load.
     """
 
     record: Group
@@ -142,6 +144,7 @@ class GroupFacts:
     taking_over_ms: int | None = None
     clock_ms: int = 0
     outdated: str | None = None
+    scaling_waits: Sequence[ScalingWait] = ()
 
     @property
     def name(self) -> GroupName:
@@ -452,6 +455,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         None if lead is None or lead.is_serving else lead.since_ms,
         0 if not (raised and raised.value) else _clock_ms(raised),
         None if outdated is None else outdated.value.decode("utf-8", "replace"),
+        metadata.scaling_waits(name).waits,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.records import FOREVER, HeaderForm, Retention, StreamConfig
+from rollbridge.model.scaling import FIXED, ScalingPolicy
 
 _NOTHING = Retention()
 _RANGES_SHOWN_MAX = 4
@@ -37,6 +38,7 @@ class WantedStream:
     headers: HeaderForm | None = None
     retention: Retention = _NOTHING
     partitioner: str | None = None
+    scaling: ScalingPolicy | None = None
 
     def differences(self, known: StreamConfig, first: tuple[KeyRange, ...] | None) -> list[str]:
         """Return in what a stream is another one than was asked for, each as ``name: it is X, and Y was asked for``.
@@ -52,6 +54,7 @@ class WantedStream:
             ("largest record", known.record_bytes_max, self.record_bytes_max),
             ("headers", known.headers.value, None if self.headers is None else self.headers.value),
             ("partitioner", known.partitioner, self.partitioner),
+            ("scaling", str(known.scaling or FIXED), None if self.scaling is None else str(self.scaling)),
         ]
         found = [
             f"{what}: it is {is_}, and {asked} was asked for" for what, is_, asked in pairs if asked not in (None, is_)

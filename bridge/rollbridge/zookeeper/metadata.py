@@ -40,6 +40,7 @@ from rollbridge.model.records import (
     Truncation,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.scaling import ScalingWaits
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
@@ -117,6 +118,11 @@ class Metadata:
         """Return why a stream's transactions are not merged; None unless the stream is in an error state."""
         node = self.session.get(paths.stream_fault(name), watch)
         return None if node is None else StreamFault.from_json(node.value)
+
+    def scaling_waits(self, group: GroupName) -> ScalingWaits:
+        """Return which streams of a group wait to be scaled by their load, and for what."""
+        node = self.session.get(paths.scaling_waits(group))
+        return ScalingWaits() if node is None else ScalingWaits.from_json(node.value)
 
     def history(
         self, name: StreamName, watch: Watch | None = None, known: EpochHistory | None = None

@@ -52,6 +52,7 @@ from rollbridge.model.records import (
     check_segments,
 )
 from rollbridge.model.requests import AdminRequest
+from rollbridge.model.scaling import ScalingPolicy
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
     DescribeTopics,
@@ -142,6 +143,16 @@ def check_topic_retention(topic: str, retention: Retention) -> None:
         raise InvalidRequestError(
             f"what topic {topic} keeps is its owner's to say, by the settings retention.ms and retention.bytes of the "
             "topic itself: a stream on it takes no limits of its own, only groups for which a truncation waits; "
+            "nothing was changed"
+        )
+
+
+def check_topic_scaling(topic: str, policy: ScalingPolicy | None) -> None:
+    """Raise InvalidRequestError for a policy: a scale would leave the adopted topic, which is only done if asked."""
+    if policy is not None and not policy.is_fixed:
+        raise InvalidRequestError(
+            f"the partitions of topic {topic} are its owner's, and a scale would seal it for everybody, so a stream on "
+            "it is not scaled by its load; leave the topic first (stream scale --leave-topic), or create a stream; "
             "nothing was changed"
         )
 

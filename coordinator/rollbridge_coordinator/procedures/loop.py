@@ -28,6 +28,7 @@ from rollbridge_coordinator.procedures.requests import answer_questions, answer_
 from rollbridge_coordinator.procedures.retention import remove_emptied, retain_streams, truncate_buffers
 from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
+from rollbridge_coordinator.procedures.scaling import follow_load
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
 from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs
 from rollbridge_coordinator.procedures.suspended import gather, is_due, mend_active, must_wait, release_due, reopen
@@ -147,6 +148,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from move_further(group, stamp_ms)
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
+    yield from undertake(group, "scaling by load", follow_load, now_ms)
     yield from undertake(group, "emptied segments", remove_emptied, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)

@@ -43,7 +43,7 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest
 from rollbridge.model.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
-from rollbridge_coordinator.procedures.adoption import check_topic_retention, is_its_topic
+from rollbridge_coordinator.procedures.adoption import check_topic_retention, check_topic_scaling, is_its_topic
 from rollbridge_coordinator.state.effects import (
     DeleteRecords,
     DeleteTopics,
@@ -120,20 +120,25 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
 
 
 def update_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
-    """Change the retention of a stream, and which records of later transactions carry a header.
+    """Change the retention of a stream, which records of later transactions carry a header, and its scaling by load.
 
     Raises:
         InvalidRequestError: the retention is invalid, or limits what an adopted topic keeps; its owner does. Or there
-            is no such form of headers.
+            is no such form of headers, or the scaling policy makes no sense, or not on an adopted topic.
     """
-    policy = request.retention or Retention()
+    policy, scaling = request.retention or Retention(), stream.config.scaling
     policy.check()
+    if request.scaling is not None:
+        request.scaling.check()
+        scaling = None if request.scaling.is_fixed else request.scaling
     if stream.is_on_topic:
         check_topic_retention(stream.config.topic, policy)
+        check_topic_scaling(stream.config.topic, scaling)
     config = replace(
         stream.config,
         retention=policy,
         headers=header_form(request.headers) or stream.config.headers,
+        scaling=scaling,
         revision=stream.config.revision + 1,
     )
     written = yield from Write(

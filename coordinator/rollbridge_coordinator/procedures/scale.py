@@ -125,27 +125,29 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
     return True
 
 
-def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Steps[None]:
-    """Carry out the rest of a scale that is recorded in ``node``, whatever part of it has been done."""
+def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Steps[str]:
+    """Carry out the rest of a scale that is recorded in ``node``, whatever part of it has been done.
+
+    Returns:
+        Why it was refused and given up, or will be tried again; empty if it was carried out, or waits.
+    """
     stream = group.streams[str(scaling.stream)]
     if stream.history.active.epoch >= scaling.epoch:
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms, scaling.reason)
     places = list(closed.values())
     if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
-        yield from _drop(group, scaling, node)
-        return
+        return (yield from _drop(group, scaling, node))
     try:
         yield from CreateTopics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
         ends = yield from Seal(places)
     except EffectRefusedError as refused:
-        yield from _give_up(group, scaling, refused, node)
-        return
+        return (yield from _give_up(group, scaling, refused, node))
     if len(ends) < len(places):
         yield from suspend(group, node, scaling, [place for place in places if place not in ends])
-        return
+        return ""
     group.forecast.forget(places)
     record = replace(record, sealed_ends={item: ends[place] for item, place in closed.items()})
     answer = AdminAnswer(ok=True, answered_ms=scaling.created_ms, epoch=record.epoch)
@@ -165,6 +167,7 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
     if scaling.request:
         group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=True)
     yield from end_suspension(group, node)
+    return ""
 
 
 def go_on_with_scale(group: GroupState, node: str, scaling: EpochTransition, now_ms: int) -> Steps[None]:
@@ -193,8 +196,8 @@ def _answering(group: GroupState, scaling: EpochTransition, answer: AdminAnswer)
     return [CreateNode(f"{paths.answers(group.name)}/{scaling.request}", answer.to_json())]
 
 
-def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefusedError, node: str) -> Steps[None]:
-    """Answer that a scale is refused; the next one uses the topics that were created for it.
+def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefusedError, node: str) -> Steps[str]:
+    """Answer that a scale is refused, and return why; the next one uses the topics that were created for it.
 
     A scale that has closed segments is suspended instead, or plain writers would look for successors for ever.
     """
@@ -213,11 +216,12 @@ def _give_up(group: GroupState, scaling: EpochTransition, refused: EffectRefused
         if refused.code != SEAL_TIMEOUT or waited_ms >= group.settings.scale_wait_ms:
             yield from refuse_request(group, node, scaling, answer)
         yield from postpone(group, node, refused.reason)
-        return
+        return why
     yield from _end(group, scaling, node, answer)
+    return why
 
 
-def _drop(group: GroupState, scaling: EpochTransition, node: str) -> Steps[None]:
+def _drop(group: GroupState, scaling: EpochTransition, node: str) -> Steps[str]:
     """Give up a scale that leaves a topic which is gone; what has its name now is not the stream's to close."""
     topic = group.streams[str(scaling.stream)].config.topic
     why = (
@@ -225,6 +229,7 @@ def _drop(group: GroupState, scaling: EpochTransition, node: str) -> Steps[None]
         "adopt it again"
     )
     yield from _end(group, scaling, node, refusing(ConflictError.code, why, scaling.created_ms))
+    return why
 
 
 def _end(group: GroupState, scaling: EpochTransition, node: str, answer: AdminAnswer) -> Steps[None]:

@@ -52,6 +52,7 @@ from rollbridge.model.truncation import first_needed, step_towards, without_epoc
 from rollbridge_coordinator.procedures.adoption import (
     adopted_stream,
     check_topic_retention,
+    check_topic_scaling,
     claim,
     look_at_topic,
     open_again,
@@ -118,8 +119,17 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         )
     retention = request.retention or Retention()
     retention.check()
+    scaling = request.scaling
+    if scaling is not None:
+        scaling.check()
+        if not scaling.is_fixed and len(ranges) > scaling.max_segments:
+            raise InvalidRequestError(
+                f"{len(ranges):,} segments asked for, which are more than max_segments, {scaling.max_segments:,}; "
+                "nothing was created"
+            )
     if request.topic:
         check_topic_retention(request.topic, retention)
+        check_topic_scaling(request.topic, request.scaling)
     yield from _check_name(stream, group.name)
     # Read this only now: the numbers of a deleted stream are written down before its name is free.
     former = former_among((yield from read_children(paths.formers(stream.scope))), stream)
@@ -135,6 +145,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         retention=retention,
         first_epoch=former.epoch,
         headers=header_form(request.headers) or HeaderForm.EACH,
+        scaling=None if scaling is None or scaling.is_fixed else scaling,
     )
     claimed: list[NodeOperation] = []
     if topic is not None:

@@ -704,6 +704,14 @@ class Interpreter:
     def _disk_bytes(self, effect: fx.DiskBytes) -> Mapping[Partition, int]:
         return self._measures.disk_bytes(effect.partitions)
 
+    @_carries_out(fx.LogEnds)
+    def _log_ends(self, effect: fx.LogEnds) -> Mapping[Partition, int]:
+        return self._measures.log_ends(effect.partitions)
+
+    @_carries_out(fx.SampleKeys)
+    def _sample_keys(self, effect: fx.SampleKeys) -> Sequence[tuple[bytes | None, int]]:
+        return self._measures.sample(effect.partition, effect.records, effect.bytes_max)
+
     @_carries_out(fx.GroupCommits)
     def _group_commits(self, effect: fx.GroupCommits) -> Mapping[str, Mapping[Partition, int]]:
         return self._measures.group_commits(effect.groups)

@@ -190,8 +190,14 @@ ELECTION_S: Final = 0.2
 """Time of retries for a partition without a leader: an election is over soon, or takes long."""
 
 
+SAMPLE_S: Final = 1.0
+"""Time for the latest records of one segment."""
+STRETCHES: Final = 8
+"""Places at which they are read."""
+
+
 class Measures:
-    """Client that asks brokers for the inputs of retention; used by one thread."""
+    """Client that asks brokers for the inputs of retention and scaling by load; used by one thread."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
@@ -210,7 +216,14 @@ class Measures:
 
     def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.StableEnds`."""
-        question = offsets_question(LATEST, Isolation.READ_COMMITTED)
+        return self._ends(partitions, Isolation.READ_COMMITTED)
+
+    def log_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Carry out :class:`rollbridge_coordinator.state.effects.LogEnds`."""
+        return self._ends(partitions, Isolation.READ_UNCOMMITTED)
+
+    def _ends(self, partitions: Sequence[Partition], isolation: Isolation) -> dict[Partition, int]:
+        question = offsets_question(LATEST, isolation)
         found: dict[Partition, int] = {}
         left = list(partitions)
         if not left:
@@ -246,6 +259,34 @@ class Measures:
             self._is_told = True
             return {}
         self._is_told = False
+        return found
+
+    def sample(self, partition: Partition, records: int, bytes_max: int) -> list[tuple[bytes | None, int]]:
+        """Carry out :class:`rollbridge_coordinator.state.effects.SampleKeys`: stretches at even distances."""
+        topic, number = partition
+        found: list[tuple[bytes | None, int]] = []
+        reader = LogReader(self._cluster, retry_timeout_s=ELECTION_S, unknown_topic_timeout_s=ELECTION_S)
+        deadline = Deadline(SAMPLE_S)
+        try:
+            end = reader.end(topic, partition=number)
+            step = max(records // STRETCHES, 1)
+            for start in range(max(end - step * STRETCHES, 0), end, step):
+                part = reader.fetch(
+                    topic,
+                    start,
+                    partition=number,
+                    isolation=Isolation.READ_UNCOMMITTED,
+                    max_bytes=bytes_max // STRETCHES,
+                )
+                found += [
+                    (item.key, len(item.key or b"") + len(item.value or b""))
+                    for item in part.records
+                    if start <= item.offset < start + step
+                ]
+                if deadline.passed():
+                    break
+        except RollbridgeError as fault:
+            logger.warning("the latest keys of %s cannot be read now: %s", show_partition(partition), fault)
         return found
 
     def group_commits(self, groups: Sequence[str]) -> dict[str, dict[Partition, int]]:

@@ -473,6 +473,25 @@ class DiskBytes(Effect[Mapping[Partition, int]]):
 
 
 @dataclass(frozen=True, slots=True)
+class LogEnds(Effect[Mapping[Partition, int]]):
+    """Look up the end of each partition, with what is open there; those of which it cannot be told now are left out."""
+
+    partitions: Sequence[Partition]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKeys(Effect[Sequence[tuple[bytes | None, int]]]):
+    """Read some of the latest ``records`` of a partition, at most about ``bytes_max`` bytes, committed or not.
+
+    Gives the key and the bytes of each; fewer, or none, where they cannot be read now.
+    """
+
+    partition: Partition
+    records: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupCommits(Effect[Mapping[str, Mapping[Partition, int]]]):
     """Look up what each consumer group has committed, by partition; what cannot be told now is left out."""
 

@@ -341,6 +341,7 @@ _COUNTS: Final[Mapping[str, tuple[str, str]]] = {
     "rounds_refused": ("Rounds of which something was refused.", "the leader's log says what"),
     "rounds_repeated": ("Rounds that were done again, because others wrote to their segments.", ""),
     "scales": ("Scales of streams.", ""),
+    "scales_by_load": ("Those of them that a scaling policy asked for.", "`rollbridge stream history` says why"),
     "segments_emptied": ("Segments whose last record has been deleted.", ""),
     "segments_removed": ("Segments that were removed, topics and all.", ""),
     "segments_reopened": ("Segments that got successors because they had been closed in vain.", ""),

@@ -26,12 +26,14 @@ from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
+from rollbridge.model.scaling import ScalingWait
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
 from rollbridge_coordinator.state.linger import LOOK_MS, LateCommits, Lingering
 from rollbridge_coordinator.state.metrics import GroupMetrics
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
+from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
@@ -190,6 +192,7 @@ class LeaderSettings:
     commit_log_retention_bytes: int = option(-1, low=-1)
     """How many bytes of it are kept at least, likewise; -1 is all."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +316,8 @@ class GroupState:
         journal: What of its nodes in ZooKeeper stands in Kafka once more.
         times: By how much clocks differ.
         log: What is kept of its commit log.
+        scaling_waits: What ZooKeeper says of the streams that wait to be scaled by their load; None before it was read.
+        has_scaling_waits: Whether there is a node for that.
         counts: What happened, by the names of :data:`rollbridge_coordinator.state.families.COUNTS`.
         metrics: What was measured besides.
     """
@@ -359,6 +364,8 @@ class GroupState:
     journal: JournalState = field(default_factory=JournalState)
     times: Times = field(default_factory=Times)
     log: CommitLog = field(default_factory=CommitLog)
+    scaling_waits: tuple[ScalingWait, ...] | None = None
+    has_scaling_waits: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     metrics: GroupMetrics = field(default_factory=GroupMetrics)
 

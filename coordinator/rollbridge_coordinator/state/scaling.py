@@ -28,16 +28,18 @@ Source: Pravega's ``AutoScaleProcessor`` (the rule, the cool-down) and ``AutoSca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import accumulate, pairwise
 from math import ceil, inf
 from typing import Final
 
+from rollbridge.model.conditions import Obstacle
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.options import option
-from rollbridge.model.scaling import ScalingPolicy
+from rollbridge.model.scaling import ScalingPolicy, ScalingWait
 from rollbridge_coordinator.state.load import WINDOWS, StreamLoad
 
 HOT: Final = (5.0, 2.0, 1.0, 1.0)
@@ -52,6 +54,8 @@ KEYS_MIN: Final = 50
 """Records with a key in a sample below which it says nothing about where to cut."""
 MERGES_SHARE: Final = 0.5
 """Part of the scales of an hour that may be merges, so that splits are never kept waiting by them."""
+SPLITS_MAX: Final = 8
+"""Most segments that one scale splits: the keys of each are looked at first, and everything else waits meanwhile."""
 HOUR_MS: Final = 60 * 60 * 1000
 REASON_CHARACTERS_MAX: Final = 300
 """Of the reason in an epoch record."""
@@ -124,10 +128,28 @@ class SegmentMerge:
     why: str
 
 
+class WaitKind(StrEnum):
+    """What kind of reason keeps a stream from being scaled."""
+
+    COOLS_DOWN = "cools-down"
+    ONE_KEY = "one-key"
+    NO_ROOM = "no-room"
+    HOUR = "hour"
+    """Too many scales in the last hour."""
+    CLOCKS = "clocks"
+    CHANGING = "changing"
+    """Something else of the stream is under way."""
+    OPEN_TRANSACTIONS = "open-transactions"
+    NATIVE = "native"
+    """Native transactions of others."""
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Something is to be done, and this is why it is not done now."""
 
+    kind: WaitKind
     why: str
 
 
@@ -141,12 +163,24 @@ class ScalingState:
     Attributes:
         load: What it has measured.
         lonely: Segments, by number, in which one key makes the load: until when they are left alone, and why.
-        waits: Why the stream is not scaled although its policy asks for it; empty if it does not.
+        obstacles: Native transactions of others that the last look before a scale has found; None without one.
+        wait: Why the stream is not scaled although its policy asks for it; None if it does not.
+        wait_kind: The kind of the last such reason.
+        told_ms: When each kind was logged last.
+        refused: Why the last scale was refused.
     """
 
     load: StreamLoad = field(default_factory=StreamLoad)
     lonely: dict[int, tuple[int, str]] = field(default_factory=dict)
-    waits: str = ""
+    obstacles: frozenset[Obstacle] | None = None
+    wait: ScalingWait | None = None
+    wait_kind: WaitKind | None = None
+    told_ms: dict[WaitKind, int] = field(default_factory=dict)
+    refused: str = ""
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Forget segments that are not active any more."""
+        self.lonely = {number: item for number, item in self.lonely.items() if number in numbers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +237,17 @@ def decide(
     if len(segments) < policy.min_segments:
         return _bounded(_grow(policy, segments, settings), recent, settings)
     hot = sorted((item for item in segments if _heat(policy, item) is not None), key=lambda item: -(item.rate or 0.0))
-    held: list[str] = []
+    held: list[Hold] = []
     parts: dict[int, int] = {}
     room = policy.max_segments - len(segments)
-    for item in hot:
-        why = _why_left(policy, item, lonely, settings, now_ms)
+    for item in hot[:SPLITS_MAX]:
+        hold = _why_left(policy, item, lonely, settings, now_ms)
         wanted = min(_parts_wanted(policy, item), settings.scaling_parts_max, room + 1)
-        if not why and wanted < 2:
+        if hold is None and wanted < 2:
             why = f"{_about(policy, item, settings)}, and the stream has max_segments, {policy.max_segments:,}, already"
-        if why:
-            held.append(why)
+            hold = Hold(WaitKind.NO_ROOM, why)
+        if hold is not None:
+            held.append(hold)
         else:
             parts[item.number] = wanted
             room -= wanted - 1
@@ -223,15 +258,17 @@ def decide(
     merged = _cold_runs(policy, segments, settings, now_ms) if not hot or held else ()
     if merged:
         return _bounded(_merge(policy, segments, merged, settings), recent, settings)
-    return Hold(held[0]) if held else None
+    return held[0] if held else None
 
 
 def _bounded(decision: SegmentSplit | SegmentMerge, recent: Recent, settings: ScalingSettings) -> Decision:
     most = settings.scaling_per_hour_max
     if recent.scales >= most:
-        return Hold(f"{decision.why}; the stream was scaled by load {recent.scales} times in an hour already")
+        why = f"{decision.why}; the stream was scaled by load {recent.scales} times in an hour already"
+        return Hold(WaitKind.HOUR, why)
     if isinstance(decision, SegmentMerge) and recent.merges >= ceil(MERGES_SHARE * most):
-        return Hold(f"{decision.why}; {recent.merges} scales by load have merged segments in an hour already")
+        why = f"{decision.why}; {recent.merges} scales by load have merged segments in an hour already"
+        return Hold(WaitKind.HOUR, why)
     return decision
 
 
@@ -263,15 +300,14 @@ def _why_left(
     lonely: Mapping[int, tuple[int, str]],
     settings: ScalingSettings,
     now_ms: int,
-) -> str:
-    """Return why a hot segment is left alone; empty if it is not."""
+) -> Hold | None:
+    """Return why a hot segment is left alone; None if it is not."""
     until_ms, why = lonely.get(item.number, (0, ""))
     if now_ms < until_ms:
-        return why
-    left_ms = item.made_ms + settings.scaling_cooldown_ms - now_ms
-    if left_ms > 0:
-        return f"{_about(policy, item, settings)}, and it cools down since it was made"
-    return ""
+        return Hold(WaitKind.ONE_KEY, why)
+    if 0 <= now_ms - item.made_ms < settings.scaling_cooldown_ms:
+        return Hold(WaitKind.COOLS_DOWN, f"{_about(policy, item, settings)}, and it cools down since it was made")
+    return None
 
 
 def _about(policy: ScalingPolicy, item: ActiveSegment, settings: ScalingSettings) -> str:

@@ -23,6 +23,7 @@ from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfi
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.segment_graph import Segment
 from rollbridge_coordinator.state.effects import TopicCreation
+from rollbridge_coordinator.state.scaling import ScalingState
 from rollbridge_coordinator.state.upkeep import ByteCounter
 
 
@@ -39,6 +40,8 @@ class LedStream:
     late: LateNotes = field(default_factory=LateNotes)
     """What came in behind the ends of its sealed segments."""
     counter: ByteCounter = field(default_factory=ByteCounter)
+    scaling: ScalingState = field(default_factory=ScalingState)
+    """What is known of its load, if it is scaled by that."""
 
     @property
     def is_on_topic(self) -> bool:
