@@ -38,6 +38,7 @@ PUBLIC = {
     "Reader",
     "Record",
     "ResumedTransaction",
+    "ScalingPolicy",
     "SegmentId",
     "SharedClient",
     "StreamDescription",

@@ -27,6 +27,7 @@ from rollbridge.model.records import (
     Truncation,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest
+from rollbridge.model.scaling import ScalingWaits
 
 GOLDEN = Path(rollbridge_schemas.__file__).parents[1] / "tests" / "golden"
 CLASSES: tuple[type[NodeRecord], ...] = (
@@ -43,7 +44,16 @@ CLASSES: tuple[type[NodeRecord], ...] = (
         LateNotes,
         Merging,
     ),
-    *(AdminRequest, RetentionMarks, EpochTransition, StreamConfig, StreamFault, TransactionRecord, Truncation),
+    *(
+        AdminRequest,
+        RetentionMarks,
+        EpochTransition,
+        ScalingWaits,
+        StreamConfig,
+        StreamFault,
+        TransactionRecord,
+        Truncation,
+    ),
 )
 
 

@@ -47,7 +47,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}
     made |= {paths.counter(group), paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S.P"}
-    made.add(paths.log_marks(group))
+    made |= {paths.log_marks(group), paths.scaling_waits(group)}
     made |= {f"{paths.suspended(group)}/WORK", f"{paths.merging(group)}/MERGE"}
     made |= {f"{paths.requests(group)}/R", f"{paths.answers(group)}/R"}
     made.add(paths.session(group, "CLIENT"))

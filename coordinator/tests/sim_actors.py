@@ -47,6 +47,7 @@ from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
+from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
 from rollbridge_coordinator.state.upkeep import LateWatch
 from rollbridge_coordinator.state.warm import WarmTail
@@ -72,6 +73,7 @@ PROCEDURES = (
     "watch_linger",
     "end_linger",
     "scale",
+    "follow_load",
     "go_on_with_scale",
     "go_on_with_roll",
     "create_stream",
@@ -102,6 +104,18 @@ BLOCK_MS = 1_000
 """For how long it uses them."""
 COUNTERS_KEEP_MS = 3_000
 """After what time leaders may count all of them as ended."""
+
+
+SCALING = ScalingSettings(
+    scaling_check_ms=100,
+    scaling_window_ms=400,
+    scaling_cooldown_ms=600,
+    scaling_per_hour_max=100,
+    scaling_parts_max=3,
+    scaling_open_ms=1_000,
+    scaling_open_max=8,
+)
+"""Of streams that have a policy, which few have."""
 
 
 def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
@@ -139,6 +153,7 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         gather_ms_max=100 if epoch % 2 else 0,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
+        scaling=SCALING,
     )
 
 

@@ -552,7 +552,7 @@ class World:
                 return {item: len(self.topics[shard(*item)].entries) for item in there}
             case fx.SampleKeys(place, records):
                 latest = self.topics[shard(*place)].entries[-records:] if shard(*place) in self.topics else []
-                sampled: list[Record] = [entry.item for entry in latest if entry.item is not None]
+                sampled = [entry.item for entry in latest if isinstance(entry.item, Record)]
                 return [(row.key.encode(), len(row.value)) for row in sampled]
             case fx.GroupCommits(groups):
                 if "deaf-retention" in self.faults or ("deaf-log" in self.faults and "historian" in groups):

@@ -46,8 +46,10 @@ from rollbridge.model.changes import Roll
 from rollbridge.model.epochs import EpochCause
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.records import Group, NodeOperation, Truncation
 from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.model.scaling import ScalingPolicy
 from rollbridge_coordinator.procedures import lingering, loop, rolling
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state import planning
@@ -77,6 +79,18 @@ APPEND_MS = 3_000
 """How long an append can be inside of a broker."""
 
 
+POLICIES = [
+    ScalingPolicy(events_per_second=10, max_segments=6),
+    ScalingPolicy(bytes_per_second=1_000, min_segments=2, max_segments=5),
+]
+"""Of the streams that are scaled by their load."""
+
+
+def policy_request(stream: StreamName, policy: ScalingPolicy) -> AdminRequest:
+    """A stream gets a scaling policy."""
+    return AdminRequest(kind=RequestKind.UPDATE_STREAM, stream=str(stream), created_ms=0, scaling=policy)
+
+
 class Run:
     """One simulated history."""
 
@@ -88,12 +102,14 @@ class Run:
         unseen: AbstractSet[str] = frozenset(),
         *,
         is_calm: bool = False,
+        by_load: bool = False,
     ) -> None:
         """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they soon do.
 
         In a ``calm`` world nothing is refused and nobody from outside interferes, so that late commits follow each
-        other, and segments linger.
+        other, and segments linger. With ``by_load`` streams have a scaling policy, and nobody asks for scales.
         """
+        self.by_load = by_load
         self.is_calm = is_calm
         self.fragility = fragility
         self.unseen = unseen
@@ -151,6 +167,8 @@ class Run:
         self.world.may_drop = self._check_drop
         self.world.spoil_write = self._look_at_write
         self.world.may_remove = self._check_removal
+        for stream, policy in zip(STREAMS, POLICIES, strict=True) if by_load else ():
+            self.world.request(GROUP, policy_request(stream, policy).to_json())
         self.world.request(GROUP, retention_request(STREAMS[0], RETENTION_MS, -1).to_json())
         self.world.request(GROUP, retention_request(STREAMS[1], 2_000, 3_000).to_json())
         self.world.request(GROUP, log_retention_request().to_json())
@@ -232,7 +250,15 @@ class Run:
 
     def _step_calmly(self) -> None:
         chance = self.rng.random()
-        if chance < 0.004:
+        if self.by_load and chance < 0.014:
+            # It takes leaders a while to know a load, so few of them die at random.
+            if chance < 0.012:
+                self._burst()
+            elif chance < 0.0125:
+                self._crash()
+            else:
+                self.leaders.append(self._next_leader())
+        elif chance < 0.004:
             self._crash()
         elif chance < 0.006:
             self.leaders.append(self._next_leader())
@@ -281,6 +307,19 @@ class Run:
             owner = min(self.foreign, default=0) - 1
             self.foreign[owner] = self.clock_ms
             self.world.begin_foreign(self.rng.choice(leader.effect.partitions)[0], owner)
+
+    def _burst(self) -> None:
+        """Somebody writes much at once, under many keys or under one, into one stream or the other."""
+        stream = self.rng.choice(STREAMS)
+        keys = self.rng.choice([1, 40])
+        positions = KeySpace()
+        for number in range(self.rng.choice([5, 80])):
+            self.appends += 1
+            key = f"b-{self.rng.randrange(keys)}"
+            segment = history_of(self.world, stream).active.segment_at(positions.position(key.encode())).id
+            record = Record(key, f"{key}={self.appends * 1_000 + number}")
+            if self.world.produce(stream.segment_topic(segment), record) is not None:
+                self.clients[0].plain.append((stream, record))
 
     def _abort_waiting(self) -> None:
         """An administrator wants transactions to be aborted whose commits take long."""
@@ -431,7 +470,7 @@ class Run:
         try:
             place = leader.place()
             # Some of it is rare before everything comes to its end; that must not take for ever.
-            must_crash = CALM_CRASHES if self.is_calm else MUST_CRASH_AT
+            must_crash = BY_LOAD if self.by_load else CALM_CRASHES if self.is_calm else MUST_CRASH_AT
             is_wanted = place in self.unseen and (self.fragility or self.late_crashes < LATE_CRASHES)
             fragility = UNSEEN_FRAGILITY if is_wanted else self.fragility
             if place in must_crash and self.rng.random() < fragility:
@@ -634,6 +673,50 @@ def test_the_checks_catch_a_wrong_roll(
 
 COVERED = 100
 """For so many runs are the numbers of what has to happen."""
+
+
+BY_LOAD = {f"follow_load/{effect}" for effect in ("LogEnds", "SampleKeys", "LookForObstacles", "Write", "Seal")} | {
+    "follow_load/CreateTopics",
+    "follow_load/DiskBytes",
+}
+"""Where leaders must crash while they scale streams by their load."""
+
+
+def load_run(seed: int, points: Counter[str], seen: Counter[str]) -> None:
+    """A run in which streams are scaled by their load breaks no promise; counts crashes, and what was seen."""
+    run = Run(seed, fragility=0.02, unseen=BY_LOAD - points.keys(), is_calm=True, by_load=True)
+    run.run_on()
+    broken = run.go()
+    assert not broken, f"seed {seed}: {broken[:5]}"
+    points.update(run.crash_points)
+    for name, policy in zip(STREAMS, POLICIES, strict=True):
+        history = whole_history_of(run.world, name)
+        for record in history.records:
+            began, ended = len(history.began_with(record.epoch)), len(history.ended_with(record.epoch))
+            if record.reason:
+                seen["splits" if began > ended else "merges"] += 1
+                assert policy.min_segments <= len(record.segments) <= policy.max_segments
+                assert record.cause is EpochCause.SCALE
+            elif record.cause is EpochCause.SCALE:
+                seen["reopened"] += 1
+                assert began == ended, "nobody has asked for it"
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_no_promise_is_broken_while_streams_are_scaled_by_their_load(block: int) -> None:
+    points, seen = Counter[str](), Counter[str]()
+    for seed in range(block * 4, block * 4 + 4):
+        load_run(seed, points, seen)
+    assert seen["splits"] > 8, seen
+    assert seen["merges"] > 8, seen
+
+
+@pytest.mark.long
+def test_leaders_crash_wherever_they_scale_by_load() -> None:
+    points, seen = Counter[str](), Counter[str]()
+    for seed in range(2_000, 2_030):
+        load_run(seed, points, seen)
+    assert not BY_LOAD - points.keys()
 
 
 class Coverage:
