@@ -25,6 +25,7 @@ ARGS ?=
 help:
 	@echo "make demo      load 336,776 real flights as one transaction while everything around it changes"
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
+	@echo "make demo-scaling  a stream follows its load by itself: it splits, and merges again"
 	@echo "make test      tests against a real Kafka and a real ZooKeeper, quick ones first (ARGS=... goes to pytest)"
 	@echo "make test-long the tests that take longer: histories under faults, examples, long simulations"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
@@ -48,6 +49,10 @@ demo: $(VENV)/.demo servers
 .PHONY: demo-cas
 demo-cas: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo.cas $(ARGS)
+
+.PHONY: demo-scaling
+demo-scaling: $(VENV)/.base servers
+	@$(BIN)/python -m spark_examples.demo.scaling $(ARGS)
 
 # -m of ARGS, if there is one, takes the place of the one before.
 .PHONY: test

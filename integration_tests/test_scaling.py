@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,8 +15,9 @@ import pytest
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, adopt
-from integration_tests.command_line import rollbridge_command
+from integration_tests.command_line import Cli
 from integration_tests.coordinators import controller_epoch, coordinator
+from integration_tests.crashing import CRASH_AT
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge import ScalingPolicy
 from rollbridge.errors import InvalidRequestError
@@ -117,20 +118,21 @@ def test_load_splits_a_stream_and_silence_merges_it(site: Site, client: rollbrid
     scales = [record for record in history.records if record.cause is EpochCause.SCALE]
     assert all(record.reason for record in scales)
     assert all(len(record.segments) <= 6 for record in scales)
-    told = rollbridge_command(site, "stream", "history", stream).stdout
+    cli = Cli(site.cluster, site.root)
+    told = cli("stream", "history", stream).out
     assert "scale, by load" in told
     assert "above" in told
     assert "below half the target of 50" in told
-    document = json.loads(rollbridge_command(site, "--json", "stream", "history", stream).stdout)
-    assert [item["reason"] for item in document["epochs"][1:]] == [
-        record.reason or None for record in history.records[1:]
-    ]
+    epochs = cli.json("stream", "history", stream)["epochs"]
+    assert [item["reason"] for item in epochs] == [record.reason or None for record in history.records]
 
 
 def test_one_hot_key_and_open_transactions_are_told(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/orders"
     client.admin.create_stream(stream)
-    rollbridge_command(site, "stream", "update", stream, "--scale-events-per-second", "50", "--max-segments", "4")
+    cli = Cli(site.cluster, site.root)
+    said = cli.json("stream", "update", stream, "--scale-events-per-second", "50", "--max-segments", "4")
+    assert said["scaling"]["max_segments"] == 4
     assert client.admin.describe(stream).config.scaling == ScalingPolicy(events_per_second=50, max_segments=4)
 
     def wait() -> str:
@@ -139,26 +141,29 @@ def test_one_hot_key_and_open_transactions_are_told(site: Site, client: rollbrid
 
     with Load(client, stream, keys=1):
         eventually(lambda: "one key makes 100% of its load" in wait(), "the hot key is told")
-        assert "one key makes" in rollbridge_command(site, "stream", "describe", stream).stdout
+        assert "one key makes" in cli("stream", "describe", stream).out
         assert segments(client, stream) == 1
-    old = [client.begin(stream) for _ in range(3)]
     eventually(lambda: not wait(), "nothing is to be done")
+    old = [client.begin(stream) for _ in range(3)]
+    for transaction in old:
+        transaction.write(stream, key=b"old", value=b"0")
+        transaction.flush()
+    eventually(lambda: len(client.admin.describe(stream).open_transactions) == 3, "they are open for half a second")
     with Load(client, stream):
         eventually(lambda: "3 transactions are open for more than 0.5 s" in wait(), "open transactions are told")
         assert segments(client, stream) == 1
         old[0].abort()
         eventually(lambda: segments(client, stream) > 1, "it is scaled then")
     for transaction in old[1:]:
-        transaction.write(stream, key=b"old", value=b"0")
         transaction.commit()
-    rollbridge_command(site, "stream", "update", stream, "--no-scaling")
+    assert cli("stream", "update", stream, "--no-scaling").code == 0
     assert client.admin.describe(stream).config.scaling is None
     assert client.admin.describe(stream).scaling_wait is None
 
 
 def test_nonsense_is_refused_with_all_its_faults(client: rollbridge.Bridge, orders: str) -> None:
     wrong = ScalingPolicy(events_per_second=-1, min_segments=0, max_segments=20_000)
-    with pytest.raises(InvalidRequestError, match="events_per_second.*min_segments.*max_segments"):
+    with pytest.raises(InvalidRequestError, match=r"events_per_second.*min_segments.*max_segments"):
         client.admin.update_stream(orders, scaling=wrong)
     assert client.admin.describe(orders).config.scaling is None
 
@@ -167,7 +172,7 @@ def test_an_adopted_topic_is_not_scaled_by_its_load(
     site: Site, client: rollbridge.Bridge, unique_name: Callable[[str], str]
 ) -> None:
     topic = unique_name("adopted")
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(topic, partitions=2)])
+    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic, partitions=2)])
     adopt(client, topic)
     with pytest.raises(InvalidRequestError, match="owner's"):
         client.admin.update_stream(topic, scaling=POLICY)
@@ -180,17 +185,17 @@ def test_a_leader_that_dies_in_the_middle_of_a_scale_by_load_has_a_successor_tha
     stream, group = f"{scope}/orders", GroupName(scope)
     with (
         ZooKeeperSession(cluster.zookeeper, root=root) as session,
-        coordinator(cluster, root, "first", tmp_path, **SHORT, **dying("follow_load/Seal/after")) as first,
+        coordinator(cluster, root, "first", tmp_path, **SHORT, **{CRASH_AT: "follow_load/Seal:after"}) as first,
         rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as b,
     ):
         b.admin.create_stream(stream, scaling=POLICY)
-        with Load(b, stream) as load:
-            first.wait(PATIENCE_S)
-            terms = controller_epoch(session, group)
-            with coordinator(cluster, root, "second", tmp_path, **SHORT):
+        with ExitStack() as second:
+            with Load(b, stream) as load:
+                first.wait(PATIENCE_S)
+                terms = controller_epoch(session, group)
+                assert segments(b, stream) == 1, "it died before the epoch was published"
+                second.enter_context(coordinator(cluster, root, "second", tmp_path, **SHORT))
                 eventually(lambda: controller_epoch(session, group) > terms, "another leads")
                 eventually(lambda: segments(b, stream) > 1, "it finishes the scale")
-                split = b.admin.history(stream).record(1)
-                assert "above" in split.reason, "the reason outlives the leader that had it"
-                load.__exit__(None, None, None)
-                assert read(b, stream) == load.written
+            assert "above" in b.admin.history(stream).record(1).reason, "the reason outlives the leader that had it"
+            assert read(b, stream) == load.written
