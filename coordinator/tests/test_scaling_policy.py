@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.tests.sim_load import Keys, Load, LoadRun, many_keys
-from rollbridge.model.keyspace import KeyRange, check_partition
+from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
 from rollbridge.model.scaling import ScalingPolicy
 from rollbridge_coordinator.state import load as load_module
 from rollbridge_coordinator.state import scaling
@@ -353,3 +353,30 @@ def test_without_keys_a_range_is_cut_evenly() -> None:
     assert found.ranges == (KeyRange(0.5, 0.75), KeyRange(0.75, 1.0))
     narrow = KeyRange(0.3, math.nextafter(0.3, 1))
     assert scaling.cut(narrow, 8, []).is_useless, "there is nothing between its ends"
+
+
+def test_many_hot_segments_that_cannot_be_split_keep_no_other_from_it() -> None:
+    """However many have one hot key each, the one that has not is split."""
+    segments = [
+        scaling.ActiveSegment(number, item, (900.0 - number,) * 4, math.inf, 0)
+        for number, item in enumerate(even_ranges(20))
+    ]
+    late_ms = 10 * SETTINGS.scaling_cooldown_ms
+    lonely = dict.fromkeys(range(19), (late_ms + 1, "one key"))
+    found = scaling.decide(POLICY, segments, scaling.Recent(), lonely, SETTINGS, late_ms)
+    assert isinstance(found, scaling.SegmentSplit)
+    assert list(found.parts) == [19]
+    found = scaling.decide(replace(POLICY, max_segments=1_000), segments, scaling.Recent(), {}, SETTINGS, late_ms)
+    assert isinstance(found, scaling.SegmentSplit)
+    assert list(found.parts) == list(range(scaling.SPLITS_MAX)), "the hottest first, some at a time"
+    assert "likewise segments 1, 2, 3, 4, 5 and 2 more" in found.why
+
+
+def test_clocks_that_were_ahead_do_not_lift_the_bounds() -> None:
+    """An epoch may be stamped a little later than it is now."""
+    run = LoadRun(POLICY, Load(lambda _: 700, lambda _: EVEN), SETTINGS).go(11 * MINUTE)
+    made_ms = run.scales[0].created_ms
+    assert scaling.recent_scales(run.history, made_ms - 30_000).scales == 1
+    assert scaling.recent_scales(run.history, made_ms + scaling.HOUR_MS).scales == 0
+    young = scaling.ActiveSegment(0, KeyRange(0.0, 1.0), (900.0,) * 4, math.inf, made_ms)
+    assert isinstance(scaling.decide(POLICY, [young], scaling.Recent(), {}, SETTINGS, made_ms - 30_000), scaling.Hold)

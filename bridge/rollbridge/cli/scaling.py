@@ -50,6 +50,8 @@ def given_policy(
     policy = known or ScalingPolicy()
     if events is not None or size is not None:
         policy = replace(policy, events_per_second=events or 0, bytes_per_second=size or 0)
+    if policy.is_fixed and events is None and size is None:
+        raise click.UsageError("--min-segments and --max-segments go with a rate, which the stream has not got yet")
     return replace(
         policy,
         min_segments=policy.min_segments if least is None else least,

@@ -283,9 +283,10 @@ def outdated(facts: ClusterFacts) -> Iterator[Finding]:
 
 def scaling_waits(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect streams to be scaled within ``SCALING`` after their policies have asked for it."""
+    followed = {item.config.name for item in facts.streams if item.config.scaling is not None}
     for group in facts.groups:
         for wait in group.scaling_waits:
-            if wait.since_ms + SCALING / timedelta(milliseconds=1) < facts.now_ms:
+            if wait.stream in followed and wait.since_ms + SCALING / timedelta(milliseconds=1) < facts.now_ms:
                 yield warning(
                     "scaling-waits",
                     f"stream {wait.stream} waits to be scaled by its load since "

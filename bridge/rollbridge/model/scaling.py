@@ -23,7 +23,7 @@ SEGMENTS_MAX_DEFAULT: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPolicy:
-    """How a stream follows its load; without a rate it does not (:data:`FIXED`).
+    """How a stream follows its load; without a rate it does not.
 
     Attributes:
         events_per_second: Records that one segment is meant to take each second; 0 if bytes are given.

@@ -67,8 +67,6 @@ TELL_AGAIN_MS: Final = 600_000
 """Time after which it is logged again what a stream waits for, if it was scaled or cold in between."""
 WAITS_BYTES_MAX: Final = 500_000
 """Most bytes of the node that says what streams of a group wait for; what does not fit is only logged."""
-
-
 WAIT_BYTES: Final = 80
 """Upper bound on one of them there, without its reason and the name of the stream."""
 
@@ -86,10 +84,10 @@ def follow_load(group: GroupState, now_ms: int) -> Steps[None]:
         return
     yield from _measure(group, followed)
     for name, stream in followed.items():
-        epoch = stream.history.active.epoch
+        before = stream.history.active.epoch, group.is_half_done(name)
         hold = yield from _follow(group, name, stream)
         _note_wait(group, name, stream, hold)
-        if stream.history.active.epoch != epoch or group.is_half_done(name):
+        if (stream.history.active.epoch, group.is_half_done(name)) != before:
             group.housekeeping.done_ms.pop(WORK, None)  # the others come in the next turn, after what waits meanwhile
             break
     yield from _show_waits(group, followed)
@@ -133,7 +131,7 @@ def _follow(group: GroupState, name: str, stream: LedStream) -> Steps[Hold | Non
         return Hold(busy[0], f"{decision.why}; waits: {busy[1]}")
     plan = yield from _plan(stream, decision, segments, stamp_ms + settings.scaling_cooldown_ms)
     if plan is None:
-        return Hold(WaitKind.ONE_KEY, next(iter(state.lonely.values()))[1])
+        return Hold(WaitKind.ONE_KEY, state.lonely[max(state.lonely, key=lambda number: state.lonely[number][0])][1])
     foreign = yield from _look_for_foreign(stream, plan)
     if foreign is not None:
         return Hold(WaitKind.NATIVE, f"{decision.why}; waits: {foreign}" if foreign else "")

@@ -192,11 +192,11 @@ class Recent:
 
 
 def recent_scales(history: EpochHistory, now_ms: int) -> Recent:
-    """Return what the epoch records say of scales by load in the hour before ``now_ms``."""
+    """Return what the epoch records say of scales by load in the hour before ``now_ms``, by clocks that may differ."""
     found = [
         item
         for item in history.records
-        if item.cause is EpochCause.SCALE and item.reason and now_ms - HOUR_MS < item.created_ms <= now_ms
+        if item.cause is EpochCause.SCALE and item.reason and abs(now_ms - item.created_ms) < HOUR_MS
     ]
     merges = sum(len(history.began_with(item.epoch)) < len(history.ended_with(item.epoch)) for item in found)
     return Recent(len(found), merges)
@@ -240,7 +240,9 @@ def decide(
     held: list[Hold] = []
     parts: dict[int, int] = {}
     room = policy.max_segments - len(segments)
-    for item in hot[:SPLITS_MAX]:
+    for item in hot:
+        if len(parts) == SPLITS_MAX:
+            break
         hold = _why_left(policy, item, lonely, settings, now_ms)
         wanted = min(_parts_wanted(policy, item), settings.scaling_parts_max, room + 1)
         if hold is None and wanted < 2:
@@ -305,7 +307,7 @@ def _why_left(
     until_ms, why = lonely.get(item.number, (0, ""))
     if now_ms < until_ms:
         return Hold(WaitKind.ONE_KEY, why)
-    if 0 <= now_ms - item.made_ms < settings.scaling_cooldown_ms:
+    if abs(now_ms - item.made_ms) < settings.scaling_cooldown_ms:
         return Hold(WaitKind.COOLS_DOWN, f"{_about(policy, item, settings)}, and it cools down since it was made")
     return None
 
@@ -360,7 +362,7 @@ def _cold_runs(
 
 def _is_quiet(item: ActiveSegment, settings: ScalingSettings, now_ms: int) -> bool:
     """Return True if a segment has been measured for long enough, and was not made lately."""
-    return None not in item.rates and now_ms - item.made_ms >= settings.scaling_cooldown_ms
+    return None not in item.rates and abs(now_ms - item.made_ms) >= settings.scaling_cooldown_ms
 
 
 def _are_cold(policy: ScalingPolicy, run: Sequence[ActiveSegment]) -> bool:
