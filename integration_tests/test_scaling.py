@@ -127,6 +127,15 @@ def test_load_splits_a_stream_and_silence_merges_it(site: Site, client: rollbrid
     assert [item["reason"] for item in epochs] == [record.reason or None for record in history.records]
 
 
+def test_load_is_measured_in_bytes_as_well(client: rollbridge.Bridge, scope: str) -> None:
+    stream = f"{scope}/orders"
+    client.admin.create_stream(stream, scaling=ScalingPolicy(bytes_per_second=1_000, max_segments=2))
+    with Load(client, stream) as load:
+        eventually(lambda: segments(client, stream) == 2, "load splits the stream")
+    assert "bytes/s" in client.admin.history(stream).record(1).reason
+    assert read(client, stream) == load.written
+
+
 def test_one_hot_key_and_open_transactions_are_told(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/orders"
     client.admin.create_stream(stream)

@@ -113,6 +113,12 @@ class CoordinatorSettings:
     def __post_init__(self) -> None:
         faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots, self.leader.scaling))
         faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
+        scaling = self.leader.scaling
+        if scaling.scaling_window_ms < 2 * scaling.scaling_check_ms:
+            faults.append(
+                f"scaling_window_ms: {scaling.scaling_window_ms} is less than twice scaling_check_ms, "
+                f"{scaling.scaling_check_ms}, so no rate could be measured"
+            )
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
         ConfigError.raise_for(faults)

@@ -140,6 +140,24 @@ def test_faulty_snapshot_settings_are_named(seen: list[CoordinatorSettings], nam
     assert not seen
 
 
+def test_windows_that_are_too_short_to_measure_are_refused(seen: list[CoordinatorSettings]) -> None:
+    environment = {
+        "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "9000",
+        "ROLLBRIDGE_COORDINATOR_SCALING_PARTS_MAX": "1",
+    }
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert result.exit_code == ConfigError.exit_code
+    assert "scaling_parts_max" in result.output
+    del environment["ROLLBRIDGE_COORDINATOR_SCALING_PARTS_MAX"]
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert result.exit_code == ConfigError.exit_code
+    assert "9000 is less than twice scaling_check_ms, 5000" in result.output
+    assert not seen
+    environment["ROLLBRIDGE_COORDINATOR_SCALING_CHECK_MS"] = "4000"
+    CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert seen[0].leader.scaling.scaling_window_ms == 9_000
+
+
 def test_a_switch_is_true_or_false(seen: list[CoordinatorSettings]) -> None:
     environment = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SEGMENTED_SNAPSHOT_ENABLED": "maybe"}
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)

@@ -318,3 +318,15 @@ def test_a_scale_by_request_comes_first(loaded: Loaded) -> None:
     loaded.until(lambda: answer in loaded.world.nodes)
     assert AdminAnswer.from_json(loaded.world.nodes[answer]).ok
     assert not loaded.history().record(1).reason
+
+
+def test_what_brokers_do_not_tell_for_a_while_is_no_load(loaded: Loaded) -> None:
+    """Neither silence while they are away nor a burst when they are back."""
+    loaded.rates = {ORDERS: 35.0}
+    loaded.go(3_000)
+    loaded.world.away = ORDERS.segment_topic(loaded.history().active.segments[0].id)
+    loaded.go(300)
+    loaded.world.away = ""
+    loaded.go(6_000)
+    assert loaded.segments == 1
+    assert not loaded.wait()

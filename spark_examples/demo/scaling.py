@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +34,9 @@ SECONDS: Final = {
     "ROLLBRIDGE_COORDINATOR_SCALING_PER_HOUR_MAX": "100",
 }
 """Seconds where there are minutes otherwise."""
-PHASES: Final = ((60, 6), (250, 8), (700, 14), (150, 10))
+Phases = Sequence[tuple[int, int]]
+
+PHASES: Final[Phases] = ((60, 6), (250, 8), (700, 14), (150, 10))
 """Records per second, and for how many seconds."""
 KEYS: Final = 300
 BATCH_S: Final = 0.1
@@ -59,8 +62,9 @@ class Account:
 class Watcher:
     """Tells what the stream does, when it does it."""
 
-    def __init__(self, b: rollbridge.Bridge) -> None:
+    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
         self._b = b
+        self._stream = stream
         self._began = time.monotonic()
         self._epoch = 0
         self._wait = ""
@@ -71,25 +75,25 @@ class Watcher:
 
     def look(self) -> int:
         """Tell what is new of the stream; return how many segments it has."""
-        history = self._b.admin.history(STREAM)
+        history = self._b.admin.history(self._stream)
         for record in history.records:
             if record.epoch > self._epoch:
                 self._epoch = record.epoch
                 if record.reason:
                     self.tell(f"scaled to {counted(len(record.segments), 'segment')}: {record.reason}")
-        wait = self._b.admin.describe(STREAM).scaling_wait
+        wait = self._b.admin.describe(self._stream).scaling_wait
         if wait is not None and wait.reason != self._wait:
             self.tell(f"waits: {wait.reason}")
         self._wait = "" if wait is None else wait.reason
         return len(history.active.segments)
 
 
-def write(b: rollbridge.Bridge, account: Account, watcher: Watcher) -> None:
+def write(b: rollbridge.Bridge, stream: str, phases: Phases, account: Account, watcher: Watcher) -> None:
     """Write with the rates of all phases, one after the other."""
     rng = random.Random(1)
     number = 0
-    with b.writer(STREAM) as writer:
-        for rate, seconds in PHASES:
+    with b.writer(stream) as writer:
+        for rate, seconds in phases:
             watcher.tell(f"load: {rate} records/s")
             end = time.monotonic() + seconds
             due = time.monotonic()
@@ -107,11 +111,11 @@ def write(b: rollbridge.Bridge, account: Account, watcher: Watcher) -> None:
                 time.sleep(max(due - time.monotonic(), 0))
 
 
-def read(b: rollbridge.Bridge, account: Account, ending: threading.Event) -> None:
+def read(b: rollbridge.Bridge, stream: str, account: Account, ending: threading.Event) -> None:
     """Read along until everything that was written has come, or it takes too long."""
     last: dict[bytes, int] = {}
     deadline = float("inf")
-    with b.reader(STREAM) as reader:
+    with b.reader(stream) as reader:
         while time.monotonic() < deadline:
             record = reader.poll(0.2)
             if ending.is_set():
@@ -127,29 +131,29 @@ def read(b: rollbridge.Bridge, account: Account, ending: threading.Event) -> Non
             account.read[record.key] += 1
 
 
-def play(b: rollbridge.Bridge) -> bool:
+def play(b: rollbridge.Bridge, stream: str = STREAM, phases: Phases = PHASES) -> bool:
     """Let load rise and fall, and tell what the stream makes of it; return whether all went well."""
-    b.admin.create_stream(STREAM, scaling=POLICY)
-    click.echo(f"{STREAM} is scaled {POLICY}; windows of 1 to 10 s stand for 2 to 20 min")
-    account, ending, watcher = Account(), threading.Event(), Watcher(b)
-    reader = threading.Thread(target=read, args=(b, account, ending), name="reader", daemon=True)
+    b.admin.create_stream(stream, scaling=POLICY)
+    click.echo(f"{stream} is scaled {POLICY}; windows of 1 to 10 s stand for 2 to 20 min")
+    account, ending, watcher = Account(), threading.Event(), Watcher(b, stream)
+    reader = threading.Thread(target=read, args=(b, stream, account, ending), name="reader", daemon=True)
     reader.start()
-    old = b.begin(STREAM, label="open all the while")
-    old.write(STREAM, key=b"old", value=b"0")
+    old = b.begin(stream, label="open all the while")
+    old.write(stream, key=b"old", value=b"0")
     old.flush()
-    write(b, account, watcher)
+    write(b, stream, phases, account, watcher)
     watcher.tell("load: none")
-    most = max(len(record.segments) for record in b.admin.history(STREAM).records)
+    most = max(len(record.segments) for record in b.admin.history(stream).records)
     end = time.monotonic() + QUIET_S
     while watcher.look() > 1 and time.monotonic() < end:
         time.sleep(0.2)
-    old.write(STREAM, key=b"old", value=b"1")
+    old.write(stream, key=b"old", value=b"1")
     old.commit()
     account.written[b"old"] += 2
     watcher.tell("the transaction that was open all the while is committed")
     ending.set()
     reader.join(2 * PATIENCE_S)
-    history = b.admin.history(STREAM)
+    history = b.admin.history(stream)
     click.echo(f"\n{history_table(history)}\n")
     whole = sum(account.written.values())
     counts = f"written {whole:,}, read {sum(account.read.values()):,}"

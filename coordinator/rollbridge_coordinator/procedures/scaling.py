@@ -73,14 +73,14 @@ WAIT_BYTES: Final = 80
 
 def follow_load(group: GroupState, now_ms: int) -> Steps[None]:
     """Measure the streams that have a scaling policy, at intervals, and scale one whose load asks for it."""
+    if not group.housekeeping.is_due(WORK, now_ms, group.settings.scaling.scaling_check_ms):
+        return
     followed = {
         name: stream
         for name, stream in group.streams.items()
         if stream.config.scaling is not None and stream.config.state is Lifecycle.ACTIVE and not stream.is_on_topic
     }
     if not followed and not group.scaling_waits:
-        return
-    if not group.housekeeping.is_due(WORK, now_ms, group.settings.scaling.scaling_check_ms):
         return
     yield from _measure(group, followed)
     for name, stream in followed.items():
