@@ -90,7 +90,7 @@ AT_LEAST_TWO = replace(POLICY, min_segments=2)
 RECORDED: Mapping[str, Recorded] = {
     "constant, low": Recorded(Load(lambda _: 60, lambda _: EVEN), 3 * HOUR, 0, 0, range(1, 2)),
     "constant, high": Recorded(Load(lambda _: 700, lambda _: EVEN), 3 * HOUR, 2, WINDOW_S, range(8, 15)),
-    "daily curve": Recorded(Load(daily, lambda _: EVEN), 48 * HOUR, 64, WINDOW_S, range(1, 4)),
+    "daily curve": Recorded(Load(daily, lambda _: EVEN), 48 * HOUR, 44, WINDOW_S, range(1, 4)),
     "flash crowd": Recorded(Load(crowd, lambda _: EVEN), 4 * HOUR, 6, WINDOW_S, range(1, 3)),
     "brief bursts": Recorded(Load(brief, lambda _: EVEN), 6 * HOUR, 0, 5 * MINUTE, range(1, 2)),
     "passed by": Recorded(Load(passed_by, lambda _: EVEN), HOUR, 0, 8 * MINUTE, range(1, 2)),
@@ -380,3 +380,74 @@ def test_clocks_that_were_ahead_do_not_lift_the_bounds() -> None:
     assert scaling.recent_scales(run.history, made_ms + scaling.HOUR_MS).scales == 0
     young = scaling.ActiveSegment(0, KeyRange(0.0, 1.0), (900.0,) * 4, math.inf, made_ms)
     assert isinstance(scaling.decide(POLICY, [young], scaling.Recent(), {}, SETTINGS, made_ms - 30_000), scaling.Hold)
+
+
+def test_what_is_nearly_hot_is_split_along_with_what_is() -> None:
+    """One epoch for both; by itself it is left alone, and so it is where there is no room."""
+    hot, near, cool = (
+        scaling.ActiveSegment(number, item, (rate,) * 4, math.inf, 0)
+        for number, (item, rate) in enumerate(zip(even_ranges(3), (120.0, 95.0, 80.0), strict=True))
+    )
+    late_ms = 10 * SETTINGS.scaling_cooldown_ms
+
+    def parts(
+        *segments: scaling.ActiveSegment, most: int = 32, lonely: Mapping[int, tuple[int, str]] | None = None
+    ) -> Mapping[int, int]:
+        policy = replace(POLICY, max_segments=most)
+        found = scaling.decide(policy, segments, scaling.Recent(), lonely or {}, SETTINGS, late_ms)
+        return found.parts if isinstance(found, scaling.SegmentSplit) else {}
+
+    assert parts(hot, near, cool) == {0: 2, 1: 2}
+    assert not parts(near, cool)
+    assert parts(hot, near, cool, most=4) == {0: 2}
+    assert parts(hot, replace(near, made_ms=late_ms), cool) == {0: 2}, "it cools down"
+    assert parts(hot, near, cool, lonely={1: (late_ms + 1, "one key")}) == {0: 2}
+
+
+RATES = st.none() | st.floats(0, 2_000)
+SEEN = st.tuples(st.tuples(RATES, RATES, RATES, RATES), st.floats(0, 500) | st.just(math.inf), st.integers(0, 10**7))
+
+
+@given(
+    seen=st.lists(SEEN, min_size=1, max_size=24),
+    limits=st.tuples(st.integers(1, 30), st.integers(1, 30)).map(sorted),
+    recent=st.tuples(st.integers(0, 14), st.integers(0, 8)),
+    lonely=st.dictionaries(st.integers(0, 23), st.tuples(st.integers(0, 10**7), st.just("one key"))),
+    now_ms=st.integers(0, 10**7),
+)
+def test_whatever_is_measured_a_decision_keeps_to_the_limits(
+    seen: list[tuple[tuple[float | None, ...], float, int]],
+    limits: list[int],
+    recent: tuple[int, int],
+    lonely: dict[int, tuple[int, str]],
+    now_ms: int,
+) -> None:
+    policy = replace(POLICY, min_segments=limits[0], max_segments=limits[1])
+    segments = [
+        scaling.ActiveSegment(number, item, *one)
+        for number, (item, one) in enumerate(zip(even_ranges(len(seen)), seen, strict=True))
+    ]
+    decision = scaling.decide(policy, segments, scaling.Recent(*recent), lonely, SETTINGS, now_ms)
+    match decision:
+        case scaling.SegmentSplit():
+            assert recent[0] < SETTINGS.scaling_per_hour_max
+            after = len(segments) + sum(parts - 1 for parts in decision.parts.values())
+            assert all(2 <= parts <= SETTINGS.scaling_parts_max for parts in decision.parts.values())
+            assert after <= policy.max_segments
+            for number in () if decision.is_needed else decision.parts:
+                assert abs(now_ms - segments[number].made_ms) >= SETTINGS.scaling_cooldown_ms
+                assert now_ms >= lonely.get(number, (0, ""))[0]
+                assert (segments[number].rate or 0) > scaling.NEAR * policy.target
+        case scaling.SegmentMerge():
+            plan = scaling.plan_merge(decision, segments)
+            assert len(set(plan.seal)) == len(plan.seal)
+            assert all(list(run) == list(range(run[0], run[-1] + 1)) and len(run) > 1 for run in decision.runs)
+            assert len(segments) - len(plan.seal) + len(plan.ranges) >= policy.min_segments
+            check_partition(list(plan.ranges), [segments[number].range for number in plan.seal])
+            for run in decision.runs:
+                joint = [segments[number].rates for number in run]
+                assert all(sum(rate or 0 for rate in window) < policy.target / 2 for window in zip(*joint, strict=True))
+        case scaling.Hold(_, why):
+            assert why
+        case None:
+            assert len(segments) >= policy.min_segments

@@ -20,8 +20,8 @@ round. As many neighbours as that is true of become one segment.
 
 **Not too often.** A segment is left alone for a cool-down after the scale that made it, and by merges until the longest
 window has been measured. In an hour there are at most so many scales of a stream, half of them merges. All segments
-that are hot are split in one scale, and likewise merged, so that a scale makes one epoch for all of them. All of that
-is told from epoch records, so that a new leader keeps to it as well.
+that are hot are split in one scale, with those that are nearly so, and likewise merged, so that a scale makes one epoch
+for all of them. All of that is told from epoch records, so that a new leader keeps to it as well.
 
 Source: Pravega's ``AutoScaleProcessor`` (the rule, the cool-down) and ``AutoScaleTask`` (merges of cold neighbours).
 """
@@ -44,6 +44,8 @@ from rollbridge_coordinator.state.load import WINDOWS, StreamLoad
 
 HOT: Final = (5.0, 2.0, 1.0, 1.0)
 """Multiples of the target above which a segment is hot, by window."""
+NEAR: Final = 0.9
+"""Part of the target above which, over 2, 5 and 10 minutes, a segment is split along with a hot one."""
 COLD: Final = 0.5
 """Part of the target below which neighbours together are cold, over each window."""
 FILLED: Final = 0.75
@@ -254,6 +256,10 @@ def decide(
             parts[item.number] = wanted
             room -= wanted - 1
     if parts:
+        left = {number for number, (until_ms, _) in lonely.items() if now_ms < until_ms} | parts.keys()
+        near = [item for item in segments if _is_near(policy, item) and not _cools_down(item, settings, now_ms)]
+        near = [item for item in near if item.number not in left][: max(min(SPLITS_MAX - len(parts), room), 0)]
+        parts |= {item.number: 2 for item in near}
         first = next(item for item in hot if item.number in parts)
         about = _with_others(_about(policy, first, settings), list(parts)[1:])
         return _bounded(SegmentSplit(parts, about), recent, settings)
@@ -292,6 +298,11 @@ def _heat(policy: ScalingPolicy, item: ActiveSegment) -> int | None:
     return None
 
 
+def _is_near(policy: ScalingPolicy, item: ActiveSegment) -> bool:
+    """Return True if a segment will soon be hot, so that it is split along with one that is."""
+    return all(rate is not None and rate > NEAR * policy.target for rate in item.rates[:3])
+
+
 def _parts_wanted(policy: ScalingPolicy, item: ActiveSegment) -> int:
     return max(2, ceil((item.rate or 0.0) / (FILLED * policy.target)))
 
@@ -307,9 +318,13 @@ def _why_left(
     until_ms, why = lonely.get(item.number, (0, ""))
     if now_ms < until_ms:
         return Hold(WaitKind.ONE_KEY, why)
-    if abs(now_ms - item.made_ms) < settings.scaling_cooldown_ms:
+    if _cools_down(item, settings, now_ms):
         return Hold(WaitKind.COOLS_DOWN, f"{_about(policy, item, settings)}, and it cools down since it was made")
     return None
+
+
+def _cools_down(item: ActiveSegment, settings: ScalingSettings, now_ms: int) -> bool:
+    return abs(now_ms - item.made_ms) < settings.scaling_cooldown_ms
 
 
 def _about(policy: ScalingPolicy, item: ActiveSegment, settings: ScalingSettings) -> str:
@@ -362,7 +377,7 @@ def _cold_runs(
 
 def _is_quiet(item: ActiveSegment, settings: ScalingSettings, now_ms: int) -> bool:
     """Return True if a segment has been measured for long enough, and was not made lately."""
-    return None not in item.rates and abs(now_ms - item.made_ms) >= settings.scaling_cooldown_ms
+    return None not in item.rates and not _cools_down(item, settings, now_ms)
 
 
 def _are_cold(policy: ScalingPolicy, run: Sequence[ActiveSegment]) -> bool:
