@@ -1,7 +1,7 @@
 """Scaling by load: measure the streams that have a policy, decide, look where to cut, and scale. A chore of leaders.
 
 Order of the effects: ends and sizes of active segments are read, for all streams together; for one stream of which
-something is to be split or merged, keys are sampled and it is looked for native transactions of others; the scale is
+something is to be split or merged, it is looked for native transactions of others, and keys are sampled; the scale is
 recorded, and from then on is one as any other (:mod:`rollbridge_coordinator.procedures.scale`), which the next leader
 finishes. A crash before that has done nothing; one after it is that of a scale.
 
@@ -129,12 +129,13 @@ def _follow(group: GroupState, name: str, stream: LedStream) -> Steps[Hold | Non
     busy = next(_obstacles(group, name, stream, now_ms), None)
     if busy is not None:
         return Hold(busy[0], f"{decision.why}; waits: {busy[1]}")
+    # Before the keys are read, which is dearer and would be done at each look.
+    foreign = yield from _look_for_foreign(stream, decision)
+    if foreign is not None:
+        return Hold(WaitKind.NATIVE, f"{decision.why}; waits: {foreign}" if foreign else "")
     plan = yield from _plan(stream, decision, segments, stamp_ms + settings.scaling_cooldown_ms)
     if plan is None:
         return Hold(WaitKind.ONE_KEY, state.lonely[max(state.lonely, key=lambda number: state.lonely[number][0])][1])
-    foreign = yield from _look_for_foreign(stream, plan)
-    if foreign is not None:
-        return Hold(WaitKind.NATIVE, f"{decision.why}; waits: {foreign}" if foreign else "")
     return (yield from _scale(group, name, stream, plan, now_ms))
 
 
@@ -183,12 +184,16 @@ def _plan(
     return plan_split(stream.scaling, decision, cuts, until_ms)
 
 
-def _look_for_foreign(stream: LedStream, plan: Plan) -> Steps[str | None]:
+def _look_for_foreign(stream: LedStream, decision: SegmentSplit | SegmentMerge) -> Steps[str | None]:
     """Return for which native transactions of others a scale has to wait; None if for none.
 
     What is there at one look only, for which the answer is empty, is looked for again: most end within milliseconds.
     """
-    sealed = [stream.history.active.segment_numbered(number) for number in plan.seal]
+    if isinstance(decision, SegmentSplit):
+        numbers = list(decision.parts)
+    else:
+        numbers = [number for run in decision.runs for number in run]
+    sealed = [stream.history.active.segment_numbered(number) for number in numbers]
     found = frozenset((yield from LookForObstacles(list(stream.places_of(sealed).values()))))
     before, stream.scaling.obstacles = stream.scaling.obstacles, found or None
     if not found or (before is not None and not found & before):

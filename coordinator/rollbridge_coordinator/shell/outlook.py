@@ -216,19 +216,19 @@ class Measures:
 
     def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.StableEnds`."""
-        return self._ends(partitions, Isolation.READ_COMMITTED)
+        return self._ends(partitions, Isolation.READ_COMMITTED, ELECTION_S)
 
     def log_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.state.effects.LogEnds`."""
-        return self._ends(partitions, Isolation.READ_UNCOMMITTED)
+        return self._ends(partitions, Isolation.READ_UNCOMMITTED, 0.0)  # there is another look in a moment
 
-    def _ends(self, partitions: Sequence[Partition], isolation: Isolation) -> dict[Partition, int]:
+    def _ends(self, partitions: Sequence[Partition], isolation: Isolation, patience_s: float) -> dict[Partition, int]:
         question = offsets_question(LATEST, isolation)
         found: dict[Partition, int] = {}
         left = list(partitions)
         if not left:
             return found
-        deadline = Deadline(ELECTION_S)
+        deadline = Deadline(patience_s)
         backoff = Backoff()
         why: object = ""
         try:
