@@ -253,9 +253,10 @@ class Bridge(Resuming):
         for engine in list(self._engines.values()):
             with engine.lock:
                 plain.add(engine.counts, engine.retries, engine.bytes)
+        under_way = sum(item.counts is not None for item in list(self._outcomes.waiting.values()))
         sender = self._sender
         with sender.lock:
-            return self._runtime.counts.read(sender.counts, sender.retries, sender.bytes, plain)
+            return self._runtime.counts.read(under_way, sender.counts, sender.retries, sender.bytes, plain)
 
     def begin(
         self,

@@ -2,9 +2,9 @@
 
 A tracer provider counts if it is configured before a connection is made, or before a leader's term begins. Spans:
 
-- ``rollbridge transaction``, by the client that begins it: from then to the known outcome, with events for the commit that was
-  asked for, and the records and bytes of it in sum. Spans of the application that were current at the begin are its
-  parents.
+- ``rollbridge transaction``, by the client that begins it: from then to the known outcome, with an event for the commit
+  that was asked for, and the records and bytes of it in sum. A span of the application that is current at the begin is
+  its parent.
 - ``rollbridge round``, by a leader: from the first append of a round to its commit.
 
 Needs ``rollbridge[tracing]``, the API of OpenTelemetry, which whoever has a provider has in any case.

@@ -47,7 +47,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.cas import Expected, Scope
-from rollbridge.model.client_metrics import CommitAsked, Unfinished
+from rollbridge.model.client_metrics import Unfinished
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
@@ -108,7 +108,6 @@ class Transaction(Writing):
         completion = Completion(key, plan.begin.client_name, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, counter, OWNER_PART)
         completion.counts = runtime.counts
-        runtime.counts.note_begin()
         runtime.outcomes.waiting[key] = completion
         if runtime.tracer is not None:
             self._trace(runtime.tracer)
@@ -488,8 +487,9 @@ class Transaction(Writing):
             self._send_outbox()
         asked = self._runtime.commits.of(self._plan.group, self._plan.begin.client_epoch).ask(self)
         self._asked = asked
-        records = sum([piece.records for piece in self._pieces])
-        self._completion.asked = CommitAsked(time.monotonic(), records, self._writer.bytes)
+        pieces = self._pieces
+        records = pieces[0].records if len(pieces) == 1 else sum([piece.records for piece in pieces])
+        self._completion.asked = (time.monotonic(), records, self._writer.bytes)
         if self._span is not None:
             self._span.ask("commit", records, self._writer.bytes)
         try:

@@ -1,17 +1,18 @@
 """Metrics of a connection: what its transactions, its plain and its conditional writers have done. Pure.
 
-Nothing is counted for each record: transactions are counted when they begin and end, the outcomes of many under one
-lock, and writes by batches, under the lock that their sender has anyway.
+Nothing is counted for each record: transactions are counted when they end, the outcomes of many under one lock, and
+writes by batches, under the lock that their sender has anyway.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from rollbridge.model.metrics import LATENCY_BOUNDS_S, PREFIX, Family, FamilyKind, Histogram, Sample
 
@@ -47,12 +48,8 @@ class WriteEnd(StrEnum):
     """Nothing was written, for another reason."""
 
 
-class CommitAsked(NamedTuple):
-    """A commit that was asked for: when, by the monotonic clock in seconds; its records; bytes written here for it."""
-
-    at_s: float
-    records: int
-    size: int
+CommitAsked = tuple[float, int, int]
+"""A commit that was asked for: when, by the monotonic clock in seconds; its records; bytes written here for it."""
 
 
 @dataclass(slots=True)
@@ -85,19 +82,20 @@ class TransactionCounts:
         self._unfinished: Counter[Unfinished] = Counter()
         self._conditional: Counter[WriteEnd] = Counter()
 
-    def note_begin(self) -> None:
-        """Count a transaction that begins."""
-        with self._lock:
-            self._begun += 1
-
     def note_commits(self, asked: Iterable[CommitAsked | None], now_s: float) -> None:
         """Count commits that are known now; None for one that was asked for elsewhere, which has no latency here."""
+        latency = self._latency
+        bounds, counts, total = latency.bounds, latency.counts, 0.0
         with self._lock:
             for item in asked:
-                if item is not None:
-                    self._latency.note(now_s - item.at_s)
-                    self._records += item.records
-                    self._bytes += item.size
+                if item is not None:  # written out, since each small transaction pays for a call here
+                    at_s, records, size = item
+                    took_s = now_s - at_s
+                    counts[bisect_left(bounds, took_s)] += 1
+                    total += took_s
+                    self._records += records
+                    self._bytes += size
+            latency.total += total
 
     def note_unfinished(self, how: Unfinished) -> None:
         """Count a transaction that is not known to be committed, and never will be here."""
@@ -109,9 +107,21 @@ class TransactionCounts:
         with self._lock:
             self._conditional[end] += 1
 
-    def read(self, sender: SenderCounts, retries: int, waiting_bytes: int, plain: PlainCounts) -> ClientMetrics:
-        """Return everything as it is now, with what senders have counted."""
+    def read(
+        self, under_way: int, sender: SenderCounts, retries: int, waiting_bytes: int, plain: PlainCounts
+    ) -> ClientMetrics:
+        """Return everything as it is now.
+
+        Args:
+            under_way: Transactions that were begun here and whose end is not counted yet.
+            sender: What the sender of frames has counted.
+            retries: Batches that it has sent again.
+            waiting_bytes: Bytes that wait there.
+            plain: What plain writers have done.
+        """
         with self._lock:
+            # Beginning a transaction costs nothing that way. Some may just be on their way from here to there.
+            self._begun = max(self._begun, self._latency.count + self._unfinished.total() + under_way)
             return ClientMetrics(
                 transactions_begun=self._begun,
                 transactions_committed=self._latency.count,
