@@ -53,6 +53,8 @@ class Kafka:
 
     def __call__(self, effect: fx.AnyEffect) -> Any:
         match effect:
+            case fx.CommitRound():
+                return NOW_MS
             case fx.MergeFrames(items):
                 self.merges.append(len(items))
                 if any(self.owner[id(frame)] in self.guilty for _, frame in items):

@@ -39,7 +39,6 @@ from rollbridge_coordinator.procedures.upkeep import (
     forget_barriers,
     forget_sessions,
     forsake_held,
-    measure_logs,
     record_extended,
     record_long,
     remove_records,
@@ -160,7 +159,6 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "ended transactions", keep_ended, now_ms)
     yield from undertake(group, "retention of the commit log", retain_log, now_ms)
     yield from undertake(group, "active segments", mend_active, now_ms)
-    yield from undertake(group, "sizes of logs", measure_logs, now_ms)
     return left
 
 

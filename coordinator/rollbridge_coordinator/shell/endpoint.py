@@ -182,9 +182,14 @@ class MetricsFile:
         self._board = board
         self._next_s = 0.0
 
+    @property
+    def is_wanted(self) -> bool:
+        """True if anybody reads them."""
+        return self._path is not None or self._board is not None
+
     def write(self, samples: Callable[[], Iterable[Sample]]) -> None:
         """Replace the metrics if the interval has passed. A failure to write is logged, once."""
-        if (self._path is None and self._board is None) or time.monotonic() < self._next_s:
+        if not self.is_wanted or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + INTERVAL_S
         present = list(samples())

@@ -33,6 +33,7 @@ from rollbridge_coordinator.procedures.lingering import end_linger
 from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
+from rollbridge_coordinator.procedures.upkeep import measure_logs
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
 from rollbridge_coordinator.shell.readings import Readings
@@ -412,7 +413,9 @@ class Leadership(threading.Thread):
             self._tell(group)
             pulse.beat()
             self._report(group, reported)
-            self._metrics.write(lambda: readings.samples(clock.now_ms()))
+            if self._metrics.is_wanted:
+                interpreter.run(measure_logs(group, clock.now_ms()))
+                self._metrics.write(lambda: readings.samples(clock.now_ms()))
 
     def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int], clock: Clock) -> None:
         """Fold the buffers up to ``ends``, where they ended when this leader took over."""
