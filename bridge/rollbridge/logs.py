@@ -36,7 +36,7 @@ KEPT_DEFAULT: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
+class LogOutput:
     """Where lines go, and how they look; all faults are reported at once."""
 
     format: str = TEXT
@@ -59,7 +59,7 @@ class LogSettings:
         ConfigError.raise_for(faults)
 
     @classmethod
-    def of(cls, given: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> LogSettings:
+    def of(cls, given: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> LogOutput:
         """Return settings from options and environment variables; options win.
 
         Args:
@@ -114,7 +114,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def handler_of(settings: LogSettings, text_format: str) -> logging.Handler:
+def handler_of(settings: LogOutput, text_format: str) -> logging.Handler:
     """Return the handler for a program's root logger.
 
     Raises:
@@ -125,7 +125,7 @@ def handler_of(settings: LogSettings, text_format: str) -> logging.Handler:
     return handler
 
 
-def _destination(settings: LogSettings) -> logging.Handler:
+def _destination(settings: LogOutput) -> logging.Handler:
     if not settings.file:
         return logging.StreamHandler(sys.stderr)
     path = Path(settings.file).expanduser()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rollbridge.calls import Deadline
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.ratelimit import limited_child
-from rollbridge.logs import JSON, JsonFormatter, LogSettings, handler_of, take_all
+from rollbridge.logs import JSON, JsonFormatter, LogOutput, handler_of, take_all
 
 PLAIN = "%(levelname)s %(message)s"
 
@@ -66,7 +66,7 @@ def test_every_message_is_one_line_and_comes_back_as_it_was(text: str) -> None:
 
 def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.log"
-    handler = handler_of(LogSettings(file=str(path), format=JSON), PLAIN)
+    handler = handler_of(LogOutput(file=str(path), format=JSON), PLAIN)
     handler.handle(record("first"))
     path.rename(tmp_path / "coordinator.log.1")
     handler.handle(record("second"))
@@ -77,7 +77,7 @@ def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
 
 def test_a_file_is_turned_over_at_its_size_and_so_many_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.log"
-    handler = handler_of(LogSettings(file=str(path), file_bytes_max=60, files_kept=2), PLAIN)
+    handler = handler_of(LogOutput(file=str(path), file_bytes_max=60, files_kept=2), PLAIN)
     for number in range(20):
         handler.handle(record("line %02d", number))
     handler.close()
@@ -89,8 +89,8 @@ def test_a_file_is_turned_over_at_its_size_and_so_many_are_kept(tmp_path: Path) 
 
 def test_options_win_over_the_environment() -> None:
     environ = {"ROLLBRIDGE_LOG_FORMAT": "json", "ROLLBRIDGE_LOG_FILES_KEPT": "3"}
-    assert LogSettings.of({}, environ) == LogSettings(format="json", files_kept=3)
-    assert LogSettings.of({"format": "text"}, environ).format == "text"
+    assert LogOutput.of({}, environ) == LogOutput(format="json", files_kept=3)
+    assert LogOutput.of({"format": "text"}, environ).format == "text"
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_options_win_over_the_environment() -> None:
 )
 def test_wrong_settings_are_named(given_options: dict[str, str | None], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        LogSettings.of(given_options, {})
+        LogOutput.of(given_options, {})
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
-        handler_of(LogSettings(file=str(tmp_path / "no-such-directory" / "x.log")), PLAIN)
+        handler_of(LogOutput(file=str(tmp_path / "no-such-directory" / "x.log")), PLAIN)
 
 
 def test_what_librdkafka_says_goes_the_same_way(tmp_path: Path) -> None:
     path = tmp_path / "all.log"
-    handler = handler_of(LogSettings(file=str(path), format=JSON), PLAIN)
+    handler = handler_of(LogOutput(file=str(path), format=JSON), PLAIN)
     log = logging.getLogger("reads")
     log.addHandler(handler)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -12,21 +12,29 @@ from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header
 from rollbridge.kafka.signed_runs import SignedBatch, signed_batch
 from rollbridge.model.attribution import RECORD_HEADER, pack_run
 from rollbridge.model.ids import TransactionId, local_sequence
-from rollbridge.model.verification import FINDINGS_MAX, Findings, Kind, Piece, Placed, SegmentCheck, Tally
+from rollbridge.model.verification import (
+    FINDINGS_MAX,
+    Discrepancies,
+    DiscrepancyKind,
+    Placed,
+    SegmentCheck,
+    SignedRun,
+    Tally,
+)
 
 A, B = TransactionId.of(0, 7).bytes, TransactionId.of(0, 8).bytes
 
 
 def check(
     placed: Sequence[Placed],
-    pieces: Sequence[Piece],
+    pieces: Sequence[SignedRun],
     first: int = 0,
     end: int = 1_000,
     *,
     is_whole: bool = True,
     is_compacted: bool = False,
-) -> tuple[Findings, Tally]:
-    findings, tally = Findings(), Tally()
+) -> tuple[Discrepancies, Tally]:
+    findings, tally = Discrepancies(), Tally()
     present = SegmentCheck(
         "s", placed, first, end, is_whole=is_whole, is_compacted=is_compacted, findings=findings, tally=tally
     )
@@ -36,9 +44,9 @@ def check(
     return findings, tally
 
 
-def piece(base: int, records: int, transaction: bytes = A, first: int = 0, part: int = 0) -> Piece:
+def piece(base: int, records: int, transaction: bytes = A, first: int = 0, part: int = 0) -> SignedRun:
     number = local_sequence(part, first)
-    return Piece(base, records, transaction, number, number + records - 1)
+    return SignedRun(base, records, transaction, number, number + records - 1)
 
 
 GOOD = [Placed(10, 5, A, 0), Placed(20, 3, B, 2), Placed(23, 2, B, 3)]
@@ -53,20 +61,20 @@ def test_what_stands_as_the_log_says_is_counted() -> None:
 @pytest.mark.parametrize(
     ("placed", "pieces", "kinds"),
     [
-        (GOOD, [*THERE[:1], *THERE[2:]], {Kind.MISSING: 1}),
-        (GOOD, THERE[:2], {Kind.MISSING: 2}),
-        (GOOD, [], {Kind.MISSING: 3}),
-        (GOOD[1:], THERE, {Kind.FOREIGN: 2}),
-        (GOOD, [*THERE, piece(40, 1, B, first=9, part=3)], {Kind.FOREIGN: 1}),
-        (GOOD, [*THERE, piece(40, 5)], {Kind.FOREIGN: 1, Kind.DOUBLED: 1}),
-        (GOOD, [THERE[0], piece(12, 3, B), *THERE[2:]], {Kind.MISPLACED: 1}),
-        (GOOD, [*THERE[:3], piece(23, 2, B, part=2, first=3)], {Kind.MISPLACED: 1}),
-        (GOOD, [piece(10, 12), *THERE[2:]], {Kind.FOREIGN: 1, Kind.MISPLACED: 1}),
-        ([*GOOD, Placed(24, 1, A, 0)], THERE, {Kind.OVERLAP: 1}),
-        ([GOOD[1], GOOD[0], GOOD[2]], THERE, {Kind.OVERLAP: 1, Kind.FOREIGN: 2}),
+        (GOOD, [*THERE[:1], *THERE[2:]], {DiscrepancyKind.MISSING: 1}),
+        (GOOD, THERE[:2], {DiscrepancyKind.MISSING: 2}),
+        (GOOD, [], {DiscrepancyKind.MISSING: 3}),
+        (GOOD[1:], THERE, {DiscrepancyKind.FOREIGN: 2}),
+        (GOOD, [*THERE, piece(40, 1, B, first=9, part=3)], {DiscrepancyKind.FOREIGN: 1}),
+        (GOOD, [*THERE, piece(40, 5)], {DiscrepancyKind.FOREIGN: 1, DiscrepancyKind.DOUBLED: 1}),
+        (GOOD, [THERE[0], piece(12, 3, B), *THERE[2:]], {DiscrepancyKind.MISPLACED: 1}),
+        (GOOD, [*THERE[:3], piece(23, 2, B, part=2, first=3)], {DiscrepancyKind.MISPLACED: 1}),
+        (GOOD, [piece(10, 12), *THERE[2:]], {DiscrepancyKind.FOREIGN: 1, DiscrepancyKind.MISPLACED: 1}),
+        ([*GOOD, Placed(24, 1, A, 0)], THERE, {DiscrepancyKind.OVERLAP: 1}),
+        ([GOOD[1], GOOD[0], GOOD[2]], THERE, {DiscrepancyKind.OVERLAP: 1, DiscrepancyKind.FOREIGN: 2}),
     ],
 )
-def test_each_mutant_is_found(placed: list[Placed], pieces: list[Piece], kinds: dict[Kind, int]) -> None:
+def test_each_mutant_is_found(placed: list[Placed], pieces: list[SignedRun], kinds: dict[DiscrepancyKind, int]) -> None:
     findings, _ = check(placed, pieces)
     assert findings.counts.keys() >= kinds.keys()
     assert findings.total >= sum(kinds.values())
@@ -82,10 +90,12 @@ def test_what_stands_before_the_first_commit_that_is_known_is_counted_if_the_log
     findings, tally = check(GOOD, [*before, *THERE], is_whole=False)
     assert (findings.total, tally.forgotten, tally.matched) == (0, 2, 10)
     findings, _ = check(GOOD, [*before, *THERE])
-    assert findings.counts == {Kind.FOREIGN: 1}
+    assert findings.counts == {DiscrepancyKind.FOREIGN: 1}
     behind = [piece(40, 2, B, first=50, part=9)]
     findings, _ = check(GOOD, [*THERE, *behind], is_whole=False)
-    assert findings.counts == {Kind.FOREIGN: 1}, "what comes behind a commit that is known must be known, too"
+    assert findings.counts == {DiscrepancyKind.FOREIGN: 1}, (
+        "what comes behind a commit that is known must be known, too"
+    )
 
 
 def test_what_was_committed_since_is_counted() -> None:
@@ -156,30 +166,30 @@ def run_of(records: int, first: int = 5, transaction: bytes = A, steps: bytes = 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_a_batch_of_one_run_is_known_by_its_first_record(codec: Compression) -> None:
     found = signed([run_of(4), None, None, None], codec)
-    assert found.pieces == [Piece(0, 4, A, 5, 8)]
+    assert found.pieces == [SignedRun(0, 4, A, 5, 8)]
     assert found.plain == 0
 
 
 def test_runs_that_were_joined_are_told_apart_and_the_rest_is_plain() -> None:
     found = signed([run_of(2), None, run_of(3, 9, B, bytes([2, 1])), None, None, None])
-    assert found.pieces == [Piece(0, 2, A, 5, 6), Piece(2, 3, B, 9, 12)]
+    assert found.pieces == [SignedRun(0, 2, A, 5, 6), SignedRun(2, 3, B, 9, 12)]
     assert found.plain == 1
 
 
 def test_each_record_may_carry_a_header_of_its_own() -> None:
-    assert signed([run_of(1, 5), run_of(1, 6)]).pieces == [Piece(0, 1, A, 5, 5), Piece(1, 1, A, 6, 6)]
+    assert signed([run_of(1, 5), run_of(1, 6)]).pieces == [SignedRun(0, 1, A, 5, 5), SignedRun(1, 1, A, 6, 6)]
 
 
 def test_a_run_claims_nothing_behind_its_batch() -> None:
-    assert signed([run_of(9), None]).pieces == [Piece(0, 2, A, 5, 6)]
+    assert signed([run_of(9), None]).pieces == [SignedRun(0, 2, A, 5, 6)]
 
 
 def test_a_header_within_a_run_ends_it_whoever_has_put_it_there() -> None:
     found = signed([run_of(4), None, run_of(1, 77, B), None])
-    assert found.pieces == [Piece(0, 2, A, 5, 6), Piece(2, 1, B, 77, 77)]
+    assert found.pieces == [SignedRun(0, 2, A, 5, 6), SignedRun(2, 1, B, 77, 77)]
     assert found.plain == 1
     found = signed([run_of(4), None, b"no header of ours", None])
-    assert found.pieces == [Piece(0, 2, A, 5, 6)]
+    assert found.pieces == [SignedRun(0, 2, A, 5, 6)]
     assert found.plain == 2
 
 

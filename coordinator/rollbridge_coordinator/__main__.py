@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from rollbridge.errors import RollbridgeError
-from rollbridge.logs import JsonFormatter, LogSettings, handler_of, take_all
+from rollbridge.logs import JsonFormatter, LogOutput, handler_of, take_all
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
@@ -100,7 +100,7 @@ def set_up_log(level: str, given: Mapping[str, str | None]) -> None:
     """
     root = logging.getLogger()
     if not root.handlers:
-        root.addHandler(handler_of(LogSettings.of(given), LOG_FORMAT))
+        root.addHandler(handler_of(LogOutput.of(given), LOG_FORMAT))
     # The command line's level suits short commands.
     root.setLevel(level.upper())
     logging.getLogger("kazoo").setLevel(logging.WARNING)

@@ -31,7 +31,7 @@ from rollbridge.logs import (
     JSON,
     KEPT_DEFAULT,
     KEPT_VARIABLE,
-    LogSettings,
+    LogOutput,
     handler_of,
 )
 from rollbridge.version import __version__
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbosity = sum({"-v": 1, "--verbose": 1, "-vv": 2}.get(argument, 0) for argument in said)
     as_json = "--json" in said
     try:
-        settings = LogSettings.of(_log_options(said))
+        settings = LogOutput.of(_log_options(said))
         handler = handler_of(settings, TEXT_FORMAT)
     except ConfigError as fault:
         _complain(str(fault), fault.code, fault.exit_code, as_json)

@@ -66,7 +66,7 @@ def verify(context: CliContext, stream_name: str, no_progress: bool) -> int:
     return ExitCode.UNEXPECTED if found.findings.total else ExitCode.OK
 
 
-def _summary(found: checks.Verification, seconds: float) -> Iterator[str]:
+def _summary(found: checks.StreamVerification, seconds: float) -> Iterator[str]:
     tally: Tally = found.tally
     yield (
         f"{counted(tally.matched, 'record')} of {counted(found.transactions, 'transaction')} in "

@@ -37,7 +37,7 @@ from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_bun
 from rollbridge.model.ids import OWNER_PART, SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.verification import Findings, Kind, Placed, SegmentCheck, Tally
+from rollbridge.model.verification import Discrepancies, DiscrepancyKind, Placed, SegmentCheck, Tally
 
 FETCH_BYTES: Final = 8 << 20
 SPILL_BYTES: Final = 32 << 20
@@ -56,7 +56,7 @@ Tell = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
-class Verification:
+class StreamVerification:
     """What was found.
 
     Attributes:
@@ -64,7 +64,7 @@ class Verification:
         log_start: First offset that the commit log still has.
     """
 
-    findings: Findings = field(default_factory=Findings)
+    findings: Discrepancies = field(default_factory=Discrepancies)
     tally: Tally = field(default_factory=Tally)
     segments: int = 0
     transactions: int = 0
@@ -128,10 +128,10 @@ class Verifier:
         self._history = history
         self._plan = plan
         self._tell = tell or (lambda what, offsets: None)
-        self._found = Verification(log_start=plan.log[0], segments=len(plan.segments))
+        self._found = StreamVerification(log_start=plan.log[0], segments=len(plan.segments))
         self._arrived: dict[bytes, Counter[int]] = {}
 
-    def run(self) -> Verification:
+    def run(self) -> StreamVerification:
         """Read everything, and return what was found.
 
         Raises:
@@ -187,7 +187,7 @@ class Verifier:
                 try:
                     control = decode_control(record.key, record.value)
                 except CorruptDataError as fault:
-                    self._found.findings.add(Kind.CORRUPT, f"{topic}@{record.offset}", str(fault))
+                    self._found.findings.add(DiscrepancyKind.CORRUPT, f"{topic}@{record.offset}", str(fault))
                     continue
                 if stream in control.placement:
                     self._take(control, f"{topic}@{record.offset}", stream, spill)
@@ -205,7 +205,7 @@ class Verifier:
         named = sum(control.counts().values())
         if named != control.records:
             text = f"transaction {control.transaction} has {control.records} records, and its places have {named}"
-            self._found.findings.add(Kind.CORRUPT, where, text)
+            self._found.findings.add(DiscrepancyKind.CORRUPT, where, text)
         raw = control.transaction.bytes
         written: Counter[int] = Counter()
         for segment, runs in control.placement[stream].items():
@@ -218,7 +218,7 @@ class Verifier:
                 self._found.tally.elsewhere += sum(run.count for run in runs)
             else:
                 text = f"transaction {control.transaction} has records in segment {segment}, which {stream} never had"
-                self._found.findings.add(Kind.UNKNOWN_SEGMENT, where, text)
+                self._found.findings.add(DiscrepancyKind.UNKNOWN_SEGMENT, where, text)
         arrived = self._arrived.get(raw)
         if arrived is not None:
             self._found.arrived += 1
@@ -228,7 +228,7 @@ class Verifier:
                         f"{records} records of part {part} of transaction {control.transaction} are committed, and "
                         f"{arrived[part]} have arrived in the buffer"
                     )
-                    self._found.findings.add(Kind.NEVER_ARRIVED, where, text)
+                    self._found.findings.add(DiscrepancyKind.NEVER_ARRIVED, where, text)
 
     def _is_gone(self, segment: SegmentId) -> bool:
         """Tell whether a segment was there once: of a former life, removed, or of an epoch that came since."""
@@ -251,7 +251,7 @@ class Verifier:
                     continue
                 if xxh64_intdigest(key) in twice and first.setdefault(key, record.offset) != record.offset:
                     text = f"a second commit of transaction {key.hex()}, whose first one stands at {first[key]}"
-                    self._found.findings.add(Kind.DOUBLED, f"{topic}@{record.offset}", text)
+                    self._found.findings.add(DiscrepancyKind.DOUBLED, f"{topic}@{record.offset}", text)
             offset = max(stretch.end, stretch.start)
 
     # Segments ---------------------------------------------------------------------------------------------------
@@ -303,7 +303,9 @@ class Verifier:
             if base >= end:
                 return end
             if base > offset and not is_compacted:
-                findings.add(Kind.GAP, f"{topic}@{offset}", f"offsets {offset} to {base - 1} are in no batch")
+                findings.add(
+                    DiscrepancyKind.GAP, f"{topic}@{offset}", f"offsets {offset} to {base - 1} are in no batch"
+                )
             offset = max(offset, behind)
             try:
                 check_crc(header, batch)
@@ -314,7 +316,7 @@ class Verifier:
                     tally.plain += found.plain
                     tally.conditional += found.conditional
             except CorruptDataError as fault:
-                findings.add(Kind.CORRUPT, f"{topic}@{base}", str(fault))
+                findings.add(DiscrepancyKind.CORRUPT, f"{topic}@{base}", str(fault))
             tally.aborted_batches += standing is BatchStanding.ABORTED
         return offset
 
@@ -393,7 +395,7 @@ def verify(
     *,
     planned: Callable[[Plan], object] | None = None,
     tell: Tell | None = None,
-) -> Verification:
+) -> StreamVerification:
     """Verify a stream; see the module.
 
     Args:

@@ -16,7 +16,7 @@ from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, RawBatch, uncomp
 from rollbridge.model.attribution import RECORD_HEADER, Attribution, unpack_run
 from rollbridge.model.avro import decode_long, encode_long
 from rollbridge.model.sn import OPERATION_HEADER
-from rollbridge.model.verification import Piece
+from rollbridge.model.verification import SignedRun
 
 _NAME: Final = RECORD_HEADER.encode()
 _MARK: Final = encode_long(len(_NAME)) + _NAME
@@ -28,7 +28,7 @@ _CONDITIONAL_MARK: Final = encode_long(len(OPERATION_HEADER)) + OPERATION_HEADER
 class SignedBatch:
     """Records of a batch: those that say whose they are, in order, and how many others there are."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SignedRun] = field(default_factory=list)
     plain: int = 0
     conditional: int = 0
 
@@ -128,9 +128,9 @@ def _record(data: bytes, place: int, end: int | None = None) -> tuple[int, Attri
     return delta, run, is_conditional, is_signed
 
 
-def _piece(base: int, run: Attribution, records: int) -> Piece:
+def _piece(base: int, run: Attribution, records: int) -> SignedRun:
     if records == run.records:
         last = run.first + (sum(run.steps) if run.steps else records - 1)
     else:
         last = run.sequences()[records - 1]
-    return Piece(base, records, run.transaction, run.first, last)
+    return SignedRun(base, records, run.transaction, run.first, last)

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 from rollbridge.model.ids import TransactionId, split_local_sequence
 
 FINDINGS_MAX: Final = 1_000
-"""Findings that are named; of more there is a number."""
+"""Discrepancies that are named; of more there is a number."""
 _WRITERS_MAX: Final = 100_000
 """Parts of transactions whose last sequence number is remembered while a segment is read. The records of one are close
 together: they were merged at once."""
 
 
-class Kind(StrEnum):
+class DiscrepancyKind(StrEnum):
     """What is wrong."""
 
     MISSING = "missing"
@@ -48,10 +48,10 @@ class Kind(StrEnum):
     """The log names more records of a part than its frames in the buffer hold."""
 
 
-class Finding(NamedTuple):
+class Discrepancy(NamedTuple):
     """One thing that is wrong, and where."""
 
-    kind: Kind
+    kind: DiscrepancyKind
     where: str
     text: str
 
@@ -73,7 +73,7 @@ class Placed(NamedTuple):
         return self.base + self.records
 
 
-class Piece(NamedTuple):
+class SignedRun(NamedTuple):
     """Records that stand in a segment one behind the other, and say of themselves whose they are.
 
     ``first`` and ``last`` are the local sequence numbers of the first and the last of them.
@@ -116,17 +116,17 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Findings:
+class Discrepancies:
     """What is wrong: the first of it by name, and how much there is of each kind."""
 
-    named: list[Finding] = field(default_factory=list)
-    counts: dict[Kind, int] = field(default_factory=dict)
+    named: list[Discrepancy] = field(default_factory=list)
+    counts: dict[DiscrepancyKind, int] = field(default_factory=dict)
 
-    def add(self, kind: Kind, where: str, text: str) -> None:
+    def add(self, kind: DiscrepancyKind, where: str, text: str) -> None:
         """Note a finding."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if len(self.named) < FINDINGS_MAX:
-            self.named.append(Finding(kind, where, text))
+            self.named.append(Discrepancy(kind, where, text))
 
     @property
     def total(self) -> int:
@@ -155,7 +155,7 @@ class SegmentCheck:
         *,
         is_whole: bool,
         is_compacted: bool = False,
-        findings: Findings,
+        findings: Discrepancies,
         tally: Tally,
     ) -> None:
         self._name = name
@@ -172,7 +172,7 @@ class SegmentCheck:
         """Up to where the present run was found."""
         self._last: OrderedDict[tuple[bytes, int], int] = OrderedDict()
 
-    def found(self, piece: Piece) -> None:
+    def found(self, piece: SignedRun) -> None:
         """Take the next piece that stands in the segment."""
         base, end = max(piece.base, self._first), min(piece.base + piece.records, self._end)
         self._look_for_doubles(piece)
@@ -203,7 +203,7 @@ class SegmentCheck:
         for run in placed:
             if run.base < reached:
                 self._findings.add(
-                    Kind.OVERLAP,
+                    DiscrepancyKind.OVERLAP,
                     f"{self._name}@{run.base}",
                     f"transaction {_id(run.transaction)} is said to stand at {run.base} to {run.end - 1}, and one "
                     f"before it on the log up to {reached - 1}",
@@ -229,43 +229,43 @@ class SegmentCheck:
             self._tally.compacted += end - begin
             return
         self._findings.add(
-            Kind.MISSING,
+            DiscrepancyKind.MISSING,
             f"{self._name}@{begin}",
             f"{end - begin} records of part {run.part} of transaction {_id(run.transaction)}, which the log names at "
             f"{begin} to {end - 1}",
         )
 
-    def _match(self, piece: Piece, run: Placed, base: int, end: int) -> None:
+    def _match(self, piece: SignedRun, run: Placed, base: int, end: int) -> None:
         part = split_local_sequence(piece.first)[0]
         self._knows_log = True
         if piece.transaction == run.transaction and part == run.part:
             self._tally.matched += end - base
             return
         self._findings.add(
-            Kind.MISPLACED,
+            DiscrepancyKind.MISPLACED,
             f"{self._name}@{base}",
             f"the log says that {base} to {end - 1} are of part {run.part} of transaction {_id(run.transaction)}; the "
             f"records say of part {part} of {_id(piece.transaction)}",
         )
 
-    def _unnamed(self, piece: Piece, base: int, end: int) -> None:
+    def _unnamed(self, piece: SignedRun, base: int, end: int) -> None:
         if not self._knows_log:
             self._tally.forgotten += end - base
             return
         self._findings.add(
-            Kind.FOREIGN,
+            DiscrepancyKind.FOREIGN,
             f"{self._name}@{base}",
             f"{end - base} records say that they are of transaction {_id(piece.transaction)}, and no commit names them "
             "there",
         )
 
-    def _look_for_doubles(self, piece: Piece) -> None:
+    def _look_for_doubles(self, piece: SignedRun) -> None:
         part, _ = split_local_sequence(piece.first)
         writer = piece.transaction, part
         last = self._last.pop(writer, -1)
         if piece.first <= last:
             self._findings.add(
-                Kind.DOUBLED,
+                DiscrepancyKind.DOUBLED,
                 f"{self._name}@{piece.base}",
                 f"record {split_local_sequence(piece.first)[1]} of part {part} of transaction {_id(piece.transaction)} "
                 "stands here, behind itself or a later one of the part",
