@@ -17,7 +17,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
 from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.attribution import RECORD_HEADER, pack_run
 from rollbridge.model.control import ControlKind, ControlRecord, Run
 from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
@@ -75,15 +75,15 @@ class Scene:
         assert offset is not None
         return offset
 
-    def forge_commit(self, transaction: TransactionId, runs: Sequence[Run]) -> None:
+    def forge_commit(self, transaction: TransactionId, runs: Sequence[Run], begun_ms: int = 0) -> None:
         """Put a COMMIT record on the log."""
         count = sum(run.count for run in runs)
         record = ControlRecord(
             transaction,
             ControlKind.COMMIT,
             "forger",
-            0,
-            0,
+            begun_ms,
+            begun_ms,
             1,
             records=count,
             placement={self.stream: {SegmentId.from_int(0): runs}},
@@ -125,7 +125,7 @@ def test_a_stream_that_has_seen_everything_is_as_the_log_says(scene: Scene) -> N
     assert late.commit().records == 500
     found = scene.verify()
     assert found["findings"] == []
-    assert found["transactions"] == 4
+    assert (found["transactions"], found["compared_with_buffers"]) == (4, 4)
     assert found["segments"] >= 3
     records = found["records"]
     assert (records["matched"], records["plain"], records["conditional"]) == (570, 7, 1)
@@ -180,11 +180,12 @@ def test_more_records_than_have_arrived_are_found(scene: Scene) -> None:
     txn.write(scene.stream, key=b"a", value=b"a")
     txn.flush()
     until(lambda: scene.client.outcome(txn.id).records == 1)
+    begun_ms = scene.client.outcome(txn.id).since_ms
     scene.site.stop_coordinator()
     header = pack_run(txn.id.bytes, local_sequence(0, 0), 1, b"")
     base = scene.put(scene.topic, None, b"one", header)
     scene.put(scene.topic, None, b"two", pack_run(txn.id.bytes, local_sequence(0, 1), 1, b""))
-    scene.forge_commit(txn.id, [Run(0, base, 2)])
+    scene.forge_commit(txn.id, [Run(0, base, 2)], begun_ms)
     assert scene.kinds() == {"never-arrived": 1}
 
 
@@ -209,3 +210,24 @@ def test_a_stream_may_be_written_to_meanwhile(scene: Scene) -> None:
     assert scene.verify()["records"]["matched"] == 40
     open_one.commit()
     assert scene.verify()["records"]["matched"] == 41
+
+
+def test_an_adopted_topic_is_verified_beside_the_records_of_natives(scene: Scene) -> None:
+    topic = scene.stream.replace("/", ".") + ".adopted"
+    admin = TopicAdmin(scene.site.cluster.bootstrap_servers)
+    admin.create_topics([TopicSpec(name=topic, partitions=1)])
+    for _ in range(3):
+        scene.put(topic, b"k", b"a native's")
+    config = scene.client.admin.adopt_topic(
+        topic, stream=scene.stream + "-adopted", partitioner="murmur2", check=False
+    ).config
+    stream = str(config.name)
+    with scene.client.transaction(stream) as txn:
+        for place in range(12):
+            txn.write(stream, key=b"%d" % place, value=b"ours")
+    scene.put(topic, b"k", b"a native's")
+    adopted = Scene(scene.site, scene.client, scene.cli, stream)
+    records = adopted.verify()["records"]
+    assert (records["matched"], records["plain"]) == (12, 4)
+    scene.put(topic, b"k", b"by hand", pack_run(UNKNOWN.bytes, local_sequence(0, 0), 1, b""))
+    assert adopted.kinds() == {"foreign": 1}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,14 @@ from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.interpreter import Hook
 
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
+
+
+@pytest.fixture(autouse=True)
+def _own_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the command sets for its process ends with the test."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    yield
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(autouse=True)

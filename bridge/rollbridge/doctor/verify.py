@@ -34,7 +34,7 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_bundle, unpack_header
-from rollbridge.model.ids import OWNER_PART, SegmentId
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.verification import Discrepancies, DiscrepancyKind, Placed, SegmentCheck, Tally
@@ -129,7 +129,8 @@ class Verifier:
         self._plan = plan
         self._tell = tell or (lambda what, offsets: None)
         self._found = StreamVerification(log_start=plan.log[0], segments=len(plan.segments))
-        self._arrived: dict[bytes, Counter[int]] = {}
+        self._arrived: dict[bytes, tuple[int, Counter[int]]] = {}
+        """Of transactions with a BEGIN frame in what is left of the buffers, its time and records by part."""
 
     def run(self) -> StreamVerification:
         """Read everything, and return what was found.
@@ -150,24 +151,23 @@ class Verifier:
 
     def _read_buffer(self, place: Partition, first: int, end: int) -> None:
         topic, partition = place
-        begun: set[bytes] = set()
         last: dict[tuple[bytes, PieceKey], int] = {}
-        mine: dict[bytes, Counter[int]] = {}
+        mine: dict[bytes, tuple[int, Counter[int]]] = {}
         offset = first
         while offset < end:
             stretch = self._log.fetch(topic, offset, partition=partition, wait_ms=WAIT_MS, max_bytes=FETCH_BYTES)
             if stretch.start > offset:  # truncated meanwhile: what was begun before cannot be told
-                begun, last, mine = set(), {}, {}
+                last, mine = {}, {}
             for record in stretch.records:
                 for frame in _frames(record.key, record.value):
-                    if frame.kind is FrameKind.BEGIN and frame.part == OWNER_PART and len(begun) < ARRIVED_MAX:
-                        begun.add(frame.transaction)
-                        mine.setdefault(frame.transaction, Counter())
-                    elif frame.kind is FrameKind.DATA and frame.transaction in begun:
+                    known = mine.get(frame.transaction)
+                    if frame.kind is FrameKind.BEGIN and known is None and len(mine) < ARRIVED_MAX:
+                        mine[frame.transaction] = record.timestamp, Counter()
+                    elif frame.kind is FrameKind.DATA and known is not None:
                         piece = frame.transaction, PieceKey(frame.part, 0, frame.segment)
                         if frame.first_count > last.get(piece, -1):
                             last[piece] = frame.first_count
-                            mine[frame.transaction][frame.part] += frame.records
+                            known[1][frame.part] += frame.records
             offset = self._advance("buffers", offset, max(stretch.end, stretch.start), end)
         self._arrived |= mine
 
@@ -219,16 +219,18 @@ class Verifier:
             else:
                 text = f"transaction {control.transaction} has records in segment {segment}, which {stream} never had"
                 self._found.findings.add(DiscrepancyKind.UNKNOWN_SEGMENT, where, text)
-        arrived = self._arrived.get(raw)
-        if arrived is not None:
-            self._found.arrived += 1
-            for part, records in written.items():
-                if records > arrived[part]:
-                    text = (
-                        f"{records} records of part {part} of transaction {control.transaction} are committed, and "
-                        f"{arrived[part]} have arrived in the buffer"
-                    )
-                    self._found.findings.add(DiscrepancyKind.NEVER_ARRIVED, where, text)
+        begun_ms, arrived = self._arrived.get(raw, (0, None))
+        # A BEGIN frame that came again, after the first one, may stand behind records that were truncated.
+        if arrived is None or begun_ms > control.begun_ms:
+            return
+        self._found.arrived += 1
+        for part, records in written.items():
+            if records > arrived[part]:
+                text = (
+                    f"{records} records of part {part} of transaction {control.transaction} are committed, and "
+                    f"{arrived[part]} have arrived in the buffer"
+                )
+                self._found.findings.add(DiscrepancyKind.NEVER_ARRIVED, where, text)
 
     def _is_gone(self, segment: SegmentId) -> bool:
         """Tell whether a segment was there once: of a former life, removed, or of an epoch that came since."""
@@ -277,6 +279,9 @@ class Verifier:
                 raw = self._log.fetch_raw(topic, offset, partition=partition, wait_ms=WAIT_MS, max_bytes=FETCH_BYTES)
             except NotFoundError:
                 tally.deleted += end - offset  # removed with its topic, meanwhile
+                break
+            except CorruptDataError as fault:  # it ends before that: an unclean election, a restored volume
+                findings.add(DiscrepancyKind.CORRUPT, f"{topic}-{partition}@{offset}", str(fault))
                 break
             offset = max(offset, raw.start)
             reached = self._examine(raw, offset, end, check, tally, topic, is_compacted=is_compacted)

@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Final, NoReturn
 
@@ -113,11 +113,11 @@ class Daemon:
             KafkaUnavailableError, ZooKeeperUnavailableError: no server answered for as long as it was to wait for them.
             LocalEnvironmentError: the configured address cannot be used for metrics.
         """
-        with self._endpoint():
+        with self._endpoint(), ExitStack() as shown:
             try:
                 self._arrive()
-                with self._shown():
-                    self._serve()
+                shown.enter_context(self._shown())  # until all has been handed over: others watch it
+                self._serve()
             except StoppedWaitingError as ended:
                 logger.info("%s", ended)
             finally:
