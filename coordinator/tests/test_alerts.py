@@ -1,0 +1,451 @@
+"""Alerts: each fires when it should, after as long as it should, and not otherwise; each names what exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from coordinator.tests.promtool import check_alerts, faults, needs_promtool, run
+from rollbridge.doctor.checks import CLOCKS_DIFFER, SLOW
+from rollbridge.monitoring.alerts import Alert, runbook
+from rollbridge.monitoring.rules import ALERTS, rules
+from rollbridge.monitoring.transaction_alerts import EPOCHS_MANY, TOPICS_MANY
+from rollbridge_coordinator.shell.standby import COLD_MESSAGES
+
+GROUP, STREAM, JOB = "sales/default", "sales/orders", "rollbridge"
+ONE, TWO = "one:9464", "two:9464"
+GIB = 2**30
+
+
+class Case(NamedTuple):
+    """What Prometheus scrapes once a minute: values of series, in its notation."""
+
+    bad: dict[str, str]
+    good: dict[str, str]
+    labels: dict[str, str]
+    since: int = 0
+    """The minute from which on the expression holds."""
+    summary: str = ""
+    """A part of what a pager shows."""
+
+
+def of(name: str, instance: str = ONE, /, **labels: str) -> str:
+    """The name of a series that one coordinator exposes."""
+    shown = {"job": JOB, "instance": instance, **labels}
+    return name + "{" + ", ".join(f'{key}="{value}"' for key, value in shown.items()) + "}"
+
+
+def led(name: str, instance: str = ONE, /, **labels: str) -> str:
+    """One that the leader of the group exposes."""
+    return of(f"rollbridge_{name}", instance, group=GROUP, **labels)
+
+
+def info(instance: str = ONE) -> str:
+    return of("rollbridge_coordinator_info", instance, name=instance.partition(":")[0], version="0.3.0")
+
+
+def steady(value: float, minutes: int = 180) -> str:
+    return f"{value:g}x{minutes}"
+
+
+def rising(by: float, minutes: int = 180, start: float = 0) -> str:
+    return f"{start:g}+{by:g}x{minutes}"
+
+
+def once(by: float, before: int = 10, after: int = 170, start: float = 0) -> str:
+    """A counter that rises by so much, once."""
+    return f"{start:g}x{before} {start + by:g}x{after}"
+
+
+def latencies(path: str, seconds: str) -> dict[str, str]:
+    """A hundred commits a minute, two of which take as long as this bucket says."""
+    bounds = ["0.01", "0.1", "1.0", "2.5", "5.0", "10.0", "+Inf"]
+    return {
+        led("commit_latency_seconds_bucket", path=path, le=bound): rising(
+            100 if bounds.index(bound) >= bounds.index(seconds) else 98
+        )
+        for bound in bounds
+    }
+
+
+def requests(seconds: str) -> dict[str, str]:
+    bounds = ["0.001", "0.01", "0.1", "1.0", "2.5", "+Inf"]
+    return {
+        of("rollbridge_zookeeper_request_duration_seconds_bucket", operation="write", le=bound): rising(
+            100 if bounds.index(bound) >= bounds.index(seconds) else 0
+        )
+        for bound in bounds
+    }
+
+
+OLDEST = {led("oldest_transaction_info", transaction="0001-7", client="loader", label="nightly"): steady(1)}
+IN_GROUP = {"job": JOB, "group": GROUP}
+IN_STREAM = {**IN_GROUP, "stream": STREAM}
+AT_ONE = {"job": JOB, "instance": ONE}
+
+CASES = {
+    "NoCoordinator": Case(
+        {info(): "1x10 stale", info(TWO): "1x10 stale"},
+        {info(): "1x10 stale", info(TWO): steady(1)},
+        {"job": JOB},
+        since=11,
+        summary="No coordinator is running (rollbridge)",
+    ),
+    "CoordinatorDown": Case(
+        {of("up"): "1x10 0x170", info(): "1x10 stale"},
+        {of("up"): steady(1), info(): steady(1), of("up", "node:9100"): steady(0)},
+        AT_ONE,
+        since=11,
+        summary="one:9464 does not answer",
+    ),
+    "CoordinatorUnhealthy": Case(
+        {of("rollbridge_coordinator_healthy"): steady(0)},
+        {of("rollbridge_coordinator_healthy"): steady(1)},
+        AT_ONE,
+        summary="one:9464 could not lead",
+    ),
+    "NoLeader": Case(
+        {
+            of("rollbridge_coordinator_groups"): steady(3),
+            of("rollbridge_coordinator_groups", TWO): steady(3),
+            of("rollbridge_coordinator_groups_led"): steady(1),
+            of("rollbridge_coordinator_groups_led", TWO): steady(1),
+        },
+        {
+            of("rollbridge_coordinator_groups"): steady(3),
+            of("rollbridge_coordinator_groups", TWO): steady(3),
+            of("rollbridge_coordinator_groups_led"): steady(1),
+            of("rollbridge_coordinator_groups_led", TWO): steady(2),
+        },
+        {"job": JOB},
+        summary="1 groups have no leader",
+    ),
+    "NoStandby": Case(
+        {led("controller_epoch"): steady(4), led("standby_lag_messages", TWO): steady(-1)},
+        {led("controller_epoch"): steady(4), led("standby_lag_messages", TWO): steady(0)},
+        IN_GROUP,
+        summary="Nobody follows the leader of group sales/default",
+    ),
+    "StandbyLags": Case(
+        {led("standby_lag_messages"): steady(COLD_MESSAGES + 1), led("standby_lag_messages", TWO): steady(-1)},
+        {led("standby_lag_messages"): steady(10 * COLD_MESSAGES), led("standby_lag_messages", TWO): steady(7)},
+        IN_GROUP,
+        summary="lags by 40k messages",
+    ),
+    "TakeoversFlap": Case(
+        {led("controller_epoch"): "3x10 stale", led("controller_epoch", TWO): "_x11 7x170"},
+        {led("controller_epoch"): "3x10 stale", led("controller_epoch", TWO): "_x11 6x170"},
+        IN_GROUP,
+        since=11,
+        summary="has changed leaders 4 times",
+    ),
+    "ClocksDiffer": Case(
+        {led("clocks_differ"): steady(1)}, {led("clocks_differ"): steady(0)}, IN_GROUP, summary="Clocks differ"
+    ),
+    "ZooKeeperDisconnected": Case(
+        {of("rollbridge_zookeeper_connected"): steady(0)},
+        {of("rollbridge_zookeeper_connected"): steady(1)},
+        AT_ONE,
+        summary="one:9464 has no ZooKeeper session",
+    ),
+    "ZooKeeperInterrupted": Case(
+        {of("rollbridge_zookeeper_interruptions_total"): once(5)},
+        {of("rollbridge_zookeeper_interruptions_total"): once(2)},
+        AT_ONE,
+        since=11,
+        summary="one:9464 loses ZooKeeper",
+    ),
+    "ZooKeeperSlow": Case(requests("1.0"), requests("0.1"), AT_ONE, since=1, summary="answers one:9464 slowly"),
+    "OldTransaction": Case(
+        {led("oldest_transaction_age_seconds"): steady(13 * 3600), **OLDEST},
+        {led("oldest_transaction_age_seconds"): steady(11 * 3600), **OLDEST},
+        IN_GROUP,
+        summary="has been open for 13h 0m 0s",
+    ),
+    "LeaseEnds": Case(
+        {
+            led("least_lease_left_seconds"): steady(1_200),
+            led("oldest_transaction_age_seconds"): steady(23 * 3600),
+            **OLDEST,
+        },
+        {led("least_lease_left_seconds"): steady(20), led("oldest_transaction_age_seconds"): steady(300), **OLDEST},
+        IN_GROUP,
+        summary="ends in 20m 0s",
+    ),
+    "LeaseOverdue": Case(
+        {led("least_lease_left_seconds"): steady(-90)},
+        {led("least_lease_left_seconds"): steady(-30)},
+        IN_GROUP,
+        summary="does not end what has expired",
+    ),
+    "BufferHeld": Case(
+        {led("stream_buffer_held_bytes", stream=STREAM): steady(11 * GIB), **OLDEST},
+        {led("stream_buffer_held_bytes", stream=STREAM): steady(9 * GIB), **OLDEST},
+        IN_STREAM,
+        summary="hold 11GiB of the buffer of sales/orders",
+    ),
+    "CommitLogGrows": Case(
+        {led("commit_log_disk_bytes"): f"{10 * GIB}x1440 {13 * GIB}x200"},
+        {led("commit_log_disk_bytes"): f"{20 * GIB}x1440 {21 * GIB}x200", led("open_transactions"): steady(1)},
+        IN_GROUP,
+        since=1441,
+        summary="has grown to 13GiB",
+    ),
+    "FoldLag": Case(
+        {led("stream_fold_lag_seconds", stream=STREAM): steady(45)},
+        {led("stream_fold_lag_seconds", stream=STREAM): "45x3 0x3 45x3 0x170"},
+        IN_STREAM,
+        summary="lags 45s behind stream sales/orders",
+    ),
+    "SlowCommits": Case(
+        latencies("direct", "5.0"),
+        {**latencies("direct", "2.5"), **latencies("large", "10.0"), **latencies("rolling", "10.0")},
+        {**IN_GROUP, "path": "direct"},
+        since=1,
+        summary="(p99, direct)",
+    ),
+    "ChangeWaits": Case(
+        {led("longest_wait_seconds"): steady(400)},
+        {led("longest_wait_seconds"): steady(200)},
+        IN_GROUP,
+        summary="group sales/default waits",
+    ),
+    "TransactionsRefused": Case(
+        {led("transactions_aborted_total", reason="refused"): once(1)},
+        {led("transactions_aborted_total", reason=reason): rising(5) for reason in ("client", "condition", "offsets")},
+        {**IN_GROUP, "reason": "refused"},
+        since=11,
+        summary="were aborted: refused",
+    ),
+    "TransactionsExpire": Case(
+        {led("transactions_aborted_total", reason="expired"): once(5)},
+        {led("transactions_aborted_total", reason="expired"): once(2)},
+        IN_GROUP,
+        since=11,
+        summary="outlive their leases",
+    ),
+    "StreamInError": Case(
+        {led("stream_error", stream=STREAM, code="refused-topic"): steady(1)},
+        {led("streams_in_error"): steady(0)},
+        {**IN_STREAM, "code": "refused-topic"},
+        summary="sales/orders is in an error state: refused-topic",
+    ),
+    "RequestsRefused": Case(
+        {led("admin_requests_total", kind="scale-stream", result="refused"): once(9)},
+        {
+            led("admin_requests_total", kind="scale-stream", result="refused"): once(4),
+            led("admin_requests_total", kind="scale-stream", result="done"): rising(9),
+        },
+        {**IN_GROUP, "kind": "scale-stream"},
+        since=11,
+        summary="are refused: scale-stream",
+    ),
+    "ChoresRefused": Case(
+        {led("chores_refused_total"): rising(1)},
+        {led("chores_refused_total"): once(3)},
+        IN_GROUP,
+        since=1,
+        summary="is refused",
+    ),
+    "LateRecordsRefused": Case(
+        {led("late_records_refused_total"): once(1)},
+        {led("late_records_refused_total"): steady(3), led("late_records_total"): rising(1)},
+        IN_GROUP,
+        since=11,
+        summary="are read by nobody",
+    ),
+    "FramesDropped": Case(
+        {led("frames_dropped_total", reason="corrupt"): once(1)},
+        {led("frames_dropped_total", reason=reason): rising(1) for reason in ("late", "zombie", "duplicate")},
+        {**IN_GROUP, "reason": "corrupt"},
+        since=11,
+        summary="are dropped: corrupt",
+    ),
+    "StreamGrows": Case(
+        {led("stream_epochs", stream=STREAM): steady(EPOCHS_MANY), led("stream_topics", stream=STREAM): steady(3)},
+        {
+            led("stream_epochs", stream=STREAM): steady(EPOCHS_MANY - 1),
+            led("stream_topics", stream=STREAM): steady(TOPICS_MANY - 1),
+        },
+        IN_STREAM,
+        summary="sales/orders has 2000 topics or epochs",
+    ),
+}
+
+
+def minutes(pending: str) -> int:
+    """For how many evaluations an alert is pending at least."""
+    number, unit = re.fullmatch(r"(\d+)([smh])", pending).groups()  # type: ignore[union-attr]
+    return {"s": 1, "m": int(number), "h": 60 * int(number)}[unit]
+
+
+def scraped(series: dict[str, str]) -> list[dict[str, str]]:
+    return [{"series": name, "values": values} for name, values in series.items()]
+
+
+def states(alert: Alert, at: int, *expected: dict[str, str]) -> dict[str, Any]:
+    """A test of which alerts of this name there are at a minute: their labels, the state among them."""
+    samples = []
+    for labels in expected:
+        whole = {"alertname": alert.full_name, "severity": str(alert.urgency), **labels}
+        shown = ", ".join(f'{key}="{value}"' for key, value in whole.items())
+        samples.append({"labels": f"ALERTS{{{shown}}}", "value": 1})
+    return {"expr": f'ALERTS{{alertname="{alert.full_name}"}}', "eval_time": f"{at}m", "exp_samples": samples}
+
+
+def calm(alert: Alert, until: int) -> dict[str, Any]:
+    """A test that no alert of this name has fired up to a minute; it may have been pending."""
+    fired = f'max_over_time(ALERTS{{alertname="{alert.full_name}", alertstate="firing"}}[{until}m])'
+    return {"expr": fired, "eval_time": f"{until}m", "exp_samples": []}
+
+
+def both(alert: Alert, case: Case) -> Iterator[dict[str, Any]]:
+    """The tests that a case fires, and no sooner, and that its opposite does not."""
+    fires = case.since + minutes(alert.pending)
+    pending, firing = ({**case.labels, "alertstate": state} for state in ("pending", "firing"))
+    before = [states(alert, case.since - 1)] if case.since else []
+    yield {
+        "interval": "1m",
+        "input_series": scraped(case.bad),
+        "promql_expr_test": [*before, states(alert, fires - 1, pending), states(alert, fires, firing)],
+    }
+    yield {
+        "interval": "1m",
+        "input_series": scraped(case.good),
+        "promql_expr_test": [calm(alert, fires + 30)],
+    }
+
+
+def test_each_alert_has_a_case() -> None:
+    assert {f"Rollbridge{name}" for name in CASES} == ALERTS.keys()
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", CASES)
+def test_an_alert_fires_when_it_should_and_not_otherwise(name: str, tmp_path: Path) -> None:
+    alert = ALERTS[f"Rollbridge{name}"]
+    done = check_alerts(rules(), both(alert, CASES[name]), tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", CASES)
+def test_what_an_alert_says_is_filled_in(name: str, tmp_path: Path) -> None:
+    alert, case = ALERTS[f"Rollbridge{name}"], CASES[name]
+    at = case.since + minutes(alert.pending)
+    nothing = {"eval_time": f"{at}m", "alertname": alert.full_name, "exp_alerts": []}
+    test = {"interval": "1m", "input_series": scraped(case.bad), "alert_rule_test": [nothing]}
+    said = check_alerts(rules(), [test], tmp_path).stdout  # it prints the alert that it was not told to expect
+    assert case.summary
+    assert case.summary in said
+    assert f"operations.md#{alert.anchor}" in said
+    for unfilled in ("{{", "error expanding", "no value", "%!"):
+        assert unfilled not in said
+    if led("oldest_transaction_info", transaction="0001-7", client="loader", label="nightly") in case.bad:
+        assert "It is 0001-7 of client loader, labelled nightly. " in said
+
+
+@needs_promtool
+def test_no_coordinator_fires_where_none_was_ever_scraped(tmp_path: Path) -> None:
+    alert = ALERTS["RollbridgeNoCoordinator"]
+    test = {
+        "interval": "1m",
+        "input_series": scraped({of("up", "node:9100"): steady(1)}),
+        "promql_expr_test": [states(alert, 1, {"alertstate": "firing"})],
+    }
+    done = check_alerts(rules(), [test], tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_promtool
+def test_another_installation_neither_fires_nor_calms_an_alert(tmp_path: Path) -> None:
+    other = {series.replace(JOB + '"', 'elsewhere"', 1): values for series, values in CASES["NoLeader"].good.items()}
+    alert = ALERTS["RollbridgeNoLeader"]
+    test = {
+        "interval": "1m",
+        "input_series": scraped({**CASES["NoLeader"].bad, **other}),
+        "promql_expr_test": [states(alert, 5, {"job": JOB, "alertstate": "firing"})],
+    }
+    done = check_alerts(rules(), [test], tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_promtool
+def test_a_change_of_leaders_does_not_begin_an_alert_anew(tmp_path: Path) -> None:
+    """The age goes on, at another coordinator."""
+    age = {
+        led("oldest_transaction_age_seconds"): f"{13 * 3600}x6 stale",
+        led("oldest_transaction_age_seconds", TWO): f"_x6 {13 * 3600}x60",
+    }
+    alert = ALERTS["RollbridgeOldTransaction"]
+    test = {
+        "interval": "1m",
+        "input_series": scraped(age),
+        "promql_expr_test": [states(alert, 10, {**IN_GROUP, "alertstate": "firing"})],
+    }
+    done = check_alerts(rules(), [test], tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_promtool
+@pytest.mark.parametrize("docs", ["docs", "https://docs.example.com/rollbridge/"])
+def test_the_rules_are_what_prometheus_reads(docs: str, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(rules(docs), encoding="utf-8")
+    done = run("check", "rules", "--lint-fatal", file)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(ALERTS)} rules found" in done.stdout
+    assert ("https://docs.example.com/rollbridge/operations.html#" in rules(docs)) == docs.startswith("https")
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_an_alert_names_what_exists(alert: Alert) -> None:
+    assert list(faults(alert.expression)) == []
+    queried = re.findall(r'printf "(.*?)" \$', alert.description.replace('\\"', '"'))
+    assert [fault for query in queried for fault in faults(query.replace("%s", "$any"), ["any"])] == []
+    named = set(re.findall(r"`(rollbridge_\w+)`", runbook(alert)))
+    assert [
+        name for name in named if list(faults(name)) and list(faults(f"{name}_bucket")) and list(faults(f"{name}_sum"))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("sum(rollbridge_coordinator_group)", "there is no series rollbridge_coordinator_group"),
+        ("rollbridge_commit_latency_seconds > 1", "there is no series rollbridge_commit_latency_seconds"),
+        ("sum by (stream) (rollbridge_clocks_differ)", "no series has a label stream"),
+        ('rollbridge_clocks_differ{stream="a"}', "rollbridge_clocks_differ has no label stream"),
+        ('rollbridge_transactions_aborted_total{reason=~"limit|corrupt"}', "has no reason corrupt"),
+        ('rollbridge_open_transactions{state="committed"}', "has no state committed"),
+        ("vector(1)", "names no series"),
+    ],
+)
+def test_what_does_not_exist_is_noticed(expression: str, found: str) -> None:
+    assert found in "; ".join(faults(expression))
+
+
+def test_limits_that_others_have_as_well_are_theirs() -> None:
+    assert f"> {COLD_MESSAGES}" in ALERTS["RollbridgeStandbyLags"].expression
+    assert f"< -{SLOW.total_seconds():.0f}" in ALERTS["RollbridgeLeaseOverdue"].expression
+    assert CLOCKS_DIFFER.total_seconds() == 60
+    assert "more than a minute apart" in ALERTS["RollbridgeClocksDiffer"].description
+
+
+def sentences(alert: Alert) -> Sequence[str]:
+    return [alert.means, alert.threshold, alert.avoid, *alert.look, *alert.actions]
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_a_runbook_says_all_that_is_asked_of_it(alert: Alert) -> None:
+    assert all(text.strip() == text and text for text in sentences(alert))
+    assert alert.look
+    assert alert.actions or alert.remedies
+    assert alert.avoid[0].islower(), "it goes on after `Do not`"
+    others = re.findall(r"\bRollbridge[A-Z]\w+", runbook(alert))
+    assert [name for name in others if name not in ALERTS] == []
+    assert len(alert.summary) < 100
