@@ -1,5 +1,5 @@
 """Write the parts of these pages that follow from the code: state table, command line reference, tables of options,
-small programs.
+small programs, the runbook; and beside them rules of alerts and a board.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
 test does the same.
@@ -25,6 +25,7 @@ import click
 import rollbridge  # so that every module with error classes is loaded
 from rollbridge.cli.common import MEANINGS
 from rollbridge.cli.main import rollbridge as command_line
+from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.settings import ConsumerOptions
@@ -34,6 +35,9 @@ from rollbridge.model.buffer import BufferLimits
 from rollbridge.model.metrics import Family
 from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
 from rollbridge.model.transaction import DECISIONS, AbortCause, Drop, Event, Move, Row, State, Stay
+from rollbridge.monitoring.alerts import runbook
+from rollbridge.monitoring.board import board
+from rollbridge.monitoring.rules import ALERTS, rules
 from rollbridge.producer.settings import ProducerOptions
 from rollbridge.security.kafka import Security
 from rollbridge.security.zookeeper import ZooKeeperSecurity
@@ -295,6 +299,22 @@ def _with_metrics(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The runbook, a section for each alert. What Prometheus and Grafana are given stands beside the pages.
+
+MONITORING: Final = HERE / "monitoring"
+_RUNBOOK: Final = re.compile(r"(<!-- runbook -->\n).*(<!-- end of runbook -->\n)", re.DOTALL)
+
+
+def runbooks() -> str:
+    """The sections of all alerts."""
+    return "\n".join(f"### {name}\n\n{runbook(alert)}" for name, alert in ALERTS.items())
+
+
+def _with_runbook(text: str) -> str:
+    return _RUNBOOK.sub(lambda mark: f"{mark[1]}\n{runbooks()}\n{mark[2]}", text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -387,7 +407,11 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "protocol-states.md": protocol_states(),
         HERE / "examples.md": examples(),
-        **{path: _with_metrics(_with_options(path.read_text(encoding="utf-8"))) for path in OPTION_PAGES},
+        **{
+            path: _with_runbook(_with_metrics(_with_options(path.read_text(encoding="utf-8")))) for path in OPTION_PAGES
+        },
+        MONITORING / RULES_FILE: rules(),
+        MONITORING / BOARD_FILE: board(),
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

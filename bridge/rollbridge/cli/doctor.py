@@ -19,17 +19,25 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
 from rollbridge.model.journal import plan
 from rollbridge.model.names import check_stream_or_topic
+from rollbridge.monitoring.alerts import Alert, plain_runbook
+from rollbridge.monitoring.rules import alerts_of, explained
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @click.command()
+@click.option("--explain", metavar="NAME", help="Print the runbook of an alert or finding, and look at nothing.")
 @click.pass_obj
-def doctor(context: CliContext) -> ExitCode:
+def doctor(context: CliContext, explain: str | None) -> ExitCode:
     """Check the cluster and rollbridge's own state, and print a remedy for each finding. Changes nothing.
 
-    Exits with 0 if there are no findings, or only warnings, and with 9 if there is a problem.
+    Exits with 0 if there are no findings, or only warnings, and with 9 if there is a problem. --explain needs no
+    cluster: it prints what an alert means, where to look, what to do and what not to do.
     """
+    if explain is not None:
+        told = explained(explain)
+        context.answer([_explanation(alert) for alert in told], "\n".join(map(plain_runbook, told)))
+        return ExitCode.OK
     facts = gather(context.settings())
     found = find(facts)
     document = {
@@ -39,10 +47,19 @@ def doctor(context: CliContext) -> ExitCode:
             "topics": len(facts.topics),
             "adopted_topics": len(facts.adopted),
         },
-        "findings": [{**asdict(finding), "severity": finding.severity.name.lower()} for finding in found],
+        "findings": [
+            {
+                **asdict(finding),
+                "severity": finding.severity.name.lower(),
+                "alerts": [alert.full_name for alert in alerts_of(finding.check)],
+            }
+            for finding in found
+        ],
     }
     lines = [
-        f"{finding.severity.name} {finding.check}: {finding.what}\n    to do: {finding.remedy}" for finding in found
+        f"{finding.severity.name} {finding.check}: {finding.what}\n    to do: {finding.remedy}"
+        + ("\n    more:  rollbridge doctor --explain " + finding.check if alerts_of(finding.check) else "")
+        for finding in found
     ]
     lines.append(
         f"{len(facts.brokers)} brokers, {len(facts.coordinators)} coordinators, {len(facts.groups)} groups, "
@@ -52,6 +69,22 @@ def doctor(context: CliContext) -> ExitCode:
     )
     context.answer(document, "\n".join(lines))
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
+
+
+def _explanation(alert: Alert) -> dict[str, Any]:
+    """Return an alert with its runbook as JSON."""
+    return {
+        "alert": alert.full_name,
+        "severity": str(alert.urgency),
+        "expression": alert.expression,
+        "for": alert.pending,
+        "means": alert.means,
+        "limits": alert.threshold,
+        "look": list(alert.look),
+        "do": list(alert.actions),
+        "findings": [{"check": item.check, "case": item.case, "do": item.shown} for item in alert.remedies],
+        "do_not": alert.avoid,
+    }
 
 
 # ``rollbridge repair``

@@ -1,6 +1,7 @@
 """Checks of the doctor: facts in, findings out. Pure.
 
-Each check states in its docstring what it expects, and yields a finding with a remedy for each deviation.
+Each check states in its docstring what it expects, and yields a finding with a remedy for each deviation. Where an
+alert goes with a finding, the remedy is a part of the alert's runbook (:mod:`rollbridge.monitoring`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rollbridge.model.names import (
 from rollbridge.model.records import Coordinator, StreamState
 from rollbridge.model.snapshots import partition_name
 from rollbridge.model.transaction import State
+from rollbridge.monitoring.rules import remedy
 
 # Snapshots and outcomes, from which a new leader starts
 
@@ -95,14 +97,14 @@ def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
                 f"One is due after {limits.snapshot_transactions_max} of them "
                 "(transactionBufferSnapshotMaxTransactionCount), or after "
                 f"{limits.snapshot_interval_ms} ms (transactionBufferSnapshotMinTimeInMillis)",
-                f"look into the log of the leader of {found.stream.group}: only it writes snapshots",
+                remedy("snapshot-lag", group=found.stream.group),
             )
         elif found.snapshot is not None and found.tail > TAIL_MAX:
             yield warning(
                 "long-replay",
                 f"a new leader would read {found.tail} messages of {name}: a transaction that began at offset "
                 f"{found.snapshot.max_read_position} or before is still open",
-                f"rollbridge txn list --group {found.stream.group}: commit or abort the oldest",
+                remedy("long-replay", group=found.stream.group),
             )
 
 
@@ -224,9 +226,9 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect a leader for every group, a standby, and nothing stuck."""
     if facts.groups and not facts.coordinators:
-        yield problem("no-coordinator", "no coordinator is running", "start one: rollbridge coordinator")
+        yield problem("no-coordinator", "no coordinator is running", remedy("no-coordinator"))
     elif len(facts.coordinators) == 1:
-        yield warning("no-standby", "only one coordinator is running", "start another one, on another machine")
+        yield warning("no-standby", "only one coordinator is running", remedy("no-standby"))
     if len(set(facts.releases.values())) > 1:
         told = ", ".join(f"{name} {release or 'before 0.2.0'}" for name, release in sorted(facts.releases.items()))
         yield warning(
@@ -236,17 +238,13 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
         )
     for group in facts.groups:
         if group.leader is None and facts.coordinators:
-            yield problem(
-                "no-leader",
-                f"nobody leads group {group.name}",
-                "wait for some seconds; if it stays so, look into the coordinators' logs",
-            )
+            yield problem("no-leader", f"nobody leads group {group.name}", remedy("no-leader"))
         takeover_ms = 0 if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
         if takeover_ms > TAKEOVER / timedelta(milliseconds=1):
             yield warning(
                 "taking-over",
                 f"coordinator {group.leader} has been taking over group {group.name} for {takeover_ms // 1000} s",
-                "commits wait until it is done; its log says what it reads, and a standby makes the next one short",
+                remedy("taking-over"),
             )
         for what, since_ms in (("rolling commit", group.committing_ms), ("scale", group.scaling_ms)):
             age_ms = 0 if since_ms is None else facts.now_ms - since_ms
@@ -254,7 +252,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 yield warning(
                     "stuck",
                     f"a {what} of group {group.name} has been under way for {age_ms // 1000} s",
-                    "sealing waits for native transactions of others: see hanging-transaction, or the leader's log",
+                    remedy("stuck"),
                 )
         overdue = [
             record
@@ -266,7 +264,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "overdue",
                 f"{len(overdue)} transactions of {group.name} have outlived their leases, such as {overdue[0].id}",
-                "the leader does not come to end them: look into its log",
+                remedy("overdue"),
             )
 
 
@@ -277,7 +275,7 @@ def outdated(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "zookeeper-outdated",
                 f"ZooKeeper was set back, as from a backup, so nobody leads group {group.name}: {group.outdated}",
-                "rollbridge repair --dry-run shows what is to be done, rollbridge repair does it",
+                remedy("zookeeper-outdated"),
             )
 
 
@@ -305,7 +303,7 @@ def clocks(facts: ClusterFacts) -> Iterator[Finding]:
                 f"the clock of {group.leader or 'the last leader'} was {abs(group.clock_ms) // 1000} s "
                 f"{'ahead of' if group.clock_ms > 0 else 'behind'} ZooKeeper's when it took over group {group.name}: "
                 "nothing is deleted for its age",
-                "set the clocks of coordinators, brokers and ZooKeeper servers by NTP; then restart the coordinator",
+                remedy("clock"),
             )
 
 
@@ -352,9 +350,10 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
         if stream.error is not None and stream.error.code not in WATCHED:
-            way_out = f"put topic {stream.error.topic} right" if stream.error.topic else "put right what is refused"
+            refused = f"topic {stream.error.topic}" if stream.error.topic else "what is refused"
+            way_out = remedy("stream-error", what=refused)
             if stream.error.code == SUSPENDED:
-                way_out = "end these (kafka-transactions.sh), or rollbridge stream scale --abort-foreign; or wait"
+                way_out = remedy("stream-error", "which waits for native transactions of others")
             yield problem("stream-error", f"the transactions of stream {name} wait: {stream.error.reason}", way_out)
         if stream.history is None:
             yield problem(
@@ -393,7 +392,7 @@ def late_records(facts: ClusterFacts) -> Iterator[Finding]:
                     "late-records-refused",
                     f"{what}; {known.refused} of them are refused by what continues it ({known.reason}), so nobody "
                     "reads them",
-                    f"read them from topic {place}, below offset {known.looked_to}, and write them again",
+                    remedy("late-records-refused", place=place, offset=known.looked_to),
                 )
             else:
                 yield warning(
@@ -425,11 +424,15 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "hanging-transaction",
                 what,
-                f"kafka-transactions.sh abort --partition {native.partition} "
-                f"--topic {native.topic} --start-offset {native.start_offset}",
+                remedy(
+                    "hanging-transaction",
+                    partition=native.partition,
+                    topic=native.topic,
+                    offset=native.start_offset,
+                ),
             )
         else:
-            yield warning("long-transaction", what, "it ends by itself after its time-out, or end its producer")
+            yield warning("long-transaction", what, remedy("long-transaction"))
 
 
 def orphans(facts: ClusterFacts) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ group tells of it, and which coordinator that is must not matter for how long an
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -86,6 +87,26 @@ class Alert:
     def anchor(self) -> str:
         """The name of its section in ``docs/operations.md``."""
         return self.full_name.lower()
+
+
+_EMPHASIS: Final = re.compile(r"\*+|`")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\((#?)([^)]+)\)")
+_WIDTH: Final = 100
+
+
+def plain_runbook(alert: Alert) -> str:
+    """Return the same for a terminal, with its title, in lines of 100 columns at most."""
+    linked = _LINK.sub(lambda link: f"{link[1]} (docs/{'operations.md#' if link[2] else ''}{link[3]})", runbook(alert))
+    lines = [alert.full_name, ""]
+    for line in _EMPHASIS.sub("", linked).splitlines():
+        lines += textwrap.wrap(line, _WIDTH, subsequent_indent=_hanging(line), break_on_hyphens=False) or [""]
+    return "\n".join(lines) + "\n"
+
+
+def _hanging(line: str) -> str:
+    """The indentation of what follows the first line of an item of a list."""
+    mark = re.match(r"(?:-|\d+\.) ", line)
+    return " " * len(mark[0]) if mark else ""
 
 
 def runbook(alert: Alert) -> str:
