@@ -1,0 +1,179 @@
+"""Alerts on a real cluster in trouble: a real Prometheus scrapes real coordinators, by the rules that are shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site
+from integration_tests.command_line import Cli
+from integration_tests.coordinators import coordinator
+from integration_tests.patience import eventually
+from integration_tests.prometheus_server import JOB, Prometheus
+from rollbridge.cli.common import ExitCode
+from rollbridge.errors import RollbridgeError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.monitoring.panels import ROWS
+from rollbridge.monitoring.rules import ALERTS, alerts_of
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_devcluster.state import LOOPBACK, free_port
+
+PREFIX = "ROLLBRIDGE_COORDINATOR_"
+LIMITS = {"> 12 * 3600": "> 1"}
+"""A transaction is old after a second."""
+
+
+class Fleet:
+    """Coordinators ``one`` and ``two`` of a site of their own, with addresses for Prometheus from the beginning."""
+
+    def __init__(self, cluster: AnyCluster, root: str, folder: Path) -> None:
+        self._cluster = cluster
+        self._root = root
+        self._folder = folder
+        first = free_port()
+        self.addresses = {"one": f"{LOOPBACK}:{first}", "two": f"{LOOPBACK}:{free_port([first])}"}
+        self._running: dict[str, ExitStack] = {}
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._running):
+            self.stop(name)
+
+    def start(self, name: str) -> None:
+        environment = {f"{PREFIX}METRICS_ADDRESS": self.addresses[name]}
+        stack = self._running[name] = ExitStack()
+        stack.enter_context(coordinator(self._cluster, self._root, name, self._folder, **environment))
+
+    def stop(self, name: str) -> None:
+        self._running.pop(name).close()
+
+
+@pytest.fixture
+def root(unique_name: Callable[[str], str]) -> str:
+    return f"/{unique_name('alerts')}"
+
+
+@pytest.mark.slow
+def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
+    cluster: AnyCluster, root: str, scope: str, tmp_path: Path
+) -> None:
+    stream, group = StreamName(scope, "orders"), GroupName(scope)
+    cli, site = Cli(cluster, root), Site(cluster, root, tmp_path)
+    with Fleet(cluster, root, tmp_path) as fleet, ExitStack() as stack:
+        prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", [*fleet.addresses.values()], LIMITS))
+
+        # None has ever been there.
+        prometheus.await_firing("NoCoordinator")
+
+        # One, which nobody follows.
+        fleet.start("one")
+        b = stack.enter_context(site.connect("loader"))
+        b.admin.create_stream(str(stream))
+        prometheus.await_calm("NoCoordinator")
+        said = prometheus.await_firing("NoStandby", job=JOB, group=str(group))
+        assert said["summary"] == f"Nobody follows the leader of group {group}"
+        assert said["runbook_url"].endswith("/operations.md#rollbridgenostandby")
+        answer = cli("doctor")
+        assert ALERTS["RollbridgeNoStandby"].remedies[0].text in answer.out
+        assert "rollbridge doctor --explain no-standby" in answer.out
+
+        fleet.start("two")
+        prometheus.await_calm("NoStandby")
+
+        # A transaction that does not end.
+        txn = b.begin(str(stream), label="nightly")
+        txn.write(str(stream), key=b"k", value=b"v")
+        txn.flush()
+        said = prometheus.await_firing("OldTransaction", job=JOB, group=str(group))
+        assert f"It is {txn.id} of client loader, labelled nightly." in said["description"]
+        txn.commit()
+        prometheus.await_calm("OldTransaction")
+
+        # A program that does not look at what it is answered.
+        for number in range(7):
+            with pytest.raises(RollbridgeError):
+                b.admin.create_stream(f"{scope}/refused-{number}", replication_factor=5)
+        prometheus.await_firing("RequestsRefused", job=JOB, group=str(group), kind="create-stream")
+
+        # A topic that somebody has deleted.
+        topic = stream.segment_topic(b.admin.history(str(stream)).active.segments[0].id)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+        admin.delete_topics([topic])[topic].result(120)
+        lost = b.begin(str(stream))
+        lost.write(str(stream), key=b"k", value=b"v")
+        lost.commit_async()
+        said = prometheus.await_firing("StreamInError", job=JOB, group=str(group), stream=str(stream))
+        assert said["summary"].startswith(f"Stream {stream} is in an error state: ")
+        answer = cli("doctor")
+        assert answer.code == ExitCode.FINDINGS
+        assert "rollbridge doctor --explain stream-error" in answer.out
+        assert said["runbook_url"].endswith(f"#{alerts_of('stream-error')[-1].anchor}")
+
+        # The first of two is gone, then the other.
+        fleet.stop("one")
+        prometheus.await_firing("CoordinatorDown", job=JOB, instance=fleet.addresses["one"])
+        prometheus.await_firing("NoStandby", job=JOB, group=str(group))
+        assert "NoCoordinator" not in prometheus.firing()
+        fleet.stop("two")
+        said = prometheus.await_firing("NoCoordinator", job=JOB)
+        assert said["summary"] == f"No coordinator is running ({JOB})"
+        answer = cli("doctor")
+        assert ALERTS["RollbridgeNoCoordinator"].remedies[0].text in answer.out
+
+        # They come back, and none of them can lead: what stands in ZooKeeper cannot be read.
+        with ZooKeeperSession(cluster.zookeeper, root=root) as session:
+            session.set(paths.controller(group), b"{")
+        fleet.start("two")
+        prometheus.await_firing("NoLeader", job=JOB)
+        assert "NoCoordinator" not in prometheus.firing()
+
+
+def test_a_good_cluster_fires_nothing_and_its_board_is_green(
+    cluster: AnyCluster, root: str, scope: str, tmp_path: Path
+) -> None:
+    stream = str(StreamName(scope, "orders"))
+    with Fleet(cluster, root, tmp_path) as fleet:
+        fleet.start("one")
+        fleet.start("two")
+        with (
+            Prometheus(tmp_path / "prometheus", [*fleet.addresses.values()], {}) as prometheus,
+            Site(cluster, root, tmp_path).connect("loader") as b,
+        ):
+            b.admin.create_stream(stream)
+
+            def first_row() -> dict[str, float | None]:
+                """What the numbers of the board's first row are, after one more commit."""
+                with b.transaction(stream) as txn:
+                    txn.write(stream, key=b"k", value=b"v")
+                queries = {
+                    panel.title: panel.queries[0][0] for panel in ROWS[0].panels if "ALERTS" not in panel.queries[0][0]
+                }
+                shown = {"$__rate_interval": "30s", "$job": ".*", "$group": ".*", "$stream": ".*"}
+                found = {}
+                for title, query in queries.items():
+                    for name, value in shown.items():
+                        query = query.replace(name, value)
+                    found[title] = prometheus.value(query)
+                return found
+
+            def is_good() -> bool:
+                found = first_row()
+                zero = ("Groups without leader", "Unhealthy coordinators", "Streams in error", "Groups without standby")
+                latency, oldest, lag = (found[title] for title in ("Commit p99", "Oldest transaction", "Fold lag"))
+                return (
+                    all(found[title] == 0 for title in zero)
+                    and latency is not None
+                    and oldest is not None
+                    and lag is not None
+                )
+
+            eventually(is_good, "the board has all its numbers, and they are good")
+            eventually(lambda: not prometheus.firing(), "nothing fires any more since both were there")
