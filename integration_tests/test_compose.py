@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +18,12 @@ import pytest
 from integration_tests.backends.choice import lacking
 from integration_tests.container_health import health
 from integration_tests.patience import eventually
+from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
+from rollbridge.monitoring.rules import ALERTS
 from rollbridge_devcluster import engine as engines
 from rollbridge_devcluster.engine import engine, host, publishing_address
-from rollbridge_devcluster.images import VARIABLES
+from rollbridge_devcluster.image_names import PROMETHEUS
+from rollbridge_devcluster.images import VARIABLES, provide
 from rollbridge_devcluster.state import free_port
 
 pytestmark = pytest.mark.containers
@@ -51,14 +55,16 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     soon = {"healthcheck": {"interval": "1s"}}
     marks = {
         "services": {
-            **dict.fromkeys(("kafka", "zookeeper", "client"), marked),
+            **dict.fromkeys(("kafka", "zookeeper", "client", "prometheus", "grafana"), marked),
             **{name: {**marked, **soon} for name in ("coordinator-1", "coordinator-2")},
         },
-        "volumes": dict.fromkeys(("kafka-data", "zookeeper-data", "zookeeper-log"), marked),
+        "volumes": dict.fromkeys(
+            ("kafka-data", "zookeeper-data", "zookeeper-log", "prometheus-data", "grafana-data"), marked
+        ),
         "networks": {"default": marked},
     }
     (tmp_path / "marks.json").write_text(json.dumps(marks))
-    variables = ("KAFKA_PORT", "ZOOKEEPER_PORT", "METRICS_PORT_1", "METRICS_PORT_2")
+    variables = ("KAFKA_PORT", "ZOOKEEPER_PORT", "METRICS_PORT_1", "METRICS_PORT_2", "PROMETHEUS_PORT", "GRAFANA_PORT")
     environment = {**os.environ, "BIND": publishing_address(), "OUTSIDE": host()}
     environment |= {variable: name for name, variable in VARIABLES.items()}  # what is here, a stand-in or not
     for variable in variables:
@@ -84,7 +90,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 
     yield run
     if engine().containers.list(all=True, filters={"label": f"com.docker.compose.project={project}"}):
-        run("down", "--volumes", "--timeout", "20", "--remove-orphans")
+        run("--profile", "metrics", "down", "--volumes", "--timeout", "20", "--remove-orphans")
 
 
 def published_ports(config: str) -> set[tuple[str, str]]:
@@ -109,6 +115,46 @@ def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[
     client("stream", "create", "sales/orders")
     client("produce", "sales/orders", "--key-separator", ":", stdin="a:1\nb:2\n")
     assert client("consume", "sales/orders", "--format", "{key} {value}").splitlines() == ["a 1", "b 2"]
+
+
+@pytest.mark.long
+def test_the_profile_metrics_scrapes_the_coordinators_by_our_rules(compose: Callable[..., str]) -> None:
+    if shutil.which("prometheus") is None:
+        lacking("no Prometheus is installed, of which its image is built (Debian: prometheus)")
+    provide([PROMETHEUS], pull=False)
+    # Grafana cannot be built: its settings are looked at below.
+    compose("--profile", "metrics", "up", "--detach", "--no-build", "coordinator-1", "coordinator-2", "prometheus")
+    [container] = compose("--profile", "metrics", "ps", "--quiet", "prometheus").split()
+    eventually(lambda: health(engine().containers.get(container)) == "healthy", "Prometheus is healthy")
+    published = engine().containers.get(container).ports["9090/tcp"][0]["HostPort"]
+
+    def ask(path: str) -> Any:
+        with urllib.request.urlopen(f"http://{publishing_address()}:{published}/api/v1/{path}", timeout=60) as answer:
+            return json.load(answer)["data"]
+
+    def healths() -> list[str]:
+        return [target["health"] for target in ask("targets")["activeTargets"]]
+
+    eventually(lambda: healths() == ["up", "up"], "both coordinators are scraped")
+    names = {rule["name"] for group in ask("rules")["groups"] for rule in group["rules"]}
+    assert names == ALERTS.keys()
+    assert [
+        fault["lastError"] for group in ask("rules")["groups"] for fault in group["rules"] if fault.get("lastError")
+    ] == []
+
+
+def test_the_profile_metrics_mounts_what_is_there(compose: Callable[..., str]) -> None:
+    found = compose("--profile", "metrics", "config")
+    given = {Path(path) for path in re.findall(rf"({re.escape(str(ROOT))}[^:\s]*)", found)} - {ROOT}
+    assert given == {ROOT / "docs" / "monitoring", ROOT / "docs" / "monitoring" / "grafana"}
+    assert "prometheus" not in compose("config", "--services").split()
+    inside = re.findall(r"/etc/rollbridge/([\w./-]+)", (ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    assert set(inside) == {"prometheus.yml", BOARD_FILE}
+    assert all((ROOT / "docs" / "monitoring" / name).is_file() for name in inside)
+    scraped = (ROOT / "docs" / "monitoring" / "prometheus.yml").read_text(encoding="utf-8")
+    assert f"rule_files: [{RULES_FILE}]" in scraped
+    services = compose("config", "--services").split()
+    assert set(re.findall(r'"([\w-]+):9464"', scraped)) == {name for name in services if "coordinator" in name}
 
 
 def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., str], tmp_path: Path) -> None:

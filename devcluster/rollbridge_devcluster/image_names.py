@@ -24,6 +24,9 @@ COORDINATOR: Final = f"rollbridge/coordinator:{VERSION}"
 TOOLBOX: Final = f"rollbridge/toolbox:{VERSION}"
 """A shell, coreutils and network tools (``iptables``, ``tc``, ``ip``, ``ss``), for side containers in the network
 namespace of another one. Its label :data:`LABEL_TOOLS` says which tools it has."""
+PROMETHEUS: Final = f"rollbridge/prometheus:{VERSION}"
+"""The Prometheus of the machine that builds it (Debian's package), where the official one cannot be had: same program,
+ports, volume and user. Only ``compose.yaml``'s profile ``metrics`` uses it."""
 JAVA: Final = f"rollbridge/java:{VERSION}"
 """The toolbox with a Java, on which the stand-ins of Kafka and ZooKeeper are based."""
 

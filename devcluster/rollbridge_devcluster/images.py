@@ -220,9 +220,14 @@ SHORT: Final = {
     "coordinator": names.COORDINATOR,
     "toolbox": names.TOOLBOX,
     "python": names.PYTHON,
+    "prometheus": names.PROMETHEUS,
 }
 """What may be asked for by name; without any, all that tests and ``compose.yaml`` use."""
-VARIABLES: Final = {names.KAFKA: "KAFKA_IMAGE", names.ZOOKEEPER: "ZOOKEEPER_IMAGE"}
+VARIABLES: Final = {
+    names.KAFKA: "KAFKA_IMAGE",
+    names.ZOOKEEPER: "ZOOKEEPER_IMAGE",
+    names.PROMETHEUS: "PROMETHEUS_IMAGE",
+}
 """By which ``compose.yaml``, which names official images by digest, is told of others."""
 _NAMES = click.argument("wanted", nargs=-1, type=click.Choice(list(SHORT)), metavar="[NAME]...")
 

@@ -366,6 +366,35 @@ def _python_inputs() -> Iterator[str]:
     yield f"{sys.version} {sys.base_prefix}"
 
 
+def _prometheus() -> list[Path]:
+    """Prometheus and its tool, of this machine.
+
+    Raises:
+        LocalEnvironmentError: they are not installed.
+    """
+    found = [shutil.which(name, path=SEARCH_PATH) for name in ("prometheus", "promtool")]
+    if None in found:
+        raise LocalEnvironmentError(
+            f"{names.PROMETHEUS} is built from the Prometheus of this machine, which has none; on Debian: "
+            "apt install prometheus; no image was made"
+        )
+    return [Path(name) for name in found if name is not None]
+
+
+def _prometheus_inputs() -> Iterator[str]:
+    yield from _definition("prometheus")
+    yield from fingerprint(_prometheus())
+
+
+def _prometheus_context(scratch: Path) -> Tree:
+    tree, programs = Tree(), _prometheus()
+    for program in programs:
+        tree.add(program, in_image(f"/bin/{program.name}"))
+    for library in needed_by(programs):
+        tree.add(library, in_image(library))
+    return _with_files("prometheus", tree, scratch)
+
+
 def _server_inputs(name: str, *jar_sets: str) -> Iterator[str]:
     yield from _definition(name)
     yield from (jar.sha256 for jar in JarCache.default().jars(*jar_sets))
@@ -466,6 +495,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         context=_zookeeper_context,
         arguments={"HOME_DIR": f"/apache-zookeeper-{names.ZOOKEEPER.rpartition(':')[2]}-bin"},
     ),
+    names.PROMETHEUS: Recipe(base=names.TOOLBOX, inputs=_prometheus_inputs, context=_prometheus_context),
     names.COORDINATOR: Recipe(
         base=names.PYTHON,
         base_argument="PYTHON_IMAGE",
