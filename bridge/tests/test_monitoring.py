@@ -1,0 +1,161 @@
+"""What an operator is told of alerts is written once: rules, runbook, the doctor's findings and ``--explain`` agree."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rollbridge.cli.common import ExitCode
+from rollbridge.cli.main import main
+from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
+from rollbridge.monitoring.alerts import Alert, plain_runbook, runbook
+from rollbridge.monitoring.rules import ALERTS, alerts_of, remedy, rules
+
+ROOT = Path(__file__).parents[2]
+DOCTOR = ROOT / "bridge" / "rollbridge" / "doctor"
+REMEDIES = [item for alert in ALERTS.values() for item in alert.remedies]
+
+
+def calls(name: str) -> list[ast.Call]:
+    """The calls of a function in the modules of the doctor."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in DOCTOR.glob("*.py")]
+    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node in found if ast.unparse(node.func) == name]
+
+
+def strings(call: ast.Call) -> list[str]:
+    return [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+
+
+def test_each_remedy_is_that_of_a_finding_and_written_once() -> None:
+    used = {(given[0], given[1] if len(given) > 1 else "") for given in map(strings, calls("remedy"))}
+    assert used == {(item.check, item.case) for item in REMEDIES}
+    assert len({(item.check, item.case) for item in REMEDIES}) == len(REMEDIES)
+    checks = {strings(call)[0] for call in (*calls("problem"), *calls("warning")) if strings(call)}
+    assert {item.check for item in REMEDIES} <= checks
+
+
+def test_each_remedy_is_given_the_names_that_it_has() -> None:
+    for call in calls("remedy"):
+        check, *case = strings(call)
+        names = {item.arg: f"<{item.arg}>" for item in call.keywords if item.arg}
+        text = remedy(check, *case, **names)
+        assert all(name in text for name in names.values()), check
+        assert "{" not in text
+
+
+def test_elsewhere_names_in_a_remedy_stand_in_capitals() -> None:
+    [alert] = alerts_of("late-records-refused")
+    assert "read them from topic PLACE, below offset OFFSET" in runbook(alert)
+    assert all("{" not in runbook(alert) for alert in ALERTS.values())
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_each_alert_has_a_section_to_which_its_rule_leads(alert: Alert) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert f"\n### {alert.full_name}\n\n{runbook(alert)}" in page
+    [address] = re.findall(rf'runbook_url: "(.*#{alert.anchor})"', rules())
+    path, _, anchor = address.partition("#")
+    assert (ROOT / path).is_file()
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    assert [title for title in titles if title.lower().replace(" ", "-") == anchor] == [alert.full_name]
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_links_of_a_runbook_lead_somewhere(alert: Alert) -> None:
+    docs = ROOT / "docs"
+    for page, anchor in re.findall(r"\]\(([\w.-]*)#?([\w-]*)\)", runbook(alert)):
+        text = (docs / (page or "operations.md")).read_text(encoding="utf-8")
+        titles = [
+            re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
+        ]
+        assert not anchor or anchor in titles
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("name", ["RollbridgeNoStandby", "nostandby", "no-standby", "NoStandby"])
+def test_the_doctor_explains_an_alert_by_any_of_its_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(capsys, "doctor", "--explain", name)
+    assert code == ExitCode.OK
+    assert out.startswith("RollbridgeNoStandby\n\n")
+    assert "- no-standby in rollbridge doctor: start another one, on another machine\n" in out
+    code, out, _ = told(capsys, "doctor", "--explain", name, "--json")
+    assert [item["alert"] for item in json.loads(out)] == ["RollbridgeNoStandby"]
+
+
+def test_a_finding_that_goes_with_several_alerts_has_all_of_them_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = told(capsys, "doctor", "--explain", "stream-error", "--json")
+    assert [item["alert"] for item in json.loads(out)] == ["RollbridgeChangeWaits", "RollbridgeStreamInError"]
+
+
+def test_a_name_that_there_is_not_is_an_error_that_names_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = told(capsys, "doctor", "--explain", "no-such")
+    assert (code, out) == (ExitCode.NOT_FOUND, "")
+    assert "there is no alert no-such" in err
+    assert "RollbridgeFoldLag" in err
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_on_a_terminal_a_runbook_is_plain_and_not_wide(alert: Alert) -> None:
+    text = plain_runbook(alert)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "`" not in text
+    assert "](" not in text
+    assert "**" not in text
+    assert text.split()[1:] == re.sub(r"\*+|`", "", _links_spelt_out(runbook(alert))).split()
+
+
+def _links_spelt_out(text: str) -> str:
+    text = re.sub(r"\]\(#", "](operations.md#", text)
+    return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", r"\1 (docs/\2)", text)
+
+
+# ``rollbridge monitoring``
+
+
+def test_the_command_writes_what_the_docs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new" / "folder"
+    code, out, _ = told(capsys, "monitoring", str(folder), "--json")
+    assert code == ExitCode.OK
+    assert json.loads(out) == {"written": [str(folder / RULES_FILE), str(folder / BOARD_FILE)]}
+    assert sorted(path.name for path in folder.iterdir()) == sorted([RULES_FILE, BOARD_FILE])
+    for path in folder.iterdir():
+        assert path.read_bytes() == (ROOT / "docs" / "monitoring" / path.name).read_bytes()
+    assert told(capsys, "monitoring", str(folder))[0] == ExitCode.OK, "again, with nothing changed"
+
+
+def test_a_file_that_was_changed_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = tmp_path / BOARD_FILE
+    changed.write_text("{}")
+    code, _, err = told(capsys, "monitoring", str(tmp_path))
+    assert code == ExitCode.CONFLICT
+    assert str(changed) in err
+    assert "nothing was written" in err
+    assert changed.read_text() == "{}"
+    assert not (tmp_path / RULES_FILE).exists()
+    assert told(capsys, "monitoring", str(tmp_path), "--overwrite")[0] == ExitCode.OK
+    assert changed.read_text() != "{}"
+
+
+def test_rules_lead_to_where_the_docs_are_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told(capsys, "monitoring", str(tmp_path), "--docs", "https://docs.example.com/rollbridge")
+    text = (tmp_path / RULES_FILE).read_text(encoding="utf-8")
+    assert 'runbook_url: "https://docs.example.com/rollbridge/operations.html#rollbridgenoleader"' in text
+
+
+def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = told(capsys, "monitoring", str(tmp_path / "file" / "below"))
+    assert code == ExitCode.ENVIRONMENT
+    assert str(tmp_path / "file" / "below") in err
