@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from kio.schema.alter_client_quotas.v1 import AlterClientQuotasRequest, AlterClientQuotasResponse
+from kio.schema.alter_client_quotas.v1.request import EntityData, EntryData, OpData
+from kio.static.primitive import f64
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
@@ -17,6 +21,7 @@ from integration_tests.patience import eventually
 from integration_tests.prometheus_server import JOB, Prometheus
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.monitoring.panels import ROWS
@@ -134,6 +139,49 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         fleet.start("two")
         prometheus.await_firing("NoLeader", job=JOB)
         assert "NoCoordinator" not in prometheus.firing()
+
+
+READ_BYTES_PER_S = 20_000.0
+CLIENT_ID = "rollbridge"
+
+
+@contextmanager
+def slow_reads(cluster: AnyCluster) -> Iterator[None]:
+    """A broker that gives our fetches little: a quota of Kafka's for our client id, taken away at the end."""
+    with Cluster(cluster.bootstrap_servers) as brokers:
+
+        def change(*, remove: bool) -> None:
+            operation = OpData(key="consumer_byte_rate", value=f64(READ_BYTES_PER_S), remove=remove)
+            entry = EntryData(entity=(EntityData(entity_type="client-id", entity_name=CLIENT_ID),), ops=(operation,))
+            request = AlterClientQuotasRequest(entries=(entry,), validate_only=False)
+            answer = brokers.ask_any(request, AlterClientQuotasResponse)
+            assert [item.error_code for item in answer.entries] == [0], answer
+
+        change(remove=False)
+        try:
+            yield
+        finally:
+            change(remove=True)
+
+
+def test_a_leader_that_does_not_keep_up_is_seen(cluster: AnyCluster, root: str, scope: str, tmp_path: Path) -> None:
+    stream, group = str(StreamName(scope, "orders")), str(GroupName(scope))
+    with Fleet(cluster, root, tmp_path) as fleet:
+        fleet.start("one")
+        with (
+            Prometheus(tmp_path / "prometheus", [*fleet.addresses.values()], {"> 30\n": "> 1\n"}) as prometheus,
+            Site(cluster, root, tmp_path).connect("loader") as b,
+        ):
+            b.admin.create_stream(stream)
+            with slow_reads(cluster):
+                txn = b.begin(stream)
+                for _ in range(200):
+                    txn.write(stream, key=b"k", value=os.urandom(10_000))
+                    txn.flush()
+                said = prometheus.await_firing("FoldLag", job=JOB, group=group, stream=stream)
+                assert f"behind stream {stream}" in said["summary"]
+            txn.abort()
+            prometheus.await_calm("FoldLag")
 
 
 def test_a_good_cluster_fires_nothing_and_its_board_is_green(
