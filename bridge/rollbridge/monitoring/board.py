@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from rollbridge.monitoring.panels import ROWS, Look, Panel, Row, worst
+from rollbridge.monitoring.panels import ROWS, Panel, PanelKind, PanelRow, worst
 
 UID: Final = "rollbridge"
 TITLE: Final = "rollbridge"
@@ -121,23 +121,27 @@ def _places(panels: Sequence[Panel]) -> Iterator[tuple[int, int, Panel]]:
         below += max(panel.height for panel in line)
 
 
-def _row(row: Row, number: int, y: int) -> dict[str, Any]:
+def _row(row: PanelRow, number: int, y: int) -> dict[str, Any]:
     place = {"x": 0, "y": y, "w": _COLUMNS, "h": 1}
     return {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
 
 
 def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
-    return {
+    shown = {
         "id": number,
-        "type": _TYPES[panel.look],
+        "type": _TYPES[panel.kind],
         "title": panel.title,
         "description": panel.about,
         "datasource": _SOURCE,
         "gridPos": place,
         "targets": [_target(panel, index) for index in range(len(panel.queries))],
         "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
-        "options": _OPTIONS[panel.look],
+        "options": _OPTIONS[panel.kind],
     }
+    if panel.kind is PanelKind.TABLE:
+        hidden = dict.fromkeys(("Time", "Value", "__name__", "alertstate"), True)
+        shown["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
+    return shown
 
 
 def _target(panel: Panel, index: int) -> dict[str, Any]:
@@ -148,12 +152,12 @@ def _target(panel: Panel, index: int) -> dict[str, Any]:
         "editorMode": "code",
         "expr": expression,
         "legendFormat": legend or "__auto",
-        "range": panel.look in (Look.LINES, Look.HEAT),
-        "instant": panel.look in (Look.NUMBER, Look.TABLE),
+        "range": panel.kind in (PanelKind.LINES, PanelKind.HEAT),
+        "instant": panel.kind in (PanelKind.NUMBER, PanelKind.TABLE),
     }
-    if panel.look is Look.HEAT:
+    if panel.kind is PanelKind.HEAT:
         target["format"] = "heatmap"
-    if panel.look is Look.TABLE:
+    if panel.kind is PanelKind.TABLE:
         target["format"] = "table"
     return target
 
@@ -171,7 +175,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
     if panel.words:
         words = {str(value): {"text": text, "index": place} for place, (value, text) in enumerate(panel.words.items())}
         defaults["mappings"] = [{"type": "value", "options": words}]
-    if panel.look is Look.LINES:
+    if panel.kind is PanelKind.LINES:
         defaults["color"] = {"mode": "palette-classic"}
         defaults["custom"] = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never", "spanNulls": False}
         defaults["min"] = 0 if panel.from_zero else None
@@ -180,13 +184,13 @@ def _defaults(panel: Panel) -> dict[str, Any]:
 
 
 _TYPES: Final = {
-    Look.NUMBER: "stat",
-    Look.LINES: "timeseries",
-    Look.HEAT: "heatmap",
-    Look.TABLE: "table",
+    PanelKind.NUMBER: "stat",
+    PanelKind.LINES: "timeseries",
+    PanelKind.HEAT: "heatmap",
+    PanelKind.TABLE: "table",
 }
-_OPTIONS: Final[dict[Look, dict[str, Any]]] = {
-    Look.NUMBER: {
+_OPTIONS: Final[dict[PanelKind, dict[str, Any]]] = {
+    PanelKind.NUMBER: {
         "colorMode": "background",
         "graphMode": "none",
         "justifyMode": "auto",
@@ -194,8 +198,8 @@ _OPTIONS: Final[dict[Look, dict[str, Any]]] = {
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     },
-    Look.LINES: {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
-    Look.HEAT: {
+    PanelKind.LINES: {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
+    PanelKind.HEAT: {
         "calculate": False,
         "cellGap": 1,
         "color": {
@@ -215,5 +219,5 @@ _OPTIONS: Final[dict[Look, dict[str, Any]]] = {
         "tooltip": {"mode": "single", "yHistogram": False, "showColorScale": False},
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": "s"},
     },
-    Look.TABLE: {"showHeader": True, "cellHeight": "sm"},
+    PanelKind.TABLE: {"showHeader": True, "cellHeight": "sm"},
 }

@@ -12,8 +12,8 @@ from enum import Enum, auto
 from typing import Final
 
 
-class Look(Enum):
-    """What a panel looks like."""
+class PanelKind(Enum):
+    """How a panel shows its values."""
 
     NUMBER = auto()
     LINES = auto()
@@ -40,7 +40,7 @@ class Panel:
     about: str
     unit: str
     queries: tuple[tuple[str, str], ...]
-    look: Look = Look.LINES
+    kind: PanelKind = PanelKind.LINES
     steps: tuple[tuple[float | None, str], ...] = ()
     nothing: str = ""
     words: Mapping[int, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """A row of panels under a title."""
 
     title: str
@@ -89,7 +89,7 @@ def _number(
         about,
         unit,
         ((query, ""),),
-        Look.NUMBER,
+        PanelKind.NUMBER,
         steps,
         nothing,
         words or {},
@@ -117,7 +117,7 @@ def worst(name: str, by: str, labels: str = _GROUP) -> str:
     return f"max by ({by}) ({name}{{{labels}}})"
 
 
-ALL_WELL: Final = Row(
+ALL_WELL: Final = PanelRow(
     "Is all well?",
     (
         _number(
@@ -194,7 +194,7 @@ ALL_WELL: Final = Row(
             "`rollbridge doctor --explain NAME` says what one means and what to do.",
             "short",
             ((f'ALERTS{{alertname=~"Rollbridge.*", alertstate="firing", {_JOB}}}', ""),),
-            Look.TABLE,
+            PanelKind.TABLE,
             nothing="none",
             width=24,
             height=5,
@@ -202,7 +202,7 @@ ALL_WELL: Final = Row(
     ),
 )
 
-COMMITS: Final = Row(
+COMMITS: Final = PanelRow(
     "Commits",
     (
         Panel(
@@ -227,7 +227,7 @@ COMMITS: Final = Row(
                     "{{le}}",
                 ),
             ),
-            Look.HEAT,
+            PanelKind.HEAT,
         ),
         Panel(
             "Aborts",
@@ -251,7 +251,7 @@ COMMITS: Final = Row(
     ),
 )
 
-STREAMS: Final = Row(
+STREAMS: Final = PanelRow(
     "Streams",
     (
         Panel(
@@ -299,7 +299,7 @@ STREAMS: Final = Row(
     ),
 )
 
-BUFFERS: Final = Row(
+BUFFERS: Final = PanelRow(
     "Buffers and commit log",
     (
         Panel(
@@ -342,7 +342,7 @@ BUFFERS: Final = Row(
     ),
 )
 
-LEADER: Final = Row(
+LEADER: Final = PanelRow(
     "Leaders",
     (
         Panel(
@@ -409,7 +409,7 @@ LEADER: Final = Row(
     ),
 )
 
-STANDBYS: Final = Row(
+STANDBYS: Final = PanelRow(
     "Standbys and clocks",
     (
         Panel(
@@ -435,7 +435,7 @@ STANDBYS: Final = Row(
     ),
 )
 
-ZOOKEEPER: Final = Row(
+ZOOKEEPER: Final = PanelRow(
     "ZooKeeper",
     (
         Panel(
@@ -464,7 +464,7 @@ ZOOKEEPER: Final = Row(
     ),
 )
 
-SNAPSHOTS: Final = Row(
+SNAPSHOTS: Final = PanelRow(
     "Snapshots (PIP-196)",
     (
         Panel(
@@ -502,7 +502,7 @@ SNAPSHOTS: Final = Row(
     ),
 )
 
-PROCESSES: Final = Row(
+PROCESSES: Final = PanelRow(
     "Processes",
     (
         Panel(
