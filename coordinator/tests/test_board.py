@@ -55,6 +55,11 @@ def lost(given: object, kept: object, where: str = "board") -> Iterator[str]:
             yield f"{where}: {given!r} is {kept!r}"
 
 
+def plain(known: object) -> Any:
+    """An object of Grafana's library as what JSON has."""
+    return json.loads(json.dumps(known, cls=JSONEncoder))
+
+
 def misfits(value: object, hint: Any, where: str = "board") -> Iterator[str]:
     """Where a value is not of the type that it is said to have."""
     origin, arguments = get_origin(hint), get_args(hint)
@@ -89,6 +94,10 @@ def misfits(value: object, hint: Any, where: str = "board") -> Iterator[str]:
     elif hint is int:
         if isinstance(value, bool) or not isinstance(value, int):
             yield f"{where}: {value!r} is no whole number"
+    elif isinstance(value, dict) and getattr(hint, "__module__", "").startswith("grafana_foundation_sdk"):
+        known = hint.from_json(value)  # the library leaves some objects as they are
+        yield from lost(value, plain(known), where)
+        yield from members(known, where)
     elif isinstance(hint, type) and not isinstance(value, hint):
         yield f"{where}: {value!r} is no {hint.__name__}"
     elif type(value).__module__.startswith("grafana_foundation_sdk"):
@@ -106,8 +115,7 @@ def against_schema(document: dict[str, Any]) -> list[str]:
     """What Grafana's schema says against a board."""
     register_default_plugins()
     known = Dashboard.from_json(document)
-    kept = json.loads(json.dumps(known, cls=JSONEncoder))
-    return [*lost(document, kept), *members(known, "board")]
+    return [*lost(document, plain(known)), *members(known, "board")]
 
 
 def test_the_board_is_what_grafana_imports() -> None:
@@ -125,6 +133,7 @@ def test_the_board_is_what_grafana_imports() -> None:
         (("panels", 1, "targets", 0, "expression"), "up", "board.panels[1].targets[0].expression"),
         (("panels", 1, "fieldConfig", "defaults", "thresholds", "mode"), "relative", "'relative' is"),
         (("templating", "list", 0, "type"), "source", "'source' is"),
+        (("panels", 9, "transformations", 0, "excluded"), {}, "board.panels[9].transformations[0].excluded"),
         (("refresh",), 30, "30 is"),
     ],
 )
