@@ -225,3 +225,8 @@ def test_a_good_cluster_fires_nothing_and_its_board_is_green(
 
             eventually(is_good, "the board has all its numbers, and they are good")
             eventually(lambda: not prometheus.firing(), "nothing fires any more since both were there")
+
+            # Nothing is asked of it from here on.
+            work = "sum(rollbridge_effect_duration_seconds_count)"
+            before = prometheus.value(work) or 0.0
+            eventually(lambda: (prometheus.value(work) or 0.0) > before, "an idle leader is seen to be at work")

@@ -124,6 +124,16 @@ CASES = {
         {"job": JOB},
         summary="1 groups have no leader",
     ),
+    "LeaderStandsStill": Case(
+        {led("effect_duration_seconds_count", effect=effect): steady(7) for effect in ("ReadCounter", "Write")},
+        {
+            led("effect_duration_seconds_count", effect="ReadCounter"): rising(12),
+            led("effect_duration_seconds_count", effect="Write"): steady(7),
+        },
+        IN_GROUP,
+        since=1,
+        summary="Leader of group sales/default does nothing",
+    ),
     "NoStandby": Case(
         {led("controller_epoch"): steady(4), led("standby_lag_messages", TWO): steady(-1)},
         {led("controller_epoch"): steady(4), led("standby_lag_messages", TWO): steady(0)},

@@ -25,15 +25,15 @@ or on () absent(rollbridge_coordinator_info)""",
         look=(
             "the processes on their machines: do they run, what do their last log lines say?",
             (
-                "`rollbridge doctor`, from a machine of theirs: it asks Kafka and ZooKeeper, not Prometheus. If it "
-                "knows coordinators, they run, and it is Prometheus that does not reach them"
+                "`rollbridge doctor`, from a machine of theirs: it asks Kafka and ZooKeeper, not Prometheus. If "
+                "it knows coordinators, they run, and it is Prometheus that does not reach them"
             ),
             "the page of targets in Prometheus, if so: an address, a port or a firewall has changed",
         ),
         actions=(
             (
-                "If a coordinator ends right after its start, its last line says why: most often Kafka or ZooKeeper "
-                "does not answer, or a setting is wrong."
+                "If a coordinator ends right after its start, its last line says why: most often Kafka or "
+                "ZooKeeper does not answer, or a setting is wrong."
             ),
         ),
         remedies=(Remedy("no-coordinator", "start one: rollbridge coordinator"),),
@@ -123,6 +123,33 @@ or on () absent(rollbridge_coordinator_info)""",
         "what takes longer than a minute is for a person.",
     ),
     Alert(
+        name="LeaderStandsStill",
+        expression="sum by (job, group) (increase(rollbridge_effect_duration_seconds_count[5m])) == 0",
+        pending="5m",
+        urgency=Urgency.CRITICAL,
+        summary="Leader of group {{ $labels.group }} does nothing",
+        description="The leader of group {{ $labels.group }} ({{ $labels.job }}) holds the lead and has asked "
+        "neither Kafka nor ZooKeeper for anything for minutes. Its other metrics are as old as that.",
+        means="A leader that has nothing to do looks at ZooKeeper every five seconds all the same. This one waits "
+        "for one answer, or stands still; commits of its group wait with it. Metrics of a leader are taken between "
+        "two steps of its work, so ages and lags on the board stand still, too.",
+        look=(
+            "the last lines of the leader's log: what it has begun, such as a merge or a seal",
+            "the brokers: a partition without a leader, or without enough replicas in sync, holds up a merge",
+            "processor of the leader's process: none is waiting, a whole one is a defect",
+        ),
+        actions=(
+            (
+                "A merge that makes progress ends by itself, after `MERGE_TIMEOUT_S` at the latest. "
+                "`MERGE_BESIDE_BYTES` has large transactions merged beside the line."
+            ),
+            "Bring the brokers back that it waits for.",
+            "If nothing is wrong with the brokers, restart the coordinator: the next leader finishes what was begun.",
+        ),
+        avoid="restart it in the middle of a merge that makes progress: the next one begins with it anew.",
+        threshold="Ten minutes in all, less than the 15 that a merge may take: somebody looks before it is given up.",
+    ),
+    Alert(
         name="NoStandby",
         expression="max by (job, group) (rollbridge_controller_epoch) unless on (job, group) "
         "(rollbridge_standby_lag_messages >= 0)",
@@ -141,8 +168,8 @@ or on () absent(rollbridge_coordinator_info)""",
         ),
         actions=(
             (
-                "A standby that has paused tries again within a minute: end what has been open for long, or raise "
-                "`STANDBY_TRANSACTIONS_MAX`."
+                "A standby that has paused tries again within a minute: end what has been open for long, or "
+                "raise `STANDBY_TRANSACTIONS_MAX`."
             ),
             "With `STANDBY_TRANSACTIONS_MAX` at 0 there is none by intent: take the rule out.",
         ),

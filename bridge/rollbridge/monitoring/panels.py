@@ -371,7 +371,8 @@ LEADER: Final = PanelRow(
         ),
         Panel(
             "Where the leader's time goes",
-            "Seconds in each second that the leader waits for what it asks of Kafka and ZooKeeper, by kind of effect.",
+            "Seconds in each second that the leader waits for what it asks of Kafka and ZooKeeper, by kind of effect. "
+            "Nothing at all for minutes: RollbridgeLeaderStandsStill.",
             "percentunit",
             ((f"topk(8, {_rate('rollbridge_effect_duration_seconds_sum', 'effect')})", "{{effect}}"),),
         ),
