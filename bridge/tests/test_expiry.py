@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
 from rollbridge.cli.stream import history_table
-from rollbridge.cli.tables import lineage_svg
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
 from rollbridge.model.cas import place_of
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import KeyLineage
+from rollbridge.model.picture import lineage_svg
 from rollbridge.model.reader_group import Reset, decide, wanted
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import Truncation

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from bridge.tests.strategies import histories
-from rollbridge.cli.tables import lineage_svg
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.picture import lineage_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,16 +29,17 @@ from rollbridge.cli.scaling import (
     scaling_text,
     wait_document,
 )
-from rollbridge.cli.tables import counted, lineage_svg, moment, table
+from rollbridge.cli.tables import counted, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
 from rollbridge.model.changes import TOPIC_GROWN
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.keyspace import KeyRange, cut_evenly
 from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
 from rollbridge.model.partitioners import Partitioner
+from rollbridge.model.picture import lineage_svg
 from rollbridge.model.position import parse_start
 from rollbridge.model.records import HeaderForm, StreamConfig
 from rollbridge.model.segment_graph import Segment
@@ -474,17 +475,7 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
     if len(sealed) < len(set(seal)):
         numbers = ", ".join(str(item.id.number) for item in active.segments)
         raise InvalidRangesError(f"not all of {seal} are active segments; active are {numbers}; nothing was written")
-    whole = KeyRange(sealed[0].low, sealed[-1].high)
-    if any(before.high != after.low for before, after in pairwise(sealed)):
-        raise InvalidRangesError(
-            "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
-        )
-    width = whole.high - whole.low
-    # Ends are computed as in even_ranges, so they are the same from both sides and the outermost are exact.
-    cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
-    if any(before >= after for before, after in pairwise(cuts)):
-        raise InvalidRangesError(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
-    return [KeyRange(low, high) for low, high in pairwise(cuts)]
+    return cut_evenly(sealed, count)
 
 
 def history_table(found: EpochHistory) -> str:

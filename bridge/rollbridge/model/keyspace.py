@@ -70,6 +70,28 @@ def even_ranges(count: int) -> list[KeyRange]:
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
 
+def cut_evenly(ranges: Iterable[KeyRange], count: int) -> list[KeyRange]:
+    """Cut what ranges that lie side by side cover into even ranges.
+
+    Raises:
+        InvalidRangesError: there is a gap between them, they are too narrow, or there are none.
+    """
+    found = sorted(ranges)
+    if not found or count < 1:
+        raise InvalidRangesError("no range is to be cut, or into none; nothing was written")
+    whole = KeyRange(found[0].low, found[-1].high)
+    if any(before.high != after.low for before, after in pairwise(found)):
+        raise InvalidRangesError(
+            "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
+        )
+    width = whole.high - whole.low
+    # Ends are computed as in even_ranges, so they are the same from both sides and the outermost are exact.
+    cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
+    if any(before >= after for before, after in pairwise(cuts)):
+        raise InvalidRangesError(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
+    return [KeyRange(low, high) for low, high in pairwise(cuts)]
+
+
 def ranges_of(pairs: Iterable[tuple[float, float] | KeyRange]) -> list[KeyRange]:
     """Turn pairs of numbers into ranges, in order of their lower ends."""
     return sorted(pair if isinstance(pair, KeyRange) else KeyRange(float(pair[0]), float(pair[1])) for pair in pairs)
