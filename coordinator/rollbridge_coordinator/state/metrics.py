@@ -11,11 +11,11 @@ Nothing is counted for each record, and for each transaction only what a round a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.metrics import LATENCY_BOUNDS_S, Histogram, Spent
@@ -54,6 +54,29 @@ class Answered(StrEnum):
     REFUSED = "refused"
 
 
+ROUNDS_KEPT: Final = 50
+
+
+class PastRound(NamedTuple):
+    """A round that was committed.
+
+    Attributes:
+        at_ms: When, by the leader's clock.
+        path: How.
+        transactions: How many it had, the aborted ones among them.
+        aborted: How many of them were aborted.
+        waited_ms: How long the first of the others had waited since its COMMIT frame had come; 0 without one.
+        volumes: Records and bytes by stream: :func:`volumes_of`.
+    """
+
+    at_ms: int
+    path: CommitPath
+    transactions: int
+    aborted: int
+    waited_ms: int
+    volumes: Mapping[str, Sequence[int]]
+
+
 @dataclass(slots=True)
 class GroupMetrics:
     """What has happened in a group in this term of a leader.
@@ -64,6 +87,7 @@ class GroupMetrics:
         aborted: Transactions that have ended as aborted.
         records, bytes: What has been committed, by stream; bytes are those of the frames.
         round_transactions, round_bytes: How large rounds were.
+        rounds: The last ones, oldest first.
         answered: Admin requests.
         log_bytes: What partitions took on disk when that was looked at last.
     """
@@ -77,6 +101,7 @@ class GroupMetrics:
     bytes: Counter[str] = field(default_factory=Counter)
     round_transactions: Histogram = field(default_factory=lambda: Histogram(ROUND_TRANSACTIONS_BOUNDS))
     round_bytes: Histogram = field(default_factory=lambda: Histogram(ROUND_BYTES_BOUNDS))
+    rounds: deque[PastRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     answered: Counter[tuple[RequestKind, Answered]] = field(default_factory=Counter)
     log_bytes: dict[Partition, int] = field(default_factory=dict)
 
@@ -97,14 +122,17 @@ class GroupMetrics:
         """
         latency, committing = self.latencies[path], State.COMMITTING
         met_ms, alike = 0, 0
+        first_ms, aborted = 0, 0
         for item in transactions:
             if item.state is not committing:
                 self.aborted[item.cause] += 1
+                aborted += 1
             elif item.met_ms == met_ms:
                 alike += 1  # most have come in one answer to a fetch
             else:
                 self._note_latency(latency, met_ms, alike, committed_ms)
                 met_ms, alike = item.met_ms, 1
+                first_ms = first_ms or met_ms
         self._note_latency(latency, met_ms, alike, committed_ms)
         size = 0
         for stream, (records, size_of) in volumes.items():
@@ -113,6 +141,8 @@ class GroupMetrics:
             size += size_of
         self.round_transactions.note(len(transactions))
         self.round_bytes.note(size)
+        waited_ms = 0 if aborted == len(transactions) else max(committed_ms - max(first_ms, self.since_ms), 0)
+        self.rounds.append(PastRound(committed_ms, path, len(transactions), aborted, waited_ms, volumes))
 
     def _note_latency(self, latency: Histogram, met_ms: int, times: int, committed_ms: int) -> None:
         # Of those that a standby had folded it is not known when they came: the leader has them since it leads.
