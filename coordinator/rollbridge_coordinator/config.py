@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from rollbridge.config import CONFIG_VARIABLE, load_settings
 from rollbridge.errors import ConfigError
@@ -29,6 +30,7 @@ PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
 _NOWHERE: Final = "none"
 _ADDRESSES: Final = ("bootstrap_servers", "zookeeper", "zookeeper_root")
+TOKEN_CHARACTERS_MIN: Final = 16
 _ADDRESS: Final = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
@@ -47,6 +49,23 @@ def _endpoint(address: str) -> tuple[str, int] | None:
 def _check_address(address: str) -> None:
     if address and _endpoint(address) is None:
         raise ValueError(f"{address!r} is not HOST:PORT")
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if url and (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or "@" in parts.netloc
+        or parts.query
+        or parts.fragment
+    ):
+        raise ValueError(f"{url!r} is not http://HOST/ or https://HOST/, with a port or a path if need be")
+
+
+def _check_token(token: str) -> None:
+    if token and (len(token) < TOKEN_CHARACTERS_MIN or not all("!" <= letter <= "~" for letter in token)):
+        raise ValueError("is too short, or has other characters than letters, digits and punctuation of ASCII")
 
 
 def _check_peer(address: str) -> None:
@@ -97,6 +116,16 @@ class CoordinatorSettings:
     metrics_address: str = option("", check=_check_address)
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
     free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""
+    page_address: str = option("", check=_check_address)
+    """``HOST:PORT`` at which the live page is served over HTTP: to read for whoever reaches it, so bind it to
+    ``127.0.0.1``, or to an address that a proxy guards; port 0 is a free one, which the log names. Not served if left
+    out."""
+    page_url: str = option("", check=_check_url)
+    """URL at which operators reach the page, if that is not its address: behind a proxy, say. Other coordinators' pages
+    link to it. If left out: its address, unless that is one of this machine only."""
+    page_token: str = option("", check=_check_token, secret=True)
+    """Whoever gives this token may abort, extend and scale on the page: 16 characters at least, random. The page only
+    shows if it is empty."""
     peer_address: str = option("", check=_check_peer)
     """``HOST:PORT`` at which the other coordinators reach this one, to notice the end of its process (they only hold a
     connection; nothing is served); port 0 is a free one. Set it where only certain ports are open between machines.
@@ -119,6 +148,8 @@ class CoordinatorSettings:
                 f"scaling_window_ms: {scaling.scaling_window_ms} is less than twice scaling_check_ms, "
                 f"{scaling.scaling_check_ms}, so no rate could be measured"
             )
+        if self.page_address and self.page_address == self.metrics_address and not self.page_address.endswith(":0"):
+            faults.append(f"page_address: metrics are served at {self.page_address}; give the page another port")
         if "/" in self.name:
             faults.append(f"name: {self.name!r} holds a slash")
         ConfigError.raise_for(faults)
@@ -132,6 +163,11 @@ class CoordinatorSettings:
     def peer_endpoint(self) -> tuple[str, int] | None:
         """Host and port of ``peer_address``; None if there is none."""
         return _endpoint(self.peer_address)
+
+    @property
+    def page_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of ``page_address``; None if there is none."""
+        return _endpoint(self.page_address)
 
     @property
     def metrics_endpoint(self) -> tuple[str, int] | None:

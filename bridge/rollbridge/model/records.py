@@ -453,6 +453,7 @@ class Coordinator(NodeRecord):
         life: What it says of itself there; another one after each start.
         lease_ms_max: The longest lease that it grants; 0 if it does not say.
         release: The version of rollbridge that it runs; empty before 0.2.0.
+        page: Where its live page is, a URL; empty if it has none, or none that others reach.
     """
 
     SCHEMA: ClassVar = "coordinator"
@@ -464,6 +465,7 @@ class Coordinator(NodeRecord):
     life: str = ""
     lease_ms_max: int = 0
     release: str = ""
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
+from ipaddress import ip_address
 from typing import Final, NoReturn
 
 from prometheus_client import Metric, ProcessCollector
@@ -45,7 +47,12 @@ from rollbridge_coordinator.shell.arrival import ATTEMPT_S, Arrival, StoppedWait
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch, RequestTimes
 from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
+from rollbridge_coordinator.shell.page import PageServer
+from rollbridge_coordinator.shell.page_actions import PageActions
+from rollbridge_coordinator.shell.page_board import PageBoard
+from rollbridge_coordinator.shell.page_sources import PageSources, connection_of
 from rollbridge_coordinator.shell.presence import CoordinatorRoll, Presence, Vigils, local_address, within
+from rollbridge_coordinator.state.admission import Rules
 from rollbridge_coordinator.state.families import (
     FAMILIES,
     ZOOKEEPER_OPERATIONS,
@@ -88,6 +95,8 @@ class Daemon:
         self._leaderships: dict[GroupName, Leadership] = {}
         self._pulse = Pulse(settings)
         self._board = MetricsBoard() if settings.metrics_endpoint else None
+        self._page_board = PageBoard() if settings.page_endpoint else None
+        self._page_url = ""
         self._watch = PulseWatch(settings, self._is_leading)
         self._vigils = Vigils(self._session, settings.name)
         self._presence: Presence | None = None
@@ -111,7 +120,7 @@ class Daemon:
         Raises:
             WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
             KafkaUnavailableError, ZooKeeperUnavailableError: no server answered for as long as it was to wait for them.
-            LocalEnvironmentError: the configured address cannot be used for metrics.
+            LocalEnvironmentError: a configured address cannot be used, for metrics or the page.
         """
         with self._endpoint(), ExitStack() as shown:
             try:
@@ -214,13 +223,28 @@ class Daemon:
 
     @contextmanager
     def _endpoint(self) -> Iterator[None]:
-        """Serve metrics and health inside the block, if an address is configured."""
-        address = self._settings.metrics_endpoint
-        if address is None:
+        """Serve metrics and health, and the live page, inside the block, as far as addresses are configured."""
+        metrics, page = self._settings.metrics_endpoint, self._settings.page_endpoint
+        with ExitStack() as serving:
+            if metrics is not None:
+                serving.enter_context(Endpoint(*metrics, _Everything(self.samples), self.faults))
+            if page is not None and self._page_board is not None:
+                self._page_url = serving.enter_context(self._served_page(self._page_board, *page))
+            if metrics is not None or page is not None:
+                serving.enter_context(self._watch)
             yield
-        else:
-            with Endpoint(*address, _Everything(self.samples), self.faults), self._watch:
-                yield
+
+    @contextmanager
+    def _served_page(self, board: PageBoard, host: str, port: int) -> Iterator[str]:
+        """Serve the live page inside the block; yield where others reach it, empty if nowhere."""
+        settings = self._settings
+        rules = Rules.of(host, socket.gethostname(), settings.page_url, settings.page_token)
+        sources = PageSources(settings, board, self._session, self._known_coordinators, self.faults)
+        with closing(sources), PageServer(host, port, rules, sources, PageActions(connection_of(settings))) as server:
+            yield settings.page_url or page_url(host, server.port, local_address(settings.zookeeper))
+
+    def _known_coordinators(self) -> dict[str, Coordinator]:
+        return {name: record for name, (_, record) in self._roll.records.items()}
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
@@ -267,7 +291,9 @@ class Daemon:
             self._vigils.keep(self._roll.records)
             for group in self._read_groups():
                 if group not in self._leaderships:
-                    leadership = Leadership(self._settings, group, self._session, self, self, self._board, self._hook)
+                    leadership = Leadership(
+                        self._settings, group, self._session, self, self, self._board, self._hook, self._page_board
+                    )
                     leadership.start()
                     self._leaderships[group] = leadership
             for leadership in self._leaderships.values():
@@ -332,7 +358,26 @@ class Daemon:
             ready=within(GROUPS_BYTES_MAX, (group for group, item in self._leaderships.items() if item.is_ready)),
             lease_ms_max=self._settings.limits.lease_ms_max,
             release=__version__,
+            page=self._page_url,
         ).to_json()
+
+
+def page_url(host: str, port: int, local: str | None) -> str:
+    """Return where others reach a page that is bound to a host; empty if only this machine does.
+
+    Args:
+        host: Address or name.
+        port: Port that is listened on.
+        local: Address of this machine from which it reaches the others, if that is known.
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return "" if host == "localhost" else f"http://{host}:{port}/"
+    if address.is_loopback or (address.is_unspecified and local is None):
+        return ""
+    reached = str(local) if address.is_unspecified else host
+    return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"
 
 
 class _Everything(Collector):

@@ -36,6 +36,7 @@ from rollbridge_coordinator.procedures.takeover import check_again, finish_pendi
 from rollbridge_coordinator.procedures.upkeep import measure_logs
 from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
+from rollbridge_coordinator.shell.page_board import PageBoard, PageSheet
 from rollbridge_coordinator.shell.readings import Readings
 from rollbridge_coordinator.shell.standby import Standby
 from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
@@ -129,6 +130,7 @@ class Leadership(threading.Thread):
         health: Health,
         board: MetricsBoard | None = None,
         hook: Hook | None = None,
+        page: PageBoard | None = None,
     ) -> None:
         """Prepare; :meth:`start` begins.
 
@@ -140,6 +142,7 @@ class Leadership(threading.Thread):
             health: The daemon's view of its connection to Kafka.
             board: Board for the metrics, if they are served.
             hook: Called at each moment of each effect.
+            page: Board of the live page, if it is served.
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
@@ -150,6 +153,7 @@ class Leadership(threading.Thread):
         self._board = board
         self._hook = hook
         self._metrics = MetricsFile(settings.metrics_dir, str(group), board=board)
+        self._page = PageSheet(page, str(group))
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._standby: Standby | None = None
@@ -416,6 +420,7 @@ class Leadership(threading.Thread):
             if self._metrics.is_wanted:
                 interpreter.run(measure_logs(group, clock.now_ms()))
                 self._metrics.write(lambda: readings.samples(clock.now_ms()))
+            self._page.write(group, readings.view, clock.now_ms())
 
     def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int], clock: Clock) -> None:
         """Fold the buffers up to ``ends``, where they ended when this leader took over."""
@@ -542,6 +547,7 @@ class Leadership(threading.Thread):
         """Remove the leader node if this daemon's session holds it."""
         self.is_leading = False
         self._metrics.remove()
+        self._page.remove()
         try:
             present = self._session.exists(paths.leader(self._group))
             if present is not None and present.owner_session_id == self._session.session_id:

@@ -194,8 +194,8 @@ def listing_document(
     }
 
 
-def recorded_listing(records: Sequence[TransactionRecord], now_ms: int) -> Listing:
-    """Return the open transactions that ZooKeeper knows of, oldest first; their sizes are not there."""
+def recorded_listing(records: Sequence[TransactionRecord], count: int, now_ms: int) -> Listing:
+    """Return the open transactions that ZooKeeper knows of, the oldest of ``count``; their sizes are not there."""
     oldest = tuple(
         LiveTransaction(
             id=str(record.id),
@@ -211,7 +211,7 @@ def recorded_listing(records: Sequence[TransactionRecord], now_ms: int) -> Listi
         )
         for record in records[:LISTED_MAX]
     )
-    return Listing(now_ms, len(records), oldest, ())
+    return Listing(now_ms, count, oldest, ())
 
 
 # A group
@@ -302,9 +302,19 @@ def other_group_document(
     streams: Sequence[tuple[StreamConfig, StreamFault | None]],
     streams_count: int,
     records: Sequence[TransactionRecord],
+    count: int,
     now_ms: int,
 ) -> Document:
-    """Return what ZooKeeper says about a group that is led elsewhere, or not at all; ``records`` are oldest first."""
+    """Return what ZooKeeper says about a group that is led elsewhere, or not at all.
+
+    Args:
+        lead: Who leads it.
+        streams: Its streams, or the first of them, each with why its transactions wait.
+        streams_count: How many streams it has.
+        records: Its open transactions, oldest first, or the oldest of them.
+        count: How many of those there are.
+        now_ms: Now.
+    """
     states: dict[str, int] = {}
     for record in records:
         states[record.state] = states.get(record.state, 0) + 1
@@ -314,7 +324,7 @@ def other_group_document(
         **lead_document(lead),
         "controller_epoch": None,
         "summary": glance_document(None),
-        "transactions": listing_document(recorded_listing(records, now_ms), states, None, now_ms, "zookeeper"),
+        "transactions": listing_document(recorded_listing(records, count, now_ms), states, None, now_ms, "zookeeper"),
         "streams": [stream_entry(config, fault) for config, fault in streams],
         "streams_not_listed": streams_count - len(streams),
         "rounds": [],

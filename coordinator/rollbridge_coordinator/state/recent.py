@@ -131,10 +131,6 @@ class Hour:
         """Begin without any."""
         self._tallies: deque[Tally] = deque(maxlen=TALLIES_KEPT)
 
-    def is_due(self, now_ms: int, term: int) -> bool:
-        """Return True if it is time for the next tally."""
-        return not self._tallies or self._tallies[-1].term != term or now_ms - self._tallies[-1].at_ms >= STEP_MS
-
     def add(self, tally: Tally) -> None:
         """Add a tally. Those of a later time go: the clock of a former leader was ahead."""
         while self._tallies and self._tallies[-1].at_ms >= tally.at_ms:

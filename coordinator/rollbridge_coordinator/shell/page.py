@@ -1,0 +1,338 @@
+"""The HTTP server of the live page: reads a request within bounds, has it judged, and sends the answer.
+
+What is admitted is decided in :mod:`rollbridge_coordinator.state.admission`, and answers come from
+:mod:`rollbridge_coordinator.shell.page_sources` and :mod:`rollbridge_coordinator.shell.page_actions`.
+
+Nobody can keep it busy without bound: there are so many connections at a time, each has so much time to send its
+request and to take its answer, however slowly the bytes come, and a request has so many bytes. Each connection is for
+one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, Final, Protocol, Self
+
+from rollbridge.calls import Deadline
+from rollbridge.errors import (
+    ConflictError,
+    InvalidRequestError,
+    LocalEnvironmentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RollbridgeError,
+    UnavailableError,
+    UnknownWriteError,
+)
+from rollbridge_coordinator.state.admission import (
+    JSON_TYPE,
+    Admitted,
+    Dismissed,
+    Heading,
+    Place,
+    Rules,
+    Wish,
+    judge,
+    read_wish,
+)
+from rollbridge_coordinator.state.documents import Document, error_document
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 24
+"""At a time; further ones are told to come again."""
+REQUEST_S: Final = 5.0
+"""Within which a request has to have come, all of it."""
+SEND_S: Final = 10.0
+"""Within which an answer has to have gone."""
+REQUEST_BYTES_MAX: Final = 32 * 1024
+"""Of a request, headers and body."""
+
+ASSETS: Final[Mapping[Place, tuple[str, str]]] = {
+    Place.PAGE: ("index.html", "text/html; charset=utf-8"),
+    Place.STYLE: ("page.css", "text/css; charset=utf-8"),
+    Place.SCRIPT: ("page.js", "text/javascript; charset=utf-8"),
+}
+"""Files of the page, with their types."""
+SVG: Final = "image/svg+xml; charset=utf-8"
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of all answers: nothing is executed or loaded that is not the page's own, and nothing is kept."""
+PICTURE_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+"""Of a picture, which has its styles in itself, and nothing else."""
+
+
+class Sources(Protocol):
+    """Where answers come from."""
+
+    def overview(self) -> Document:
+        """Return the overview."""
+
+    def group(self, text: str) -> Document:
+        """Return all about a group."""
+
+    def last_hour(self, text: str) -> Document:
+        """Return its last hour."""
+
+    def stream(self, text: str) -> Document:
+        """Return all about a stream."""
+
+    def lineage(self, text: str) -> str:
+        """Return the picture of its epochs."""
+
+    def doctor(self) -> Document:
+        """Return what the doctor has found."""
+
+
+class Actions(Protocol):
+    """What carries out actions."""
+
+    def carry_out(self, wish: Wish, asker: str) -> Document:
+        """Carry one out, and return what was done."""
+
+
+class PageServer:
+    """Server of the live page, which answers from its own threads while it is entered."""
+
+    def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
+        """Bind the address; entering the server begins to answer.
+
+        Raises:
+            LocalEnvironmentError: the address cannot be used.
+        """
+        try:
+            self._server = _PageHttpServer(host, port, rules, sources, actions)
+        except OSError as fault:
+            raise LocalEnvironmentError(f"the page cannot be served at {host}:{port}: {fault}") from fault
+        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """Port that is listened on, also if a free one was asked for."""
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        logger.info("live page at port %d", self.port)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def load_assets() -> dict[Place, tuple[bytes, str]]:
+    """Return the files of the page, with their types."""
+    folder = files("rollbridge_coordinator") / "page"
+    return {place: ((folder / name).read_bytes(), kind) for place, (name, kind) in ASSETS.items()}
+
+
+class _PageHttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # an action under way ends with the process, as a client's does
+
+    def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self.rules = rules
+        self.sources = sources
+        self.actions = actions
+        self.assets = load_assets()
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__((str(address[0]), port), _PageHandler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own, if there is one left."""
+        if not self._free.acquire(blocking=False):
+            try:
+                request.settimeout(0)  # what does not fit into the socket's buffer is not worth waiting for
+                request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+            except OSError:
+                pass
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for another connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what a client has done to its connection; nobody else is concerned."""
+        logger.debug("a connection to the page has failed", exc_info=True)
+
+
+class _BoundedStream(io.RawIOBase):
+    """What a client sends, for so long and up to so many bytes in all."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = Deadline(REQUEST_S)
+        self._left = REQUEST_BYTES_MAX
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._deadline.left()
+        if left_s <= 0:
+            raise TimeoutError("the request has not come in time")
+        if self._left <= 0:
+            return 0  # as if the client had ended it here
+        self._connection.settimeout(left_s)
+        count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._left -= count
+        return count
+
+
+class _PageHandler(BaseHTTPRequestHandler):
+    server: _PageHttpServer
+    server_version = "rollbridge"
+    sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        # The name is of the base class, whose stream has neither a bound nor a deadline.
+        self.rfile = io.BufferedReader(_BoundedStream(self.connection))
+
+    def _handle(self) -> None:
+        heading = Heading(
+            method=self.command,
+            target=self.path,
+            host=self._one("Host"),
+            origin=self._one("Origin"),
+            fetch_site=self._one("Sec-Fetch-Site"),
+            authorization=self._one("Authorization"),
+            content_type=self._one("Content-Type"),
+            content_length=self._one("Content-Length"),
+            transfer_encoding=self._one("Transfer-Encoding"),
+        )
+        verdict = judge(heading, self.server.rules)
+        if isinstance(verdict, Dismissed):
+            if verdict.code == "wrong-token":
+                logger.warning("the page was asked by %s to act, with a wrong token or none", self.client_address[0])
+            extra = {"Allow": ", ".join(verdict.allow)} if verdict.allow else {}
+            if verdict.status is HTTPStatus.UNAUTHORIZED:
+                extra["WWW-Authenticate"] = "Bearer"
+            self._say(verdict.status, error_document(verdict.code, verdict.message), extra)
+            self._pass_over()
+            return
+        try:
+            self._answer(verdict)
+        except RollbridgeError as fault:
+            self._say(status_of(fault), error_document(fault.code, str(fault)))
+        except TimeoutError:
+            self._say(HTTPStatus.REQUEST_TIMEOUT, error_document("too-slow", "the body has not come; nothing was done"))
+        except OSError:
+            raise  # the connection
+        except Exception:
+            logger.exception("a defect kept the page from answering %r", self.path)
+            message = "a defect of the coordinator; its log has more"
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, error_document("defect", message))
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = _handle
+
+    def _answer(self, wanted: Admitted) -> None:
+        sources, name = self.server.sources, "/".join(wanted.names)
+        match wanted.place:
+            case Place.PAGE | Place.STYLE | Place.SCRIPT:
+                self._send(HTTPStatus.OK, *self.server.assets[wanted.place], {})
+            case Place.OVERVIEW:
+                self._say(HTTPStatus.OK, sources.overview())
+            case Place.GROUP:
+                self._say(HTTPStatus.OK, sources.group(name))
+            case Place.LAST_HOUR:
+                self._say(HTTPStatus.OK, sources.last_hour(name))
+            case Place.STREAM:
+                self._say(HTTPStatus.OK, sources.stream(name))
+            case Place.LINEAGE:
+                policy = {"Content-Security-Policy": PICTURE_POLICY}
+                self._send(HTTPStatus.OK, sources.lineage(name).encode(), SVG, policy)
+            case Place.DOCTOR:
+                self._say(HTTPStatus.OK, sources.doctor())
+            case Place.CHECK | Place.ABORT | Place.EXTEND | Place.SCALE:
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                if len(body) < length:
+                    raise InvalidRequestError("the body ends before its Content-Length; nothing was done")
+                wish = read_wish(wanted.place, body)
+                self._say(HTTPStatus.OK, self.server.actions.carry_out(wish, str(self.client_address[0])))
+
+    def _pass_over(self) -> None:
+        """Read what else the client sends, within bounds: closed at once, the connection would lose the answer."""
+        if self.headers.get("Content-Length") or self.headers.get("Transfer-Encoding"):
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+                self.rfile.read()
+
+    def _one(self, name: str) -> str | None:
+        """Return a header; what stands there twice is what nobody sends in good faith, and fits no rule."""
+        found = self.headers.get_all(name)
+        return None if not found else ", ".join(found)
+
+    def _say(self, status: HTTPStatus, document: Document, extra: Mapping[str, str] | None = None) -> None:
+        body = json.dumps(document, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        self._send(status, body, JSON_TYPE, extra or {})
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str, extra: Mapping[str, str]) -> None:
+        self.connection.settimeout(SEND_S)
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **extra}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request that can be judged; called by the base class."""
+        status = HTTPStatus(code)
+        if not hasattr(self, "command") or self.command is None:
+            self.command = ""
+        self._say(status, error_document("bad-request", status.phrase.lower()))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("%s: %s", self.client_address[0], (format % args).encode("unicode_escape").decode())
+
+
+def status_of(fault: RollbridgeError) -> HTTPStatus:
+    """Return the status that says the same as an error: whether anything was done, and whether to try again."""
+    match fault:
+        case NotFoundError():
+            return HTTPStatus.NOT_FOUND
+        case InvalidRequestError():
+            return HTTPStatus.BAD_REQUEST
+        case ConflictError():
+            return HTTPStatus.CONFLICT
+        case UnavailableError():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        case OutcomeUnknownError() | UnknownWriteError():
+            return HTTPStatus.GATEWAY_TIMEOUT
+        case _:
+            return HTTPStatus.INTERNAL_SERVER_ERROR
