@@ -93,9 +93,9 @@ def test_what_happens_appears_and_changes_without_a_reload(
         eventually(lambda: str(txn.id) not in text_of(driver, "#oldest"), "it is gone again")
         await_text(driver, "#rounds", "direct")
         await_text(driver, "#stream-title", orders)
-        await_text(driver, "#segments", "0.#0")
+        await_text(driver, "#segments", "0.#epoch.0")
         client.admin.scale(orders, seal=[0], ranges=[(0, 0.25), (0.25, 0.5)])
-        await_text(driver, "#segments", "2.#1")
+        await_text(driver, "#segments", "2.#epoch.1")
         await_text(driver, "#epochs", "scale")
         eventually(
             lambda: driver.execute_script("return document.getElementById('lineage').naturalWidth") > 300, "the picture"
@@ -186,7 +186,8 @@ def test_what_clients_say_of_themselves_is_text(
         assert "executed" not in driver.title
         assert complaints(driver) == [], "there was nothing to stop"
         blocked = driver.execute_script(
-            "try { document.body.innerHTML = '<b>x</b>'; return false } catch (fault) { return fault instanceof TypeError }"
+            "try { document.body.innerHTML = '<b>x</b>'; return false } "
+            "catch (fault) { return fault instanceof TypeError }"
         )
         assert blocked is True, "and markup made of text would have been stopped"
     txn.abort()
@@ -201,7 +202,7 @@ def test_everybody_can_read_it(client: Bridge, orders: str, page: str, tmp_path:
     with browser(tmp_path / "profile", width, dark=dark) as driver:
         driver.get(page)
         await_text(driver, "#oldest", str(txn.id))
-        await_text(driver, "#segments", "0.#0")
+        await_text(driver, "#segments", "0.#epoch.0")
         unlock(driver)
         await_text(driver, "#notice", "The token is right")
         sizes = driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
@@ -221,7 +222,7 @@ def test_everybody_can_read_it(client: Bridge, orders: str, page: str, tmp_path:
 
 
 def faults_for_readers(driver: WebDriver) -> list[Any]:
-    """What a screen reader would stumble over: names, heads, levels of headings, landmarks, and what takes the focus."""
+    """What a screen reader would stumble over: names, heads, levels of headings, landmarks, what takes the focus."""
     found: list[Any] = driver.execute_script(
         """
         const faults = [], seen = (item) => item.getClientRects().length > 0;
@@ -246,14 +247,15 @@ def faults_for_readers(driver: WebDriver) -> list[Any]:
             if (row.cells[0].scope !== "row") faults.push(`a row of ${table.id} has no head`);
           }
         }
-        for (const region of all("[role=region], section, dialog")) {
+        for (const region of all("[role=group], section, dialog")) {
           const by = region.getAttribute("aria-labelledby");
           if (!by || !document.getElementById(by).textContent) faults.push(`region ${region.id} has no name`);
         }
         for (const scrolled of all(".wide"))
           if (scrolled.tabIndex !== 0) faults.push("a region that scrolls does not take the focus");
         for (const item of all("button, a"))
-          if (!(item.getAttribute("aria-label") || item.textContent).trim()) faults.push(`${item.outerHTML} has no name`);
+          if (!(item.getAttribute("aria-label") || item.textContent).trim())
+            faults.push(`${item.outerHTML} has no name`);
         for (const image of all("img, [role=img]"))
           if (!(image.alt || image.getAttribute("aria-label"))) faults.push(`${image.outerHTML} has no text`);
         const ids = [...document.querySelectorAll("[id]")].map((item) => item.id);

@@ -3,7 +3,7 @@
    becomes text, never markup: nodes are made one by one, and the page's policy forbids anything else. */
 
 const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000, PICTURE_MS = 30000;
-const TOKEN = "rollbridge-token";
+const TOKEN = "rollbridge-token", LONG = 160;
 const SVG = "http://www.w3.org/2000/svg";
 
 const by = (id) => document.getElementById(id);
@@ -69,6 +69,7 @@ function webAddress(text) {
 function paint(cell, value, row) {
   const given = typeof value === "object" && value !== null ? value : { text: value };
   if (given.kind) cell.className = given.kind;
+  if (given.title) cell.title = given.title;
   if (given.buttons) {
     if (!cell.firstElementChild) {
       const box = cell.appendChild(node("div", "", { class: "buttons" }));
@@ -116,7 +117,7 @@ function fill(table, rows) {
 }
 
 const n = (text) => ({ text, kind: "n" });
-const words = (text) => ({ text, kind: "text" });
+const words = (text) => ({ text: text.length > LONG ? `${text.slice(0, LONG)}…` : text, title: text.length > LONG ? text : "", kind: "text" });
 
 // Asking
 
@@ -336,7 +337,7 @@ function showStream(found) {
       key: item.segment, data: item,
       cells: [item.segment, `${number(item.low, 4)} to ${number(item.high, 4)}`, n(rate(item.offsets_per_s)),
         { share, text: `${Math.round(100 * share)} %` }, n(size(item.bytes)), n(number(item.end_offset)),
-        n(item.since_epoch === null ? "first shown" : number(item.since_epoch)),
+        n(item.since_epoch === null ? "earlier" : number(item.since_epoch)),
         words(item.partition ? `${item.topic}, partition ${item.partition}` : item.topic)],
     };
   }));
@@ -357,11 +358,12 @@ function showStream(found) {
 
 function showDoctor(found) {
   const when = found.looked_ms === null ? "It is looking for the first time." : `As of ${clock(found.looked_ms)}, it took ${time(found.took_ms)}.`;
-  say(by("doctor-when"), found.fault ? `It could not look: ${found.fault.message}` : `${when}${found.looked_ms !== null && !found.findings.length ? " Nothing is wrong." : ""}`);
+  say(by("doctor-when"), found.fault ? `It could not look: ${found.fault.message}` : `${when}${found.looked_ms === null ? "" : ` ${found.findings.length ? several(found.findings.length, "finding") : "Nothing is wrong"}.`}`);
   const list = by("doctor"), key = JSON.stringify(found.findings);
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  list.replaceChildren(...found.findings.map((item) => {
+  const isLess = (item) => (item.severity === "problem" ? 0 : 1);
+  list.replaceChildren(...[...found.findings].sort((one, other) => isLess(one) - isLess(other)).map((item) => {
     const line = node("li", "", { class: item.severity === "problem" ? "is-problem" : "" });
     line.append(node("span", `${item.severity} ${item.check}: `, { class: item.severity }), item.what, node("br"), "To do: ", item.remedy);
     return line;

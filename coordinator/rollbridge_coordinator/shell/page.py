@@ -56,6 +56,9 @@ SEND_S: Final = 10.0
 """Within which an answer has to have gone."""
 REQUEST_BYTES_MAX: Final = 32 * 1024
 """Of a request, headers and body."""
+PASSED_OVER_S: Final = 1.0
+PASSED_OVER_BYTES: Final = 256 * 1024
+"""For how long, and how much, is read of what a refused client goes on to send."""
 
 ASSETS: Final[Mapping[Place, tuple[str, str]]] = {
     Place.PAGE: ("index.html", "text/html; charset=utf-8"),
@@ -188,6 +191,10 @@ class _PageHttpServer(ThreadingHTTPServer):
         logger.debug("a connection to the page has failed", exc_info=True)
 
 
+class _TooLongError(OSError):
+    """A request has more bytes than are read."""
+
+
 class _BoundedStream(io.RawIOBase):
     """What a client sends, for so long and up to so many bytes in all."""
 
@@ -204,7 +211,7 @@ class _BoundedStream(io.RawIOBase):
         if left_s <= 0:
             raise TimeoutError("the request has not come in time")
         if self._left <= 0:
-            return 0  # as if the client had ended it here
+            raise _TooLongError("the request has too many bytes")
         self._connection.settimeout(left_s)
         count = self._connection.recv_into(memoryview(buffer)[: self._left])
         self._left -= count
@@ -221,6 +228,13 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.rfile.close()
         # The name is of the base class, whose stream has neither a bound nor a deadline.
         self.rfile = io.BufferedReader(_BoundedStream(self.connection))
+
+    def handle_one_request(self) -> None:
+        self.requestline = self.request_version = self.command = ""
+        try:
+            super().handle_one_request()
+        except _TooLongError:
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _handle(self) -> None:
         heading = Heading(
@@ -242,7 +256,8 @@ class _PageHandler(BaseHTTPRequestHandler):
             if verdict.status is HTTPStatus.UNAUTHORIZED:
                 extra["WWW-Authenticate"] = "Bearer"
             self._say(verdict.status, error_document(verdict.code, verdict.message), extra)
-            self._pass_over()
+            if heading.content_length or heading.transfer_encoding:
+                self._pass_over()
             return
         try:
             self._answer(verdict)
@@ -287,10 +302,15 @@ class _PageHandler(BaseHTTPRequestHandler):
 
     def _pass_over(self) -> None:
         """Read what else the client sends, within bounds: closed at once, the connection would lose the answer."""
-        if self.headers.get("Content-Length") or self.headers.get("Transfer-Encoding"):
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(socket.SHUT_WR)
-                self.rfile.read()
+        deadline, passed = Deadline(PASSED_OVER_S), 0
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while passed < PASSED_OVER_BYTES and not deadline.passed():
+                self.connection.settimeout(deadline.left())
+                part = self.connection.recv(65_536)
+                if not part:
+                    break
+                passed += len(part)
 
     def _one(self, name: str) -> str | None:
         """Return a header; what stands there twice is what nobody sends in good faith, and fits no rule."""
@@ -313,9 +333,8 @@ class _PageHandler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what is no request that can be judged; called by the base class."""
         status = HTTPStatus(code)
-        if not hasattr(self, "command") or self.command is None:
-            self.command = ""
         self._say(status, error_document("bad-request", status.phrase.lower()))
+        self._pass_over()
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("%s: %s", self.client_address[0], (format % args).encode("unicode_escape").decode())

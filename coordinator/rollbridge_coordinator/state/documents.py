@@ -432,7 +432,7 @@ def stream_document(
                 "number": segment.number,
                 "low": node.segment.range.low,
                 "high": node.segment.range.high,
-                "since_epoch": node.first if node.first > shown.first else None,
+                "since_epoch": None if node.first == shown.first > history.born else node.first,
                 "topic": place[0],
                 "partition": place[1],
                 "end_offset": None if last is None else last.ends.get(place),
