@@ -97,7 +97,7 @@ def type_into(driver: WebDriver, selector: str, text: str) -> None:
 
 def complaints(driver: WebDriver) -> list[str]:
     """What the browser's console says against the page: errors of scripts, and what its policy has stopped."""
-    entries: list[dict[str, Any]] = driver.get_log("browser")
+    entries: list[dict[str, Any]] = driver.get_log("browser")  # type: ignore[no-untyped-call]
     return [
         str(entry["message"])
         for entry in entries

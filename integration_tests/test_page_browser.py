@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
@@ -219,6 +221,44 @@ def test_everybody_can_read_it(client: Bridge, orders: str, page: str, tmp_path:
         assert 0 <= box[0] < box[1] <= width
         assert complaints(driver) == []
     txn.abort()
+
+
+@pytest.mark.skipif(SCREENSHOT not in os.environ, reason=f"{SCREENSHOT} says where the picture of the README goes")
+def test_the_picture_of_the_readme(client: Bridge, page: str, tmp_path: Path) -> None:
+    """A minute of a shop: streams that are scaled, a rolling commit, loads that go on, and clients that commit."""
+    orders, clicks = "shop/orders", "shop/clicks"
+    for stream, segments in ((orders, 3), (clicks, 2)):
+        client.admin.create_stream(stream, segments=segments)
+    late = client.begin(orders, label="night 2026-11-25")
+    late.write(orders, key=b"k", value=b"v" * 200)
+    client.admin.scale(orders, seal=[0], ranges=[(0, 1 / 6), (1 / 6, 1 / 3)])
+    late.commit()
+    client.admin.scale(orders, seal=[1, 2], ranges=[(1 / 3, 1)])
+    loads = []
+    for label, size, hours in (("backfill of 2019", 60, 48), ("import of suppliers", 7, 2), ("campaign", 1, 24)):
+        loads.append(client.begin(orders, clicks, label=label, timeout=timedelta(hours=hours)))
+        for number in range(size):
+            loads[-1].write(orders, key=b"%d" % number, value=os.urandom(20_000))
+        loads[-1].flush()
+    with browser(tmp_path / "profile", height=1_560) as driver:
+        driver.get(f"{page}#/stream/{orders}")
+        await_text(driver, "#stream-title", orders)
+        points = 0
+        while points < 9:
+            for number in range(20):
+                with client.transaction(orders, clicks) as txn:
+                    for each in range(10 + number):
+                        txn.write(orders, key=b"%d.%d" % (number, each), value=os.urandom(300))
+                        txn.write(clicks, key=b"%d" % each, value=b"c")
+            points = len(read_page(page, "groups/shop/default/last-hour")["points"])
+        eventually(
+            lambda: driver.execute_script("return document.getElementById('lineage').naturalWidth") > 500, "drawn"
+        )
+        eventually(lambda: "–" not in text_of(driver, "#segments tbody td:nth-child(3)"), "rates are measured")
+        shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+    for txn in loads:
+        txn.abort()
+    Path(os.environ[SCREENSHOT]).write_bytes(base64.b64decode(shot["data"]))
 
 
 def faults_for_readers(driver: WebDriver) -> list[Any]:

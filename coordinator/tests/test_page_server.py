@@ -451,3 +451,16 @@ def test_requests_of_a_page_have_a_name_that_a_client_may_have() -> None:
     assert client_name("host-1-77") == "page:host-1-77"
     for name in ("é b", "x" * 500):
         ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1", client_name=client_name(name))
+
+
+def test_a_defect_of_the_page_ends_no_lead(caplog: pytest.LogCaptureFixture) -> None:
+    board, bench = PageBoard(), Bench({"sales/orders": 1})
+    board.look()
+    sheet = PageSheet(board, "sales/default")
+    for _ in range(3):
+        sheet.write(bench.group, lambda _: 1 // 0, 5_000)  # type: ignore[arg-type, return-value]
+    assert len([item for item in caplog.records if "a defect keeps the live page" in item.message]) == 1
+    assert board.led() == set()
+    sheet.remove()
+    sheet.write(bench.group, lambda now_ms: view_of(bench.group, now_ms), 6_000)
+    assert board.sheets("sales/default", 0) is not None, "the next term shows itself"

@@ -36,7 +36,7 @@ from rollbridge_coordinator.state.documents import (
     stream_document,
 )
 from rollbridge_coordinator.state.group import Wait
-from rollbridge_coordinator.state.live import LISTED_MAX, NAMED_MAX, LiveGroup, live_group
+from rollbridge_coordinator.state.live import LISTED_MAX, NAMED_MAX, Listing, LiveGroup, live_group
 from rollbridge_coordinator.state.metrics import ROUNDS_KEPT, CommitPath
 from rollbridge_coordinator.state.recent import (
     STEP_MS,
@@ -196,7 +196,7 @@ def test_very_many_transactions_are_listed_less_often() -> None:
     bench.begin(ORDERS)
     live = shown(bench, 5_000)
     assert live.listing.due_ms == 5_000
-    many = documents.Listing(5_000, 20_000, live.listing.oldest, live.listing.largest)
+    many = Listing(5_000, 20_000, live.listing.oldest, live.listing.largest)
     assert many.due_ms == 9_000
     known = LiveGroup(**{name: getattr(live, name) for name in LiveGroup.__slots__} | {"listing": many})
     assert shown(bench, 8_999, known).listing is many

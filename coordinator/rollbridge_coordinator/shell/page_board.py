@@ -6,6 +6,7 @@ while somebody looks, it puts up a value that does not change any more. Threads 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.live import LiveGroup, live_group
 from rollbridge_coordinator.state.metrics import LeaderView
 from rollbridge_coordinator.state.recent import STEP_MS, Hour, Period, Tally, tally_of
+
+logger = logging.getLogger(__name__)
 
 WATCHED_S: Final = 15.0
 """For how long leaders go on after somebody has looked."""
@@ -127,6 +130,7 @@ class PageSheet:
         self._group = group
         self._known: LiveGroup | None = None
         self._next_s = self._tally_s = 0.0
+        self._is_broken = False
 
     def write(self, group: GroupState, view: Callable[[int], LeaderView], now_ms: int) -> None:
         """Put up what is due.
@@ -137,20 +141,26 @@ class PageSheet:
             now_ms: The leader's clock.
         """
         board = self._board
-        if board is None:
+        if board is None or self._is_broken:
             return
         now_s = time.monotonic()
-        if now_s >= self._tally_s:
-            self._tally_s = now_s + STEP_MS / 1000
-            board.add_tally(self._group, tally_of(group, now_ms))
-        if now_s >= self._next_s and board.is_watched:
-            self._next_s = now_s + INTERVAL_S
-            self._known = live_group(group, view(now_ms), self._known)
-            board.put(self._known)
+        try:
+            if now_s >= self._tally_s:
+                self._tally_s = now_s + STEP_MS / 1000
+                board.add_tally(self._group, tally_of(group, now_ms))
+            if now_s >= self._next_s and board.is_watched:
+                self._next_s = now_s + INTERVAL_S
+                self._known = live_group(group, view(now_ms), self._known)
+                board.put(self._known)
+        except Exception:  # nobody's commit waits for a picture
+            logger.exception("%s: a defect keeps the live page from showing this term", self._group)
+            self._is_broken = True
+            board.drop(self._group)
 
     def remove(self) -> None:
         """Take it down: the group is no longer led here."""
         self._known = None
         self._next_s = self._tally_s = 0.0
+        self._is_broken = False
         if self._board is not None:
             self._board.drop(self._group)

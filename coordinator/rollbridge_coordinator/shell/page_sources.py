@@ -58,10 +58,14 @@ ANSWER_S: Final = 5.0
 """Longest time of all requests for one answer."""
 KEPT_S: Final = 1.0
 """For how long an answer of ZooKeeper is used again."""
+LED_KEPT_S: Final = 0.5
+"""For how long what a leader has put up is used again as it was written down."""
 SLOWLY_KEPT_S: Final = 5.0
 """For how long a list that takes many requests is."""
 MEASURED_S: Final = 5.0
 """Between two measures of a stream."""
+RATE_MS_MAX: Final = 60_000
+"""A rate over a longer time says nothing of now."""
 BOARD_S: Final = 1.5
 """How long a leader is waited for that has put up nothing fresh."""
 KEPT_MAX: Final = 64
@@ -133,6 +137,7 @@ class PageSources:
         self._coordinators = coordinators
         self._faults = faults
         self._leads: KeptAnswers[None, Sequence[LeadView]] = KeptAnswers(KEPT_S)
+        self._led: KeptAnswers[GroupName, Document] = KeptAnswers(LED_KEPT_S)
         self._others: KeptAnswers[GroupName, Document] = KeptAnswers(SLOWLY_KEPT_S)
         self._streams: KeptAnswers[StreamName, _KnownStream] = KeptAnswers(KEPT_S)
         self._measures: KeptAnswers[StreamName, tuple[Measure | None, Measure]] = KeptAnswers(MEASURED_S)
@@ -200,10 +205,8 @@ class PageSources:
         self._board.look()
         name = GroupName.parse(text)
         lead = self._lead_of(name)
-        sheets = self._board.sheets(str(name), BOARD_S)
-        if sheets is not None:
-            glance = Glance(live=sheets.latest, minute=self._board.last_minute(str(name), sheets.latest.at_ms))
-            return led_group_document(lead, glance, sheets.earlier)
+        if str(name) in self._board.led() and (found := self._led.get(name, lambda _: self._led_group(name, lead))):
+            return found
         return self._others.get(name, lambda _: self._read_group(name, lead))
 
     def last_hour(self, text: str) -> Document:
@@ -245,6 +248,14 @@ class PageSources:
         return self._doctor.look()
 
     # What they are made of
+
+    def _led_group(self, name: GroupName, lead: LeadView) -> Document:
+        """Return all about a group that is led here; nothing if its leader has put up nothing yet."""
+        sheets = self._board.sheets(str(name), BOARD_S)
+        if sheets is None:
+            return {}
+        glance = Glance(live=sheets.latest, minute=self._board.last_minute(str(name), sheets.latest.at_ms))
+        return led_group_document(lead, glance, sheets.earlier)
 
     def _glance(self, lead: LeadView, now_ms: int, patience_s: float) -> Glance | None:
         sheets = self._board.sheets(lead.group, patience_s) if lead.is_here else None
@@ -354,7 +365,8 @@ class PageSources:
         except RollbridgeError as missing:
             fault = str(missing)
         last = Measure(at_ms, ends, sizes, fault)
-        return (None if before is None else before[1]), last
+        earlier = None if before is None or last.at_ms - before[1].at_ms > RATE_MS_MAX else before[1]
+        return earlier, last
 
 
 class _KnownStream:

@@ -7,6 +7,7 @@ the tallies of a group for as long as its coordinator runs, whichever terms they
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rollbridge_coordinator.state.group import GroupState
 STEP_MS: Final = 10_000
 """Between two tallies."""
 TALLIES_KEPT: Final = 361
-"""An hour of them, and the one before."""
+"""An hour of them, and the one before: 0.2 MB for each group that is led."""
 MINUTE_MS: Final = 60_000
 
 
@@ -42,7 +43,7 @@ class Tally:
     aborted: int
     records: int
     bytes: int
-    latencies: tuple[int, ...]
+    latencies: Sequence[int]
 
 
 def tally_of(group: GroupState, now_ms: int) -> Tally:
@@ -56,7 +57,7 @@ def tally_of(group: GroupState, now_ms: int) -> Tally:
         aborted=metrics.aborted.total(),
         records=metrics.records.total(),
         bytes=metrics.bytes.total(),
-        latencies=tuple(map(sum, zip(*(known.counts for known in metrics.latencies.values()), strict=True))),
+        latencies=array("q", map(sum, zip(*(known.counts for known in metrics.latencies.values()), strict=True))),
     )
 
 
