@@ -16,13 +16,13 @@ from typing import Final
 
 import click
 
-from rollbridge.cli.tables import lineage_svg
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import RollbridgeError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import key_hash
 from rollbridge.model.names import StreamName, parse_segment_topic
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.picture import lineage_svg
 from spark_examples.demo import flights
 from spark_examples.demo.cast import Cast, assemble, happens, require
 from spark_examples.demo.flights import Flights
