@@ -7,10 +7,12 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from rollbridge.cli.common import ExitCode
 from rollbridge.cli.main import main
+from rollbridge.cli.main import rollbridge as command_line
 from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
 from rollbridge.monitoring.alerts import Alert, plain_runbook, runbook
 from rollbridge.monitoring.rules import ALERTS, alerts_of, remedy, rules
@@ -159,3 +161,27 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path, capsys: 
     code, _, err = told(capsys, "monitoring", str(tmp_path / "file" / "below"))
     assert code == ExitCode.ENVIRONMENT
     assert str(tmp_path / "file" / "below") in err
+
+
+# What a runbook names
+
+
+COMMAND = re.compile(r"\brollbridge ((?:[a-z]+ ?)+)((?:--[a-z-]+)?)")
+
+
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
+def test_commands_and_settings_of_a_runbook_exist(alert: Alert) -> None:
+    text = runbook(alert)
+    for words, option in COMMAND.findall(text):
+        command: click.Command = command_line
+        for word in words.split():
+            if not isinstance(command, click.Group):
+                break  # the sentence goes on
+            found = command.get_command(click.Context(command), word)
+            assert found is not None, f"rollbridge {words}"
+            command = found
+        known = {name for parameter in (*command.params, *command_line.params) for name in parameter.opts}
+        assert not option or option in known, f"rollbridge {words}{option}"
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("## Board and alerts")[0]
+    for setting in re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", text):
+        assert f"| `{setting.lower()}` |" in page, setting
