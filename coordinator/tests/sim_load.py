@@ -18,7 +18,7 @@ from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.scaling import ScalingPolicy
 from rollbridge_coordinator.state import scaling
 from rollbridge_coordinator.state.load import WINDOWS
-from rollbridge_coordinator.state.scaling import Plan, ScalingSettings, ScalingState, SegmentMerge, SegmentSplit
+from rollbridge_coordinator.state.scaling import ScalingPlan, ScalingSettings, ScalingState, SegmentMerge, SegmentSplit
 
 SAMPLED = 2_000
 START_MS = 10_000_000
@@ -99,7 +99,7 @@ class LoadRun:
         self.counts: list[int] = [segments]
         """Numbers of segments there have been."""
         self.waits: list[str] = []
-        self.plans: list[Plan] = []
+        self.plans: list[ScalingPlan] = []
 
     @property
     def now_ms(self) -> int:
@@ -172,7 +172,7 @@ class LoadRun:
         drawn = self.rng.choices(positions, shares, k=SAMPLED) if positions else []
         return scaling.cut(whole, parts, [(item, 1.0) for item in drawn])
 
-    def _scale(self, plan: Plan | None) -> None:
+    def _scale(self, plan: ScalingPlan | None) -> None:
         if plan is None:
             return
         record = self.history.plan_scale(plan.seal, sorted(plan.ranges), self.now_ms, plan.reason)

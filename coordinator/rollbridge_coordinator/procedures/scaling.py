@@ -43,7 +43,7 @@ from rollbridge_coordinator.state.load import WINDOWS
 from rollbridge_coordinator.state.scaling import (
     ActiveSegment,
     Hold,
-    Plan,
+    ScalingPlan,
     SegmentMerge,
     SegmentSplit,
     WaitKind,
@@ -168,7 +168,7 @@ def _rest(name: str) -> str:
 
 def _plan(
     stream: LedStream, decision: SegmentSplit | SegmentMerge, segments: list[ActiveSegment], until_ms: int
-) -> Steps[Plan | None]:
+) -> Steps[ScalingPlan | None]:
     """Return what to do; None if nothing is gained, as one key makes the load."""
     if isinstance(decision, SegmentMerge):
         return plan_merge(decision, segments)
@@ -201,7 +201,7 @@ def _look_for_foreign(stream: LedStream, decision: SegmentSplit | SegmentMerge) 
     return "" if before is None else name_some(found & before)
 
 
-def _scale(group: GroupState, name: str, stream: LedStream, plan: Plan, now_ms: int) -> Steps[Hold | None]:
+def _scale(group: GroupState, name: str, stream: LedStream, plan: ScalingPlan, now_ms: int) -> Steps[Hold | None]:
     """Record a scale and carry it out; return why it was refused, if it was."""
     stream.scaling.obstacles = None
     created_ms = group.times.stamp(now_ms)

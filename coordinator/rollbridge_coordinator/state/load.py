@@ -30,7 +30,7 @@ _LENGTH_MAX: Final = 1.5
 """A window between two samples may be longer by this factor; beyond it too little was measured to tell."""
 
 
-class Sample(NamedTuple):
+class LoadSample(NamedTuple):
     """How much had been written to a segment by a time, ms by the leader's clock, since it was first seen."""
 
     ms: int
@@ -49,7 +49,7 @@ class SegmentLoad:
 
     segment: SegmentId
     value: int
-    samples: list[Sample]
+    samples: list[LoadSample]
 
     def rate(self, window_ms: float, spacing_ms: int) -> float | None:
         """Return what was written each second of a window that ends with the last look; None if it is not full.
@@ -75,9 +75,9 @@ class SegmentLoad:
                 highest = max(highest, _rate(self.samples[start], newer))
         return highest
 
-    def add(self, sample: Sample, longest_ms: float) -> None:
+    def add(self, sample: LoadSample, longest_ms: float) -> None:
         """Add a sample, and drop those that no window needs any more."""
-        kept: list[Sample] = []
+        kept: list[LoadSample] = []
         for item in self.samples:
             if len(kept) > 1 and item.ms - kept[-2].ms < (sample.ms - item.ms) / _FINENESS:
                 kept[-1] = item  # the one between these two is not needed at this age
@@ -88,7 +88,7 @@ class SegmentLoad:
         self.samples = kept[max(beyond - 1, 0) :]
 
 
-def _rate(older: Sample, newer: Sample) -> float:
+def _rate(older: LoadSample, newer: LoadSample) -> float:
     return (newer.written - older.written) * 1000 / (newer.ms - older.ms)
 
 
@@ -132,13 +132,13 @@ class StreamLoad:
                 continue
             known = self.segments.get(int(item.id.number))
             if known is None:
-                self.segments[int(item.id.number)] = SegmentLoad(item.id, value, [Sample(now_ms, 0)])
+                self.segments[int(item.id.number)] = SegmentLoad(item.id, value, [LoadSample(now_ms, 0)])
                 continue
             if now_ms == known.samples[-1].ms:
                 continue
             written = known.samples[-1].written + self._since(known, item.id, value, history)
             known.segment, known.value = item.id, value
-            known.add(Sample(now_ms, written), longest_ms)
+            known.add(LoadSample(now_ms, written), longest_ms)
 
     def _since(self, known: SegmentLoad, segment: SegmentId, value: int, history: EpochHistory) -> int:
         """Return what was written since the last look; retention makes sizes smaller, and counts as nothing."""

@@ -407,7 +407,7 @@ def _merge(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScalingPlan:
     """A scale: the numbers of the segments that are sealed, the ranges of those that replace them, and why."""
 
     seal: tuple[int, ...]
@@ -415,14 +415,18 @@ class Plan:
     reason: str
 
 
-def plan_merge(decision: SegmentMerge, segments: Sequence[ActiveSegment]) -> Plan:
+def plan_merge(decision: SegmentMerge, segments: Sequence[ActiveSegment]) -> ScalingPlan:
     """Return the scale that merges runs of neighbours."""
     ranges = {item.number: item.range for item in segments}
     joined = tuple(KeyRange(ranges[run[0]].low, ranges[run[-1]].high) for run in decision.runs)
-    return Plan(tuple(number for run in decision.runs for number in run), joined, decision.why[:REASON_CHARACTERS_MAX])
+    return ScalingPlan(
+        tuple(number for run in decision.runs for number in run), joined, decision.why[:REASON_CHARACTERS_MAX]
+    )
 
 
-def plan_split(state: ScalingState, decision: SegmentSplit, cuts: Mapping[int, RangeCut], until_ms: int) -> Plan | None:
+def plan_split(
+    state: ScalingState, decision: SegmentSplit, cuts: Mapping[int, RangeCut], until_ms: int
+) -> ScalingPlan | None:
     """Return the scale that cuts segments; None if nothing is gained by any of the cuts.
 
     Args:
@@ -442,7 +446,7 @@ def plan_split(state: ScalingState, decision: SegmentSplit, cuts: Mapping[int, R
         return None
     keys = sum(item.keys for item in useful.values())
     how = f"cut at quantiles of {keys:,} recent keys" if keys else "cut evenly, too few keys are known"
-    return Plan(
+    return ScalingPlan(
         tuple(useful),
         tuple(item for found in useful.values() for item in found.ranges),
         f"{decision.why[: REASON_CHARACTERS_MAX - len(how) - 2]}; {how}",
