@@ -224,13 +224,14 @@ def test_everybody_can_read_it(client: Bridge, orders: str, page: str, tmp_path:
 
 
 @pytest.mark.skipif(SCREENSHOT not in os.environ, reason=f"{SCREENSHOT} says where the picture of the README goes")
-def test_the_picture_of_the_readme(client: Bridge, page: str, tmp_path: Path) -> None:
+def test_the_picture_of_the_readme(cluster: AnyCluster, root: str, client: Bridge, page: str, tmp_path: Path) -> None:
     """A minute of a shop: streams that are scaled, a rolling commit, loads that go on, and clients that commit."""
     orders, clicks = "shop/orders", "shop/clicks"
     for stream, segments in ((orders, 3), (clicks, 2)):
         client.admin.create_stream(stream, segments=segments)
     late = client.begin(orders, label="night 2026-11-25")
-    late.write(orders, key=b"k", value=b"v" * 200)
+    for number in range(30):
+        late.write(orders, key=b"%d" % number, value=b"v" * 200)
     client.admin.scale(orders, seal=[0], ranges=[(0, 1 / 6), (1 / 6, 1 / 3)])
     late.commit()
     client.admin.scale(orders, seal=[1, 2], ranges=[(1 / 3, 1)])
@@ -240,7 +241,10 @@ def test_the_picture_of_the_readme(client: Bridge, page: str, tmp_path: Path) ->
         for number in range(size):
             loads[-1].write(orders, key=b"%d" % number, value=os.urandom(20_000))
         loads[-1].flush()
-    with browser(tmp_path / "profile", height=1_560) as driver:
+    with (
+        paged_coordinator(cluster, root, "two", tmp_path, ROLLBRIDGE_COORDINATOR_PAGE_URL="http://shop-2:9465/"),
+        browser(tmp_path / "profile") as driver,
+    ):
         driver.get(f"{page}#/stream/{orders}")
         await_text(driver, "#stream-title", orders)
         points = 0
@@ -255,7 +259,13 @@ def test_the_picture_of_the_readme(client: Bridge, page: str, tmp_path: Path) ->
             lambda: driver.execute_script("return document.getElementById('lineage').naturalWidth") > 500, "drawn"
         )
         eventually(lambda: "–" not in text_of(driver, "#segments tbody td:nth-child(3)"), "rates are measured")
-        shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+        await_text(driver, "#coordinators", "two")
+        box = driver.execute_script(
+            "return document.getElementById('epochs-title').getBoundingClientRect().top + scrollY"
+        )
+        clip = {"x": 0, "y": 0, "width": WIDE, "height": box, "scale": 0.75}
+        how = {"format": "webp", "quality": 60, "captureBeyondViewport": True, "clip": clip}
+        shot = driver.execute_cdp_cmd("Page.captureScreenshot", how)
     for txn in loads:
         txn.abort()
     Path(os.environ[SCREENSHOT]).write_bytes(base64.b64decode(shot["data"]))

@@ -228,6 +228,7 @@ function showGroup(found) {
   by("open-tables").hidden = open.count === 0;
   for (const [id, list] of [["oldest", open.oldest], ["largest", open.largest]]) {
     fill(id, transactionRows(list));
+    by(id).classList.toggle("is-locked", !state.unlocked);
     by(`${id}-title`).hidden = list.length === 0;
   }
   fill("waiting", found.waiting.map((item, index) => ({
@@ -264,13 +265,14 @@ const CHARTS = [
   { title: "Bytes/s", text: size, lines: [["", "bytes_per_s"]] },
   { title: "Commit latency", text: time, lines: [["p50", "commit_latency_p50_ms"], ["p99", "commit_latency_p99_ms"]] },
 ];
-const WIDTH = 600, HEIGHT = 100;
+const WIDTH = 600, HEIGHT = 100, SHORTEST_MS = 300000, HOUR = 3600000;
 
 function showHour(found) {
   const points = found.points;
   by("hour-none").hidden = points.length > 0;
   by("hour").hidden = points.length === 0;
-  const box = by("hour");
+  const box = by("hour"), first = points.length ? points[0].at_ms - points[0].ms : found.now_ms;
+  const span = Math.min(Math.max(found.now_ms - first, SHORTEST_MS), HOUR);
   CHARTS.forEach((chart, index) => {
     const figure = box.children[index] || box.appendChild(newFigure(chart));
     const values = chart.lines.flatMap(([, key]) => points.map((point) => point[key])).filter((value) => value !== null);
@@ -279,11 +281,11 @@ function showHour(found) {
       const last = points.length ? points[points.length - 1][key] : null;
       return `${name ? `${name} ` : ""}${chart.text(last)}`;
     });
-    const about = `${chart.title}: ${now.join(", ")} now, ${chart.text(values.length ? most : null)} at most in the last hour`;
+    const about = `${chart.title}: ${now.join(", ")} now, ${chart.text(values.length ? most : null)} at most in the last ${Math.round(span / 60000)} min`;
     say(figure.querySelector("figcaption"), `${about}${chart.lines.length > 1 ? " (p99 dashed)" : ""}`);
     figure.querySelector("svg").setAttribute("aria-label", about);
     chart.lines.forEach(([, key], line) =>
-      figure.querySelectorAll("path")[line].setAttribute("d", pathOf(points, key, most, found.now_ms, found.step_ms)));
+      figure.querySelectorAll("path")[line].setAttribute("d", pathOf(points, key, most, found, span)));
   });
 }
 
@@ -302,14 +304,14 @@ function newFigure(chart) {
   return figure;
 }
 
-function pathOf(points, key, most, nowMs, stepMs) {
+function pathOf(points, key, most, found, span) {
   const parts = [];
   let before = null;
   for (const point of points) {
     if (point[key] === null) { before = null; continue; }
-    const x = WIDTH * (1 - (nowMs - point.at_ms) / 3600000);
+    const x = Math.max(0, WIDTH * (1 - (found.now_ms - point.at_ms) / span));
     const y = 3 + (HEIGHT - 6) * (1 - (most ? point[key] / most : 0));
-    const joins = before !== null && point.at_ms - before < 2.5 * stepMs;
+    const joins = before !== null && point.at_ms - before < 2.5 * found.step_ms;
     parts.push(joins ? `L${x.toFixed(1)} ${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}h1`);
     before = point.at_ms;
   }
