@@ -19,7 +19,7 @@ from rollbridge.model.verification import (
     Placed,
     SegmentCheck,
     SignedRun,
-    Tally,
+    VerificationTally,
 )
 
 A, B = TransactionId.of(0, 7).bytes, TransactionId.of(0, 8).bytes
@@ -33,8 +33,8 @@ def check(
     *,
     is_whole: bool = True,
     is_compacted: bool = False,
-) -> tuple[Discrepancies, Tally]:
-    findings, tally = Discrepancies(), Tally()
+) -> tuple[Discrepancies, VerificationTally]:
+    findings, tally = Discrepancies(), VerificationTally()
     present = SegmentCheck(
         "s", placed, first, end, is_whole=is_whole, is_compacted=is_compacted, findings=findings, tally=tally
     )

@@ -15,7 +15,7 @@ from rollbridge.cli.common import CliContext, ExitCode, connected
 from rollbridge.cli.tables import counted
 from rollbridge.doctor import verify as checks
 from rollbridge.model.names import check_stream_or_topic
-from rollbridge.model.verification import Tally
+from rollbridge.model.verification import VerificationTally
 
 _UNCHECKED = {
     "deleted": "were deleted from their segments since",
@@ -67,7 +67,7 @@ def verify(context: CliContext, stream_name: str, no_progress: bool) -> int:
 
 
 def _summary(found: checks.StreamVerification, seconds: float) -> Iterator[str]:
-    tally: Tally = found.tally
+    tally: VerificationTally = found.tally
     yield (
         f"{counted(tally.matched, 'record')} of {counted(found.transactions, 'transaction')} in "
         f"{counted(found.segments, 'segment')} stand where the commit log says, once; {tally.plain:,} are of plain "

@@ -37,7 +37,7 @@ from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_bun
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.records import StreamConfig
-from rollbridge.model.verification import Discrepancies, DiscrepancyKind, Placed, SegmentCheck, Tally
+from rollbridge.model.verification import Discrepancies, DiscrepancyKind, Placed, SegmentCheck, VerificationTally
 
 FETCH_BYTES: Final = 8 << 20
 SPILL_BYTES: Final = 32 << 20
@@ -65,7 +65,7 @@ class StreamVerification:
     """
 
     findings: Discrepancies = field(default_factory=Discrepancies)
-    tally: Tally = field(default_factory=Tally)
+    tally: VerificationTally = field(default_factory=VerificationTally)
     segments: int = 0
     transactions: int = 0
     log_start: int = 0
@@ -260,7 +260,7 @@ class Verifier:
 
     def _read_segment(self, segment: SegmentId, first: int, end: int, spill: Spill) -> None:
         topic, partition = self._config.place(segment)
-        tally, findings = Tally(), self._found.findings
+        tally, findings = VerificationTally(), self._found.findings
         limits = self._config.limits_in(segment.epoch)
         is_compacted = limits is not None and limits.is_compacted
         check = SegmentCheck(
@@ -295,7 +295,7 @@ class Verifier:
         offset: int,
         end: int,
         check: SegmentCheck,
-        tally: Tally,
+        tally: VerificationTally,
         topic: str,
         *,
         is_compacted: bool,

@@ -87,7 +87,7 @@ class SignedRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class VerificationTally:
     """What was looked at, in records, and what could not be."""
 
     matched: int = 0
@@ -109,7 +109,7 @@ class Tally:
     elsewhere: int = 0
     """Named by the log in segments that were removed, or in former lives of the stream."""
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: VerificationTally) -> None:
         """Add what somebody else has looked at."""
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
@@ -156,7 +156,7 @@ class SegmentCheck:
         is_whole: bool,
         is_compacted: bool = False,
         findings: Discrepancies,
-        tally: Tally,
+        tally: VerificationTally,
     ) -> None:
         self._name = name
         self._first = first
