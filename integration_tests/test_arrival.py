@@ -50,7 +50,10 @@ def health(log: Path) -> tuple[int, str]:
         return refused.code, refused.read().decode()
 
 
-def test_it_waits_for_zookeeper_then_for_kafka_and_then_serves(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
+def test_it_waits_for_zookeeper_then_for_kafka_and_then_serves(
+    cluster: AnyCluster, root: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    scope = unique_name("early")
     log = tmp_path / "early.log"
     with Link(cluster.zookeeper) as zookeeper, Link(cluster.bootstrap_servers.split(",")[0]) as kafka:
         zookeeper.cut()
@@ -68,7 +71,7 @@ def test_it_waits_for_zookeeper_then_for_kafka_and_then_serves(cluster: AnyClust
             with rollbridge.connect(
                 cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root
             ) as client:
-                client.admin.create_stream("sales/orders")
+                client.admin.create_stream(f"{scope}/orders")
     text = log.read_text()
     assert len(re.findall("waits for ZooKeeper", text)) >= 1
     assert f"Kafka at {kafka.address}: they answer, after" in text
@@ -122,8 +125,9 @@ def test_every_line_of_a_log_that_is_json_is_json(cluster: AnyCluster, root: str
 
 
 def test_a_log_that_is_moved_is_written_anew_and_sighup_ends_nothing(
-    cluster: AnyCluster, root: str, tmp_path: Path
+    cluster: AnyCluster, root: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
+    scope = unique_name("moved")
     path = tmp_path / "coordinator.log"
     arguments = (f"--log-file={path}", "--log-format=json", "--log-level=DEBUG")
     with coordinator(cluster, root, "moved", tmp_path, arguments=arguments) as process:
@@ -131,8 +135,8 @@ def test_a_log_that_is_moved_is_written_anew_and_sighup_ends_nothing(
         path.rename(tmp_path / "coordinator.log.1")
         process.send_signal(signal.SIGHUP)
         with rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as client:
-            client.admin.create_stream("sales/orders")
-        until(lambda: path.exists() and "sales" in path.read_text())
+            client.admin.create_stream(f"{scope}/orders")
+        until(lambda: path.exists() and scope in path.read_text())
         assert process.poll() is None
     for text in path.read_text().splitlines():
         assert json.loads(text)["time"].endswith("Z")
