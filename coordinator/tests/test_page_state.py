@@ -242,6 +242,20 @@ def test_what_waits_and_what_is_in_error_is_shown() -> None:
     assert (found["summary"]["streams_in_error"], found["summary"]["waiting_changes"]) == (1, 1)
 
 
+def test_lag_is_that_of_the_streams_that_there_are() -> None:
+    bench = Bench({ORDERS: 1, AUDIT: 1})
+    bench.begin(ORDERS)
+    place = next(iter(bench.group.streams[ORDERS].partitions()))
+    live = shown(bench, ends={place: 8, ("sales.gone.transaction-buffer", 0): 1_000})
+    assert live.lag == 7
+    assert {
+        item["stream"]: item["lag_messages"] for item in led_group_document(LEAD, Glance(live=live), None)["streams"]
+    } == {
+        ORDERS: 7,
+        AUDIT: 0,
+    }
+
+
 def test_a_glance_has_the_same_fields_whether_or_not_anything_is_known() -> None:
     bench = Bench({ORDERS: 1})
     bench.begin(ORDERS, lease_ms=9_000)

@@ -196,7 +196,11 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
     listing = None if known is None else known.listing
     if listing is None or not listing.at_ms <= view.now_ms < listing.due_ms:
         listing = list_open(group.fold.open.values(), view.now_ms)
-    lags = {partition: max(end - group.fold.positions.get(partition, 0), 0) for partition, end in view.ends.items()}
+    # Of its streams only: the tail may still know the end of a buffer that is gone.
+    lags = {
+        partition: max(view.ends.get(partition, 0) - group.fold.positions.get(partition, 0), 0)
+        for partition in group.partitions()
+    }
     streams = [_live_stream(group, view, name, lags) for name in _chosen(group, view)]
     return LiveGroup(
         name=str(group.name),
