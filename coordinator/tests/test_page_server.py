@@ -142,6 +142,7 @@ def test_methods_and_paths_that_there_are_not_are_refused_as_http_says(port: int
     status, headers, body = ask(port, "/", "HEAD")
     assert (status, body) == (200, b"")
     assert int(headers["Content-Length"]) == len(ask(port, "/")[2])
+    assert raw(port, b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n").endswith(b"\r\n\r\n")
     assert ask(port, "/nothing")[0] == 404
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         status, headers, _ = ask(port, "/api/v1/overview", method)
