@@ -77,6 +77,8 @@ SAME: Final = {
     "Admin.update_group": "Admin.update_stream",
     "Admin.groups": "Admin.group",
     "SharedClient.committed": "SharedClient.joint",
+    "Transaction.wait_and_tell": "CommitFuture.result",
+    "ResumedTransaction.wait_and_tell": "CommitFuture.result",
 }
 CALLS: Final = frozenset(
     {
@@ -88,6 +90,8 @@ CALLS: Final = frozenset(
         "Admin.scale",
         "Admin.truncate",
         "Admin.update_stream",
+        "Bridge.arrived",
+        "Bridge.commit_arrived",
         "Bridge.extend",
         "Bridge.join",
         "Bridge.outcome",
@@ -356,6 +360,8 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
     lanes.add("outcome", "Bridge.outcome", lambda: client.outcome(identifier, timeout=times))
     lanes.add("outcome", "Bridge.extend", lambda: client.extend(identifier, timedelta(days=1), timeout=times))
     lanes.add("outcome", "Bridge.story", lambda: client.story(identifier, timeout=times))
+    lanes.add("arrived", "Bridge.arrived", lambda: client.arrived(identifier, timeout=times))
+    lanes.add("arrived", "Bridge.commit_arrived", lambda: client.commit_arrived(identifier, timeout=times))
     lanes.add("outcome", "Bridge.unfinished", lambda: client.unfinished(timeout=times))
     lanes.add("outcome", "Bridge.join", lambda: client.join(identifier, timeout=times))
     lanes.add("scale", "Admin.scale", lambda: admin.scale(stream, seal=[0], ranges=[(0.0, 0.5)], timeout_s=times))

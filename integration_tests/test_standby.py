@@ -85,6 +85,6 @@ def test_a_standby_takes_over_from_what_it_has_read(
 
 def _gauges(path: Path) -> dict[str, int]:
     return {
-        name: int(value)
-        for name, value in re.findall(r"^rollbridge_standby_(\w+)\{.*\} (-?\d+)$", path.read_text(), re.M)
+        name: int(float(value))
+        for name, value in re.findall(r"^rollbridge_standby_(\w+)\{.*\} (\S+)$", path.read_text(), re.M)
     }
