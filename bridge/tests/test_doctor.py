@@ -22,11 +22,12 @@ from rollbridge.doctor.facts import (
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import Epoch, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.segment_graph import Segment
 from rollbridge.model.snapshots import SegmentIndex, Snapshot
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
@@ -490,13 +491,17 @@ def test_a_segment_that_was_truncated_away_is_not_missed() -> None:
     ],
 )
 def test_streams_with_many_topics_or_epochs_are_named(segments: int, epochs: int, remedy: str) -> None:
-    history = EpochHistory.create(even_ranges(segments), 0)
-    ended: dict[SegmentId, int] = {}
-    while len(history.records) < epochs:
-        record = history.plan_scale([item.id.number for item in history.active.segments], even_ranges(1), 1)
-        ended = {item.id: 0 for item in history.active.segments}
-        records = (*history.records, replace(record, sealed_ends=ended))
-        history = EpochHistory(records, history.removed | ended.keys())
+    records = [*EpochHistory.create(even_ranges(segments), 0).records]
+    removed: set[SegmentId] = set()
+    for number in range(1, epochs):  # not planned one after the other, which takes seconds for so many
+        ended = {item.id: 0 for item in records[-1].segments}
+        removed |= ended.keys()
+        [keys] = even_ranges(1)
+        successor = Segment(SegmentId.of(number, number), keys)
+        epoch = successor.id.epoch
+        record = replace(records[-1], epoch=epoch, reference_epoch=epoch, segments=(successor,), sealed_ends=ended)
+        records.append(replace(record, cause=EpochCause.SCALE, created_ms=1))
+    history = EpochHistory(tuple(records), frozenset(removed))
     names = {STREAM.segment_topic(item.id) for item in history.active.segments}
     facts = replace(with_stream(history=history), topics={**GOOD.topics, **{name: topic(name) for name in names}})
     found = [finding for finding in find(facts) if finding.check == "growth"]
