@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coordinator.tests.makers import Bench
-from coordinator.tests.sim_actors import Leader, stream_config
+from coordinator.tests.sim_actors import stream_config
+from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, shard
 from rollbridge.errors import ConflictError
@@ -22,13 +22,13 @@ from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, Retention, StreamConfig, TopicLimits
+from rollbridge.model.records import Retention, StreamConfig, TopicLimits
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.faults import Faults, StaleStateError
+from rollbridge_coordinator.state.faults import Faults
 
 GROUP = GroupName("topics")
 ORDERS, OTHER = StreamName("topics", "orders"), StreamName("topics", "other")
@@ -36,20 +36,15 @@ TOPIC, PARTITIONS = "orders", 3
 LOG = GROUP.commit_log_topic
 
 
-class Scene:
+class Scene(LedWorld):
     """A topic with records, a group that has adopted it, and another stream of that group."""
 
     def __init__(self) -> None:
-        self.world, self.rng, self.clock_ms = World(), random.Random(0), 1_000_000
-        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
-            self.world.ensure(path)
-        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
+        super().__init__(GROUP)
         self.world.create(TOPIC, PARTITIONS)
         self.before = [Record("k", f"k={number}") for number in range(6)]
         for number, record in enumerate(self.before):
             self.world.produce(shard(TOPIC, number % PARTITIONS), record)
-        self.counter, self.terms_ended = 0, 0
-        self.leader = Leader(self.world, GROUP)
         assert self.answer(RequestKind.CREATE_STREAM, OTHER, segments=1).ok
         assert self.adopt().ok
 
@@ -74,30 +69,9 @@ class Scene:
         self.until(lambda: path in self.world.nodes)
         return AdminAnswer.from_json(self.world.nodes[path])
 
-    def step(self) -> None:
-        """The leader goes on; one that gives up has a successor."""
-        self.clock_ms += 10
-        self.world.clock_ms = self.clock_ms
-        try:
-            self.leader.step(self.clock_ms, self.rng)
-        except (fx.EffectRefusedError, StaleStateError):
-            self.terms_ended += 1
-            self.take_over()
-
-    def take_over(self) -> None:
-        self.world.expire_native(self.leader.epoch)
-        self.leader = Leader(self.world, GROUP)
-
     def steps(self, count: int = 1_000) -> None:
         for _ in range(count):
             self.step()
-
-    def until(self, condition: Callable[[], bool], steps: int = 6_000) -> None:
-        for _ in range(steps):
-            if condition():
-                return
-            self.step()
-        raise AssertionError(f"not within {steps} steps")
 
     def commit(
         self, stream: StreamName = ORDERS, segment: int = 0, conditions: Sequence[StreamCondition] = ()

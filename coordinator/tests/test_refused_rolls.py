@@ -7,14 +7,12 @@ reason, or its stream is in an error state that it leaves once nothing is refuse
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 
 import pytest
 
-from coordinator.tests.sim_actors import Leader
+from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import World
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import StreamCondition
@@ -23,12 +21,12 @@ from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Group, Retention
+from rollbridge.model.records import Retention
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import ANY
 from rollbridge_coordinator.procedures import rolling
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import SEAL_TIMEOUT, StaleStateError
+from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
 
 GROUP = GroupName("sales")
 ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")
@@ -38,16 +36,11 @@ DUPLICATE = ".epoch-2"
 ACTIVE = ".epoch-1"
 
 
-class Scene:
+class Scene(LedWorld):
     """A transaction on a stream that has been scaled since, and another stream of the group."""
 
     def __init__(self) -> None:
-        self.world, self.rng, self.clock_ms = World(), random.Random(0), 1_000_000
-        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
-            self.world.ensure(path)
-        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
-        self.counter, self.terms_ended = 0, 0
-        self.leader = Leader(self.world, GROUP)
+        super().__init__(GROUP)
         for name in (ORDERS, OTHER):
             self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=1, created_ms=0))
         self.until(lambda: len(self.world.children(paths.streams("sales"))) == 2)
@@ -65,27 +58,6 @@ class Scene:
 
     def ask(self, request: AdminRequest) -> None:
         self.world.request(GROUP, request.to_json())
-
-    def step(self) -> None:
-        """The leader goes on; one that gives up has a successor."""
-        self.clock_ms += 10
-        self.world.clock_ms = self.clock_ms
-        try:
-            self.leader.step(self.clock_ms, self.rng)
-        except (fx.EffectRefusedError, StaleStateError):
-            self.terms_ended += 1
-            self.take_over()
-
-    def take_over(self) -> None:
-        self.world.expire_native(self.leader.epoch)
-        self.leader = Leader(self.world, GROUP)
-
-    def until(self, condition: Callable[[], bool], steps: int = 6_000) -> None:
-        for _ in range(steps):
-            if condition():
-                return
-            self.step()
-        raise AssertionError(f"not within {steps} steps")
 
     def begin(self, stream: StreamName, lease_ms: int = 10_000_000) -> TransactionId:
         """Begin a transaction, with one record."""

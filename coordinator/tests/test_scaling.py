@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from coordinator.tests.makers import GROUP
-from coordinator.tests.sim_actors import SCALING, Leader
+from coordinator.tests.sim_actors import SCALING
+from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import Record, World
+from coordinator.tests.sim_world import Record
 from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition
 from rollbridge.model.epochs import EpochCause, EpochHistory
@@ -19,31 +19,27 @@ from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_a
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import Group, StreamConfig
+from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.scaling import FIXED, ScalingPolicy, ScalingWaits
 from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
 
 ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")
 POLICY = ScalingPolicy(events_per_second=50, max_segments=8)
 KEYS = KeySpace()
-STEP_MS = 5
 
 
-class Loaded:
+class Loaded(LedWorld):
     """A leader with two streams, one of which has a scaling policy; both may be written to at a rate."""
 
+    step_ms = 5
+
     def __init__(self, policy: ScalingPolicy = POLICY) -> None:
-        self.world, self.rng, self.clock_ms = World(), random.Random(0), 1_000_000
+        super().__init__(GROUP)
         self.world.clock_ms = self.clock_ms
-        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
-            self.world.ensure(path)
-        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
         self.rates: dict[StreamName, float] = {}
         self.keys = 500
-        self.written, self.owed, self.counter, self.terms_ended = 0, 0.0, 0, 0
-        self.leader = Leader(self.world, GROUP)
+        self.written, self.owed = 0, 0.0
         self.seen: list[type[fx.AnyEffect]] = []
         for name, chosen in ((ORDERS, policy), (OTHER, None)):
             self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(name), created_ms=0, scaling=chosen))
@@ -53,12 +49,10 @@ class Loaded:
         self.until(lambda: answer in self.world.nodes)
         return AdminAnswer.from_json(self.world.nodes[answer])
 
-    def step(self) -> None:
-        """Somebody writes, and the leader goes on; one that gives up has a successor."""
-        self.clock_ms += STEP_MS
-        self.world.clock_ms = self.clock_ms
+    def befall(self) -> None:
+        """Somebody writes."""
         for name, rate in self.rates.items():
-            self.owed += rate * STEP_MS / 1000
+            self.owed += rate * self.step_ms / 1000
             while self.owed >= 1:
                 self.owed -= 1
                 self.written += 1
@@ -67,22 +61,9 @@ class Loaded:
                 self.world.produce(name.segment_topic(segment.id), Record(key, f"{key}={self.written}"))
         if self.leader.effect is not None:
             self.seen.append(type(self.leader.effect))
-        try:
-            self.leader.step(self.clock_ms, self.rng)
-        except (fx.EffectRefusedError, StaleStateError):
-            self.terms_ended += 1
-            self.take_over()
-
-    def take_over(self) -> None:
-        self.world.expire_native(self.leader.epoch)
-        self.leader = Leader(self.world, GROUP)
 
     def until(self, condition: Callable[[], object], steps: int = 20_000) -> None:
-        for _ in range(steps):
-            if condition():
-                return
-            self.step()
-        raise AssertionError(f"not within {steps} steps")
+        super().until(condition, steps)
 
     def go(self, ms: int) -> None:
         end_ms = self.clock_ms + ms
