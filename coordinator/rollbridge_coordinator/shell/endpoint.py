@@ -12,23 +12,23 @@ gives the lead up when there is no answer.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final, Self
 
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.http_service import BoundHttpServer, HttpService
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ REQUEST_S: Final = 5.0
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Endpoint:
+class Endpoint(HttpService):
     """HTTP server that answers from its own threads while it is entered."""
 
     def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
@@ -54,36 +54,19 @@ class Endpoint:
         Raises:
             LocalEnvironmentError: the address cannot be used.
         """
-        try:
-            self._server = _Server(host, port, metrics, faults)
-        except OSError as fault:
-            raise LocalEnvironmentError(f"metrics cannot be served at {host}:{port}: {fault}") from fault
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """Port that is listened on, also if a free one was asked for."""
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        logger.info("metrics and health at port %d", self.port)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(
+            lambda: _Server(host, port, metrics, faults),
+            what=f"metrics cannot be served at {host}:{port}",
+            title="metrics and health",
+            thread="metrics",
+        )
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(BoundHttpServer):
     def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self.address_family = family
         self.metrics = metrics
         self.faults = faults
-        super().__init__((str(address[0]), port), _Handler)
+        super().__init__(host, port, _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -18,21 +18,21 @@ import socket
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
-    LocalEnvironmentError,
     NotFoundError,
     OutcomeUnknownError,
     RollbridgeError,
     UnavailableError,
     UnknownWriteError,
 )
+from rollbridge_coordinator.shell.http_service import BoundHttpServer, HttpService
 from rollbridge_coordinator.state.admission import (
     JSON_TYPE,
     Admitted,
@@ -113,7 +113,7 @@ class Actions(Protocol):
         """Carry one out, and return what was done."""
 
 
-class PageServer:
+class PageServer(HttpService):
     """Server of the live page, which answers from its own threads while it is entered."""
 
     def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
@@ -122,25 +122,12 @@ class PageServer:
         Raises:
             LocalEnvironmentError: the address cannot be used.
         """
-        try:
-            self._server = _PageHttpServer(host, port, rules, sources, actions)
-        except OSError as fault:
-            raise LocalEnvironmentError(f"the page cannot be served at {host}:{port}: {fault}") from fault
-        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """Port that is listened on, also if a free one was asked for."""
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        logger.info("live page at port %d", self.port)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(
+            lambda: _PageHttpServer(host, port, rules, sources, actions),
+            what=f"the page cannot be served at {host}:{port}",
+            title="live page",
+            thread="page",
+        )
 
 
 def load_assets() -> dict[Place, tuple[bytes, str]]:
@@ -149,19 +136,16 @@ def load_assets() -> dict[Place, tuple[bytes, str]]:
     return {place: ((folder / name).read_bytes(), kind) for place, (name, kind) in ASSETS.items()}
 
 
-class _PageHttpServer(ThreadingHTTPServer):
-    daemon_threads = True
+class _PageHttpServer(BoundHttpServer):
     block_on_close = False  # an action under way ends with the process, as a client's does
 
     def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self.address_family = family
         self.rules = rules
         self.sources = sources
         self.actions = actions
         self.assets = load_assets()
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__((str(address[0]), port), _PageHandler)
+        super().__init__(host, port, _PageHandler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread of its own, if there is one left."""
