@@ -115,7 +115,7 @@ class CasWriter:
             CasOutcomeUnknownError: the record may have been written; ask with :meth:`outcome`.
         """
         request = self._request([(key, value)], expected, scope, [headers], timestamp, [transaction_id], token)
-        self._channel.carry_out(request)
+        self._carry_out(request)
         return request.result()
 
     def write_all(
@@ -140,7 +140,7 @@ class CasWriter:
             CasWriteError: as :meth:`write`, which lists what else is raised.
         """
         request = self._request(records, expected, scope, headers, timestamp, transaction_ids, token)
-        self._channel.carry_out(request)
+        self._carry_out(request)
         return request.results()
 
     def write_async(
@@ -347,12 +347,15 @@ class CasWriter:
                 f"a run of up to {request.size} bytes exceeds {run_bytes_max}; write it as a "
                 "transaction, or as several runs; nothing was written"
             )
-        if self._counts is not None:
-            request.add_done_callback(self._note_end)
         return request
 
+    def _carry_out(self, request: AppendRequest) -> None:
+        request.add_done_callback(self._note_end)
+        self._channel.carry_out(request)
+
     def _note_end(self, done: CasFuture) -> None:
-        assert self._counts is not None
+        if self._counts is None:
+            return
         fault = done.exception()
         match fault:
             case None:
@@ -413,7 +416,8 @@ class CasWriter:
     def _has_room(self) -> bool:
         return self._pending < PENDING_MAX
 
-    def _settle(self, _: CasFuture) -> None:
+    def _settle(self, done: CasFuture) -> None:
+        self._note_end(done)  # not a callback of its own: thousands of writes are under way
         with self._settled:
             self._pending -= 1
             if self._pending in (0, PENDING_MAX - 1):
