@@ -155,12 +155,18 @@ def commit(client: rollbridge.Bridge, stream: str) -> int:
 
 @pytest.mark.needs(Ability.LOSS)
 def test_packets_are_lost_and_nothing_else_is(ensemble: ContainerCluster, topic: str) -> None:
-    victim = ensemble.brokers[0]
+    victim = ensemble.brokers[partitions_of(ensemble, topic)[0].leader - 1]
+    written: list[bytes] = []
+
+    def some_lost() -> bool:
+        values = [b"%d" % (len(written) + number) for number in range(200)]
+        produce(ensemble.bootstrap_servers, topic, values)
+        written.extend(values)
+        return int(ensemble.in_network_of(victim, "iptables -w -v -n -x -L INPUT 1").split()[0]) > 0
+
     with faults.lossy(ensemble, victim, 0.2):
-        produce(ensemble.bootstrap_servers, topic, [b"%d" % number for number in range(200)])
-        counted = ensemble.in_network_of(victim, "iptables -w -v -n -x -L INPUT 1")
-    assert int(counted.split()[0]) > 0, counted
-    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"%d" % number for number in range(200)]
+        eventually(some_lost, "packets are lost")
+    assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == written
     assert "statistic" not in ensemble.in_network_of(victim, "iptables -w -n -L INPUT")
 
 
