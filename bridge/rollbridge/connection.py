@@ -747,7 +747,7 @@ class Bridge(Resuming):
                 lead = self._metadata.lead(group)
                 return lead is not None and lead.is_serving
         except RollbridgeError:
-            return True
+            return False
 
     def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         return self._resumer.lease_end(group, transaction, timeout_s)

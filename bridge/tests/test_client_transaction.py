@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -601,16 +602,18 @@ def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:
     assert not completion.writers
 
 
-@pytest.mark.parametrize("is_led", [True, False])
+@pytest.mark.parametrize("looks", [0, 2, None], ids=["never led", "led at first", "always led"])
 def test_a_commit_that_nobody_decides_says_so_in_the_log_and_goes_on_waiting(
-    *, is_led: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    looks: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollbridge.client.transaction.TELL_AFTER_S", 0.001)
     monkeypatch.setattr(LIMITER, "_causes", {})
+    led = repeat(True) if looks is None else chain(repeat(True, looks), repeat(False))
     bench = Bench()
-    bench.runtime = replace(bench.runtime, is_led=lambda group: is_led)
+    bench.runtime = replace(bench.runtime, is_led=lambda group: next(led))
     txn = bench.begin()
     with pytest.raises(OutcomeUnknownError):
-        txn.commit(timeout=0.01)
+        txn.commit(timeout=0.2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ([] if is_led else [f"a transaction's commit waits: nobody leads {GROUP}; it goes on waiting"])
+    text = f"a transaction's commit waits: nobody leads {GROUP}; it goes on waiting"
+    assert told == ([] if looks is None else [text])

@@ -59,7 +59,7 @@ class Runtime:
     events: Callable[[GroupName, TransactionId], Sequence[str]]
     """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
     is_led: Callable[[GroupName], bool] = lambda group: True
-    """Tells if a coordinator leads a group and has taken it over; True where that cannot be told in a moment."""
+    """Tells if a coordinator leads a group and has taken it over; False where that cannot be told in a moment."""
     counts: TransactionCounts = field(default_factory=TransactionCounts)
     tracer: Tracer | None = field(default_factory=find_tracer)
     """Records spans; None without OpenTelemetry."""

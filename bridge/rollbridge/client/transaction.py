@@ -82,7 +82,7 @@ ABORT_ON_ERROR_S: Final = 10.0
 
 
 TELL_AFTER_S: Final = 2.0
-"""How long somebody waits for an outcome before the log says that no coordinator is there."""
+"""How long somebody waits for an outcome before the log says that no coordinator is there, if none is."""
 _ASK_AGAIN_S: Final = 0.05
 
 
@@ -388,13 +388,16 @@ class Transaction(Writing):
     def wait_and_tell(self, timeout: float | None, wish: str) -> bool:
         """Wait for the outcome, and say in the log if nobody is there to decide it; return False if it takes longer."""
         deadline = None if timeout is None else Deadline(timeout)
-        patience = TELL_AFTER_S if timeout is None else min(TELL_AFTER_S, timeout)
-        if self._completion.wait(patience):
-            return True
         group = self._plan.group
-        if patience == TELL_AFTER_S and not self._runtime.is_led(group):
-            # Without its id, so that those of one group are told of once a minute, however many they are.
-            _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, self._runtime.who_leads(group))
+        patience = TELL_AFTER_S
+        while deadline is None or deadline.left() > patience:
+            if self._completion.wait(patience):
+                return True
+            if not self._runtime.is_led(group):
+                # Without its id, so that those of one group are told of once a minute, however many they are.
+                _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, self._runtime.who_leads(group))
+                break
+            patience *= 2  # a leader may be lost later, and many may be waiting
         return self._completion.wait(None if deadline is None else deadline.left())
 
     def _is_mine(self) -> bool:
