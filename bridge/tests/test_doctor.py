@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from rollbridge.doctor.checks import ADOPTED_OPERATIONS, CLUSTER_OPERATIONS, find, topic_operations
 from rollbridge.doctor.facts import (
+    DEFAULT_ENTITY,
     BrokerFacts,
     ClusterFacts,
     GroupFacts,
     OpenNative,
+    QuotaFacts,
     Severity,
     SnapshotFacts,
     StreamFacts,
     TopicFacts,
 )
+from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
@@ -32,6 +36,7 @@ from rollbridge.model.snapshots import SegmentIndex, Snapshot
 
 GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
 NOW_MS = 10_000_000
+HOUR_MS = 3_600_000
 KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "min.insync.replicas": "2"}
 FIRST = EpochHistory.create(even_ranges(1), 0)
 SCALED = FIRST.with_records(
@@ -135,9 +140,62 @@ def overdue(begun_ms: int) -> ClusterFacts:
     return with_group(transactions=[record])
 
 
+def idle(begun_ms: int, number: int = 1) -> TransactionRecord:
+    return TransactionRecord(
+        id=TransactionId.of(0, number),
+        group=GROUP,
+        state="open",
+        client_name="loader",
+        label="nightly",
+        begun_ms=begun_ms,
+        lease_ms=48 * HOUR_MS,
+        streams={str(STREAM): 0},
+        controller_epoch=1,
+    )
+
+
+def late_in_the_day(*transactions: TransactionRecord) -> ClusterFacts:
+    return replace(GOOD, now_ms=20 * HOUR_MS, snapshots=[], groups=with_group(transactions=transactions).groups)
+
+
+def with_quota(user: str | None, client_id: str | None, **limits: float) -> ClusterFacts:
+    return replace(GOOD, quotas=[QuotaFacts(user, client_id, limits)], bootstrap_servers="kafka:9092")
+
+
+STRANGE = LogRecord(78, NOW_MS - 1_000, b"order-7", b'{"app": "legacy-sync", \x1b[31m' + b"x" * 100, [])
 BROKEN_CHAIN = EpochHistory((FIRST.records[0], replace(SCALED.records[1], reference_epoch=Epoch(0))))
 
 CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
+    "a transaction that a dead job has left": (
+        lambda: late_in_the_day(idle(6 * HOUR_MS)),
+        "old-transaction",
+        Severity.WARNING,
+        f"rollbridge txn abort {TransactionId.of(0, 1)}",
+    ),
+    "a quota of coordinators": (
+        lambda: with_quota(None, "rollbridge", consumer_byte_rate=20_000, producer_byte_rate=1e9),
+        "quota",
+        Severity.WARNING,
+        "--bootstrap-server kafka:9092 --alter --entity-type clients --entity-name rollbridge --delete-config consumer",
+    ),
+    "a quota of everybody": (
+        lambda: with_quota(DEFAULT_ENTITY, None, request_percentage=1),
+        "quota",
+        Severity.WARNING,
+        "--alter --entity-type users --entity-default --delete-config request_percentage",
+    ),
+    "somebody else's messages in a buffer": (
+        lambda: with_snapshot(since=EndedSince(0, 0, 3, STRANGE)),
+        "foreign-messages",
+        Severity.WARNING,
+        f"Write on topic {BUFFER}",
+    ),
+    "more in sync than there are": (
+        lambda: with_topic(LOG, replicas=1, in_sync=1),
+        "below-min-isr",
+        Severity.PROBLEM,
+        f"--entity-name {LOG} --add-config min.insync.replicas=1",
+    ),
     "a wiped ZooKeeper": (
         lambda: replace(GOOD, recorded_cluster_id=None, groups=[], streams=[]),
         "zookeeper-empty",
@@ -332,6 +390,38 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         "rollbridge access secure",
     ),
 }
+
+
+def test_an_old_transaction_is_named_with_its_client_and_how_long_it_may_still_hold_its_buffers() -> None:
+    [found] = find(late_in_the_day(idle(6 * HOUR_MS), idle(7 * HOUR_MS, 2), idle(9 * HOUR_MS, 3)))
+    assert found.what == (
+        f"transaction {TransactionId.of(0, 1)} of client loader, labelled nightly, has been open for 14 h, and may "
+        "be for 34 h more; meanwhile it holds the buffers of sales/orders, with all that others write there; 1 more of its "
+        "group are as old"
+    )
+    assert find(late_in_the_day(idle(9 * HOUR_MS))) == [], "it is no fault of itself"
+    assert [item.check for item in find(late_in_the_day(idle(9 * HOUR_MS)), timedelta(hours=10))] == ["old-transaction"]
+
+
+def test_a_quota_that_slows_no_coordinator_down_is_no_finding() -> None:
+    assert find(with_quota(None, "rollbridge", consumer_byte_rate=1e9)) == []
+    assert find(with_quota(None, "loader", consumer_byte_rate=1)) == []
+    assert find(with_quota("loader", None, consumer_byte_rate=1)) == []
+    assert find(with_quota(None, "rollbridge", controller_mutation_rate=1)) == []
+
+
+def test_a_foreign_message_is_shown_as_far_as_it_says_whose_it_is() -> None:
+    [found] = find(with_snapshot(since=EndedSince(0, 0, 3, STRANGE)))
+    assert f"buffer {BUFFER}: 3 of its newest messages are no frames; the last one, at offset 78," in found.what
+    assert 'has key b\'order-7\' and value b\'{"app": "legacy-sync",' in found.what
+    assert found.what.isprintable()
+    assert len(found.what) < 400
+
+
+def test_without_a_coordinator_it_says_who_led_last() -> None:
+    groups = with_group(leader=None, last_leader="one").groups
+    found = {item.check: item.what for item in find(replace(GOOD, coordinators=[], groups=groups))}
+    assert found["no-coordinator"] == "no coordinator is running; one led the groups last"
 
 
 ADOPTED = "shop.orders"

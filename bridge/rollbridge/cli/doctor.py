@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
 
+from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, ExitCode, connected
-from rollbridge.cli.tables import counted, moment, table
+from rollbridge.cli.tables import counted, moment, printable, table
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes, read_topics
@@ -27,8 +29,16 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 
 @click.command()
 @click.option("--explain", metavar="NAME", help="Print the runbook of an alert or finding, and look at nothing.")
+@click.option(
+    "--old",
+    type=values.duration,
+    default="12h",
+    show_default=True,
+    metavar="DURATION",
+    help="Report transactions that have been open for so long.",
+)
 @click.pass_obj
-def doctor(context: CliContext, explain: str | None) -> ExitCode:
+def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode:
     """Check the cluster and rollbridge's own state, and print a remedy for each finding. Changes nothing.
 
     Exits with 0 if there are no findings, or only warnings, and with 9 if there is a problem. --explain needs no
@@ -39,7 +49,7 @@ def doctor(context: CliContext, explain: str | None) -> ExitCode:
         context.answer([_explanation(alert) for alert in told], "\n".join(map(plain_runbook, told)))
         return ExitCode.OK
     facts = gather(context.settings())
-    found = find(facts)
+    found = find(facts, old)
     document = {
         "looked_at": {
             "streams": len(facts.streams),
@@ -57,7 +67,7 @@ def doctor(context: CliContext, explain: str | None) -> ExitCode:
         ],
     }
     lines = [
-        f"{finding.severity.name} {finding.check}: {finding.what}\n    to do: {finding.remedy}"
+        f"{finding.severity.name} {finding.check}: {printable(finding.what)}\n    to do: {printable(finding.remedy)}"
         + ("\n    more:  rollbridge doctor --explain " + finding.check if alerts_of(finding.check) else "")
         for finding in found
     ]

@@ -7,12 +7,12 @@ alert goes with a finding, the remedy is a part of the alert's runbook (:mod:`ro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rollbridge.doctor.adopted import adopted_topics
-from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning, wrong_seal
+from rollbridge.doctor.facts import DEFAULT_ENTITY, ClusterFacts, Finding, QuotaFacts, problem, warning, wrong_seal
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
@@ -54,8 +54,7 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
                 "compaction",
                 f"topic {topic.name} has cleanup.policy={policy} instead of compact: Kafka deletes records that a new "
                 "leader needs, or none at all",
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-                "--add-config cleanup.policy=compact",
+                _configure(facts, topic.name, {"cleanup.policy": "compact"}),
             )
         limit = int(topic.config.get("max.message.bytes", CONTROL_RECORD_BYTES_MAX))
         if limit < CONTROL_RECORD_BYTES_MAX:
@@ -63,8 +62,7 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
                 "message-size",
                 f"topic {topic.name} takes records of {limit} bytes at most; a leader that has to write a larger one "
                 "gives up the lead, again and again",
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-                f"--add-config max.message.bytes={CONTROL_RECORD_BYTES_MAX}",
+                _configure(facts, topic.name, {"max.message.bytes": str(CONTROL_RECORD_BYTES_MAX)}),
             )
 
 
@@ -131,6 +129,18 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
+def _configure(facts: ClusterFacts, topic: str, settings: Mapping[str, str]) -> str:
+    """Return the command that gives a topic these settings."""
+    return (
+        f"kafka-configs.sh --bootstrap-server {facts.bootstrap_servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {_listed(settings)}"
+    )
+
+
+def _listed(settings: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in settings.items())
+
+
 TRANSACTIONS_V2: Final = 2
 SLOW: Final = timedelta(minutes=1)
 """Duration beyond which a commit, scale or native transaction may be stuck."""
@@ -140,6 +150,16 @@ CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """Clock difference beyond which leaders delete nothing by age."""
 SCALING: Final = timedelta(minutes=30)
 """Time after which it is reported that a stream waits to be scaled by its load."""
+OLD: Final = timedelta(hours=12)
+"""Age from which on an open transaction is reported, unless somebody asks for another: half of a lease by default."""
+TIGHT_BYTES_PER_S: Final = 1 << 20
+"""Quota below which it is reported: a single client writes more than that in bytes per second."""
+TIGHT_PERCENTAGE: Final = 10.0
+"""The same for a quota of request time, in percent of one thread of a broker."""
+OUR_CLIENT_IDS: Final = frozenset({"rollbridge", "rollbridge-coordinator", "rollbridge-merge", DEFAULT_ENTITY})
+"""Client ids of coordinators, as quotas name them."""
+SHOWN_MAX: Final = 60
+"""Characters of a foreign message that are shown."""
 HANGING: Final = timedelta(minutes=16)
 """Age of a hanging native transaction: by default, brokers end them after at most 15 minutes."""
 REPLICAS: Final = 3
@@ -152,9 +172,10 @@ _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 _KEEP: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
-def find(facts: ClusterFacts) -> list[Finding]:
-    """Return all findings, the worst first."""
+def find(facts: ClusterFacts, old: timedelta = OLD) -> list[Finding]:
+    """Return all findings, the worst first; transactions are reported that have been open for as long as ``old``."""
     found = [finding for check in CHECKS for finding in check(facts)]
+    found += old_transactions(facts, old)
     return sorted(found, key=lambda finding: -finding.severity)
 
 
@@ -197,7 +218,9 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "below-min-isr",
                 f"topic {topic.name} has {topic.in_sync} replicas in sync and needs {needed}: it takes no writes",
-                "bring its brokers back",
+                "bring its brokers back"
+                if topic.replicas >= needed
+                else _configure(facts, topic.name, {"min.insync.replicas": str(topic.replicas)}),
             )
         elif topic.in_sync < topic.replicas:
             yield warning(
@@ -226,7 +249,9 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect a leader for every group, a standby, and nothing stuck."""
     if facts.groups and not facts.coordinators:
-        yield problem("no-coordinator", "no coordinator is running", remedy("no-coordinator"))
+        led = ", ".join(sorted({group.last_leader for group in facts.groups} - {""}))
+        what = "no coordinator is running" + (f"; {led} led the groups last" if led else "")
+        yield problem("no-coordinator", what, remedy("no-coordinator"))
     elif len(facts.coordinators) == 1:
         yield warning("no-standby", "only one coordinator is running", remedy("no-standby"))
     if len(set(facts.releases.values())) > 1:
@@ -266,6 +291,100 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 f"{len(overdue)} transactions of {group.name} have outlived their leases, such as {overdue[0].id}",
                 remedy("overdue"),
             )
+
+
+def old_transactions(facts: ClusterFacts, old: timedelta) -> Iterator[Finding]:
+    """Expect transactions to end within a time."""
+    for group in facts.groups:
+        before_ms = facts.now_ms - old / timedelta(milliseconds=1)
+        found = [item for item in group.transactions if item.state == State.OPEN.value and item.begun_ms < before_ms]
+        if not found:
+            continue
+        first = min(found, key=lambda item: item.begun_ms)
+        left_ms = max(first.begun_ms + first.lease_ms - facts.now_ms, 0)
+        label = f", labelled {first.label}," if first.label else ""
+        others = f"; {len(found) - 1} more of its group are as old" if len(found) > 1 else ""
+        yield warning(
+            "old-transaction",
+            f"transaction {first.id} of client {first.client_name}{label} has been open for "
+            f"{_lasting(facts.now_ms - first.begun_ms)}, and may be for {_lasting(left_ms)} more; meanwhile it holds "
+            f"the buffers of {', '.join(sorted(first.streams))}, with all that others write there{others}",
+            remedy("old-transaction", client=first.client_name, id=first.id),
+        )
+
+
+def _lasting(milliseconds: float) -> str:
+    """Return a length of time in one unit, rounded down."""
+    seconds = int(milliseconds // 1000)
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def quotas(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect no quota of Kafka that is too tight for a coordinator."""
+    for quota in facts.quotas:
+        if quota.client_id is None and quota.user != DEFAULT_ENTITY:
+            continue  # whose principal is a coordinator's is not known here
+        if quota.client_id is not None and quota.client_id not in OUR_CLIENT_IDS:
+            continue
+        tight = {key: value for key, value in quota.limits.items() if value < _TIGHT.get(key, 0.0)}
+        if tight:
+            whom = " and ".join(
+                f"{kind} {name}" for kind, name in (("user", quota.user), ("client id", quota.client_id)) if name
+            )
+            limits = ", ".join(f"{key}={value:g}" for key, value in sorted(tight.items()))
+            yield warning(
+                "quota",
+                f"Kafka slows {whom} down ({limits}): a coordinator cannot read and merge faster than that, and "
+                "commits wait for it",
+                remedy(
+                    "quota", servers=facts.bootstrap_servers, entity=_entity(quota), settings=",".join(sorted(tight))
+                ),
+            )
+
+
+_TIGHT: Final[Mapping[str, float]] = {
+    "producer_byte_rate": TIGHT_BYTES_PER_S,
+    "consumer_byte_rate": TIGHT_BYTES_PER_S,
+    "request_percentage": TIGHT_PERCENTAGE,
+}
+
+
+def _entity(quota: QuotaFacts) -> str:
+    """Return how ``kafka-configs.sh`` is told whose quota it is."""
+    words = []
+    for kind, name in (("users", quota.user), ("clients", quota.client_id)):
+        if name is not None:
+            words.append(
+                f"--entity-type {kind} " + ("--entity-default" if name == DEFAULT_ENTITY else f"--entity-name {name}")
+            )
+    return " ".join(words)
+
+
+def foreign_messages(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect nothing but frames in buffers."""
+    for snapshot in facts.snapshots:
+        last = snapshot.since.last_foreign
+        if last is None:
+            continue
+        where = show_partition(snapshot.found.partition)
+        when = datetime.fromtimestamp(last.timestamp / 1000, UTC).strftime("%H:%M:%S")
+        yield warning(
+            "foreign-messages",
+            f"somebody who is no client of rollbridge writes into buffer {where}: {snapshot.since.foreign} of its "
+            f"newest messages are no frames; the last one, at offset {last.offset}, {when} UTC, has "
+            f"{shown('key', last.key)} and {shown('value', last.value)}",
+            remedy("foreign-messages", topic=snapshot.found.partition[0]),
+        )
+
+
+def shown(what: str, content: bytes | None) -> str:
+    """Return the beginning of a key or value that somebody has written, in visible characters."""
+    if not content:
+        return f"no {what}"
+    return f"{what} {content[:SHOWN_MAX]!r}{'...' if len(content) > SHOWN_MAX else ''}"
 
 
 def outdated(facts: ClusterFacts) -> Iterator[Finding]:
@@ -336,9 +455,13 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
         if wrong:
             yield problem(
                 "retention",
-                f"Kafka deletes records of topic {topic.name} by itself: {wrong}",
-                "kafka-configs.sh --alter --entity-type topics --add-config "
-                + ",".join(f"{key}={_KEEP[key]}" for key in wrong),
+                f"Kafka deletes records of topic {topic.name} by itself, as somebody has changed it: {_listed(wrong)}",
+                remedy(
+                    "retention",
+                    servers=facts.bootstrap_servers,
+                    topic=topic.name,
+                    settings=_listed({key: _KEEP[key] for key in wrong}),
+                ),
             )
 
 
@@ -518,6 +641,7 @@ CHECKS: Final = (
     leadership,
     outdated,
     scaling_waits,
+    quotas,
     clocks,
     internal_topics,
     epochs,
@@ -529,5 +653,6 @@ CHECKS: Final = (
     permissions,
     check_compacted_topics,
     check_snapshots,
+    foreign_messages,
     check_outcomes,
 )

@@ -11,6 +11,7 @@ from enum import IntEnum
 from itertools import filterfalse
 from typing import Final
 
+from kio.schema.describe_client_quotas.v1 import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.request import TopicRequest
 from kio.schema.errors import ErrorCode
@@ -101,6 +102,20 @@ class OpenNative:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaFacts:
+    """Quota of Kafka that may slow coordinators down.
+
+    Attributes:
+        user, client_id: Whom it is for; ``<default>`` for all without one of their own, None where it says nothing.
+        limits: What it allows, by Kafka's names.
+    """
+
+    user: str | None
+    client_id: str | None
+    limits: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
     """Topic of rollbridge, or one that a stream has adopted.
 
@@ -130,6 +145,7 @@ class GroupFacts:
         outcome_faults: Faults of the records of terminated transactions.
         taking_over_ms: Start of its leader's takeover; None if the leader serves.
         clock_ms: Lead of its leader's clock over ZooKeeper's at the takeover; negative if behind.
+        last_leader: Who leads it, or led it last; empty if nobody ever has.
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         scaling_waits: Its streams that wait to be scaled by their load.
     """
@@ -145,6 +161,7 @@ class GroupFacts:
     clock_ms: int = 0
     outdated: str | None = None
     scaling_waits: Sequence[ScalingWait] = ()
+    last_leader: str = ""
 
     @property
     def name(self) -> GroupName:
@@ -190,6 +207,8 @@ class ClusterFacts:
         now_ms: Time of the look, ms since 1970.
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
             transactions, and what streams have got meanwhile.
+        quotas: Quotas of clients, as far as they may be looked at.
+        bootstrap_servers: Where Kafka was reached, for commands that an operator is told to run.
     """
 
     kafka_cluster_id: str
@@ -209,6 +228,8 @@ class ClusterFacts:
     hidden: frozenset[str] = frozenset()
     open_nodes: Sequence[str] = ()
     upcoming: frozenset[str] = frozenset()
+    quotas: Sequence[QuotaFacts] = ()
+    bootstrap_servers: str = "..."
 
     @property
     def is_busy(self) -> bool:
@@ -281,6 +302,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             | {*names, *(adopted & set(existing))} - known,
             open_nodes=open_nodes(session),
             upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
+            quotas=list(_quotas(cluster)),
+            bootstrap_servers=settings.bootstrap_servers,
         )
 
 
@@ -307,6 +330,25 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
     elif code is not ErrorCode.none:
         raise refusal(code, f"describe broker {node}", f"broker {node}", detail)
     return BrokerFacts(node, connection.transaction_version, configs[str(node)])
+
+
+DEFAULT_ENTITY: Final = "<default>"
+"""How Kafka's tools show whom a quota is for that has none of their own."""
+
+
+def _quotas(cluster: Cluster) -> Iterator[QuotaFacts]:
+    """Yield all quotas of users and clients; none where they may not be looked at."""
+    answer = cluster.ask_any(DescribeClientQuotasRequest(components=(), strict=False), DescribeClientQuotasResponse)
+    if answer.error_code is not ErrorCode.none:
+        logger.info("quotas cannot be looked at: %s", answer.error_message or answer.error_code.name)
+        return
+    for entry in answer.entries or ():
+        whom = {
+            item.entity_type: DEFAULT_ENTITY if item.entity_name is None else item.entity_name for item in entry.entity
+        }
+        limits = {item.key: float(item.value) for item in entry.values}
+        if whom.keys() <= {"user", "client-id"}:
+            yield QuotaFacts(whom.get("user"), whom.get("client-id"), limits)
 
 
 def is_ours(topic: str) -> bool:
@@ -456,6 +498,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         0 if not (raised and raised.value) else _clock_ms(raised),
         None if outdated is None else outdated.value.decode("utf-8", "replace"),
         metadata.scaling_waits(name).waits,
+        ControllerEpoch.from_json(raised.value).leader if raised and raised.value else "",
     )
 
 

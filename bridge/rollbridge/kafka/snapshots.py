@@ -23,7 +23,7 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.frames import FrameKind, unpack_bundle, unpack_header
+from rollbridge.model.frames import FrameKind, is_foreign, unpack_bundle, unpack_header
 from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 from rollbridge.model.ongoing import Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
 from rollbridge.model.records import StreamConfig
@@ -132,6 +132,8 @@ SINGLE: Final = "single"
 NO_FORMAT: Final = "none"
 ENDS_LOOK_MAX: Final = 2_000
 """Messages of a buffer to search for ends that a snapshot does not cover yet."""
+STRANGERS_LOOK: Final = 50
+"""Newest messages of a buffer that are looked at in any case: are they frames?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +201,15 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class EndedSince:
-    """Lower bound on the number of ended transactions, and the time of the first request, ms since 1970."""
+    """Lower bound on the number of ended transactions, and the time of the first request, ms since 1970.
+
+    ``foreign`` is the number of messages there, or among the newest, that are no frames; ``last_foreign`` the newest.
+    """
 
     count: int
     first_ms: int
+    foreign: int = 0
+    last_foreign: LogRecord | None = None
 
 
 class SnapshotReader:
@@ -280,15 +287,19 @@ class SnapshotReader:
     def ended_since(self, found: BufferSnapshot) -> EndedSince:
         """Count the transactions whose end was requested behind a snapshot, among the next messages of the buffer."""
         position = 0 if found.snapshot is None else found.snapshot.position
-        if position >= found.buffer_end:
-            return EndedSince(0, 0)
         [start] = self._admin.start_offsets([found.partition]).values()
+        start = max(start, min(position, found.buffer_end - STRANGERS_LOOK))
+        if start >= found.buffer_end:
+            return EndedSince(0, 0)
         ended: dict[bytes, int] = {}
-        for message in islice(read_all(*self._servers, *found.partition, max(start, position)), ENDS_LOOK_MAX):
+        foreign, last_foreign = 0, None
+        for message in islice(read_all(*self._servers, *found.partition, start), ENDS_LOOK_MAX + STRANGERS_LOOK):
             transaction, kinds = _frames_of(message)
-            if FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds:
+            if message.offset >= position and (FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds):
                 ended.setdefault(transaction, message.timestamp)
-        return EndedSince(len(ended), min(ended.values(), default=0))
+            if is_foreign(message.key, message.value):
+                foreign, last_foreign = foreign + 1, message
+        return EndedSince(len(ended), min(ended.values(), default=0), foreign, last_foreign)
 
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbridge.model.commit_order import CommitLines, CommitOrder, LineKey
 from rollbridge.model.control import (
@@ -140,6 +140,20 @@ def _of_stream(stream: str) -> str:
     return f"a frame of {stream}"
 
 
+STRANGER_BYTES: Final = 60
+"""What is kept of the key and of the value of a foreign message."""
+
+
+class Stranger(NamedTuple):
+    """A message of a buffer that is no frame: where and when it came, and how its key and value begin."""
+
+    partition: Partition
+    offset: int
+    appended_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
     """Bounds of what a fold holds."""
@@ -180,6 +194,7 @@ class BufferFold:
         lines: commits that are not decided yet because earlier ones of their connection have not been folded.
         positions: per buffer partition the next offset to fold.
         dropped: counts of messages that changed nothing, by reason.
+        stranger: the last message that was no frame.
         fences: the newest session of each client, and so whose frames are refused.
         appended_ms: the latest append time that was met, ms since 1970; 0 before.
         now_ms: the clock of whoever folds, set by it now and then; 0 where nobody wants to know how long commits take.
@@ -215,6 +230,7 @@ class BufferFold:
         self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
         self.positions: dict[Partition, int] = {}
         self.dropped: Counter[str] = Counter()
+        self.stranger: Stranger | None = None
         self.cached_bytes = 0
         self.held_bytes = self.refused_bytes = 0
         self.fences = Fences()
@@ -252,7 +268,7 @@ class BufferFold:
         self.chronicle.at_ms = appended_ms
         header = unpack_header(key)
         if header is None or value is None:
-            self._pass_over(key, appended_ms)
+            self._pass_over(partition, offset, appended_ms, key, value)
             return
         if header.kind is not _BUNDLE:
             self._frame(header, stream, partition, offset, 0, appended_ms, value)
@@ -265,11 +281,15 @@ class BufferFold:
         for inner, start, content in frames:
             self._frame(inner, stream, partition, offset, start, appended_ms, content)
 
-    def _pass_over(self, key: bytes | None, appended_ms: int) -> None:
+    def _pass_over(
+        self, partition: Partition, offset: int, appended_ms: int, key: bytes | None, value: bytes | None
+    ) -> None:
         """Count a message that is no frame of a version known here, and refuse the transaction that lacks it."""
         newer = newer_version(key)
         if newer is None:
             self.dropped[Drop.FOREIGN] += 1
+            begins = (None if content is None else content[:STRANGER_BYTES] for content in (key, value))
+            self.stranger = Stranger(partition, offset, appended_ms, *begins)
             return
         self.dropped[Drop.NEWER] += 1
         transaction, version = newer

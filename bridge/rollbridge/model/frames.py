@@ -139,6 +139,11 @@ def newer_version(key: bytes | None) -> tuple[bytes, int] | None:
     return key[_TRANSACTION_BYTES], key[2]
 
 
+def is_foreign(key: bytes | None, value: bytes | None) -> bool:
+    """Return whether a message of a buffer is no frame of any version: no client has written it."""
+    return (value is None or unpack_header(key) is None) and newer_version(key) is None
+
+
 _INNER: Final = Struct(">BIIQIII")
 _SIZE: Final = Struct(">I")
 _KIND_BYTE: Final = slice(3, 4)

@@ -23,7 +23,10 @@ or on () absent(rollbridge_coordinator_info)""",
         means="Prometheus reaches no coordinator of this installation. Writers go on to write into the buffers, "
         "commits wait and then end as `outcome-unknown`; nothing that was written is lost.",
         look=(
-            "the processes on their machines: do they run, what do their last log lines say?",
+            (
+                "the processes on their machines: do they run, what do their last log lines say? One that is there and "
+                "answers nothing, as it was stopped or its machine hangs, counts as gone"
+            ),
             (
                 "`rollbridge doctor`, from a machine of theirs: it asks Kafka and ZooKeeper, not Prometheus. If "
                 "it knows coordinators, they run, and it is Prometheus that does not reach them"

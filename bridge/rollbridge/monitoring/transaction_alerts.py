@@ -39,7 +39,14 @@ TRANSACTION_ALERTS: Final = (
             "Its client works: leave it, and extend the lease if it needs that: `rollbridge txn extend ID 2d`.",
             "Its client is dead and does not come back: `rollbridge txn abort ID`.",
         ),
-        remedies=(Remedy("long-replay", "rollbridge txn list --group {group}: commit or abort the oldest"),),
+        remedies=(
+            Remedy(
+                "old-transaction",
+                "ask whose client {client} is: if it is dead and does not come back, rollbridge txn abort {id}; if it "
+                "is at work, leave it",
+            ),
+            Remedy("long-replay", "rollbridge txn list --group {group}: commit or abort the oldest"),
+        ),
         avoid="abort it without asking its owner: all that it wrote is lost, and the job begins anew.",
         threshold="Half of the lease that a transaction gets by default, so there is time for a decision. Where jobs "
         "are meant to run for days, raise it.",
@@ -145,6 +152,7 @@ TRANSACTION_ALERTS: Final = (
         look=(
             "whether one stream lags or all: one is a broker or a partition, all are the leader",
             "processor of the leader's process: it has one thread for a group",
+            "`rollbridge doctor`: `quota` says that Kafka holds it back, with a quota that somebody has set",
             "`rollbridge_effect_duration_seconds`: what its time goes into",
             "RollbridgeSlowCommits: a merge that takes long holds it up",
         ),
@@ -154,6 +162,12 @@ TRANSACTION_ALERTS: Final = (
                 "another coordinator may lead; let writers send larger batches."
             ),
             "A broker is slow, or a partition has no leader: bring it back.",
+        ),
+        remedies=(
+            Remedy(
+                "quota",
+                "kafka-configs.sh --bootstrap-server {servers} --alter {entity} --delete-config {settings}",
+            ),
         ),
         avoid="restart the leader: the next one has the same to read, and has to take over first.",
         threshold="The leader reads within milliseconds. Half a minute for five minutes is no burst.",
@@ -291,7 +305,14 @@ TRANSACTION_ALERTS: Final = (
             "The leader tries again within a minute, and says `has left its error state`.",
             "What cannot wait: `rollbridge txn abort ID`.",
         ),
-        remedies=(Remedy("stream-error", "put {what} right"),),
+        remedies=(
+            Remedy("stream-error", "put {what} right"),
+            Remedy(
+                "retention",
+                "kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic} "
+                "--add-config {settings}",
+            ),
+        ),
         avoid="delete the topic or create it anew: its records would be gone, and the stream with them.",
         threshold="Faults that pass by themselves, such as leaders of partitions that move, are no error state.",
     ),
@@ -374,13 +395,19 @@ TRANSACTION_ALERTS: Final = (
         "transactions. What was dropped changes nothing; the transaction it was of, if any, does not commit without "
         "it.",
         look=(
+            "`foreign`: the live page of the leader, its log and `rollbridge doctor` show the last such message",
             "the leader's log: once for each transaction and cause, with the client",
             "the [reasons](protocol-states.md); `late`, `zombie`, `fenced`, `duplicate` and `repeated` are ordinary",
         ),
         actions=(
             "`newer`: upgrade the coordinators; [they come first](#rolling-upgrades).",
-            "`foreign`: take the right to write to buffers from whoever it is.",
             "`crowded`: end what is open, or raise `OPEN_TRANSACTIONS_MAX`.",
+        ),
+        remedies=(
+            Remedy(
+                "foreign-messages",
+                "stop the program that writes this, or take its right to Write on topic {topic} away",
+            ),
         ),
         avoid="delete messages from a buffer.",
         threshold="Good clients cause none of the four. After a takeover those that are read again count once more.",

@@ -237,6 +237,10 @@ function showGroup(found) {
       item.half_done ? "yes" : "no", words(item.waits_for.join("; ") || "–")],
   })));
   by("waiting-title").hidden = found.waiting.length === 0;
+  const stray = found.foreign;
+  by("foreign").hidden = !stray;
+  say(by("foreign"), !stray ? "" : `Somebody who is no client writes into buffers: ${several(stray.messages, "message")} that are no frames. The last one `
+    + `is at offset ${number(stray.offset)} of ${stray.topic}-${stray.partition}, of ${moment(stray.at_ms)}: key ${stray.key || "–"}, value ${stray.value || "–"}`);
   say(by("streams-more"), found.streams_not_listed ? `${several(found.streams_not_listed, "stream")} with less to do not listed.` : "");
   fill("streams", found.streams.map((item) => ({
     key: item.stream, data: item, selected: item.stream === state.stream,

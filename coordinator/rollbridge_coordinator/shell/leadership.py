@@ -23,7 +23,7 @@ from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.tail import Tail
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.names import GroupName, Partition
+from rollbridge.model.names import GroupName, Partition, show_partition
 from rollbridge.model.records import ControllerEpoch
 from rollbridge.model.transaction import Drop
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
@@ -450,10 +450,15 @@ class Leadership(threading.Thread):
                 "refused, this is logged once: upgrade all coordinators before the clients",
                 self._group,
             )
-        if foreign == 0 and group.fold.dropped[Drop.FOREIGN]:
+        if foreign == 0 and (stranger := group.fold.stranger) is not None:
             logger.warning(
-                "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once",
+                "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once: "
+                "somebody who is no client has written key %r, value %r at offset %d of %s",
                 self._group,
+                stranger.key,
+                stranger.value,
+                stranger.offset,
+                show_partition(stranger.partition),
             )
 
     def _tell(self, group: GroupState) -> None:

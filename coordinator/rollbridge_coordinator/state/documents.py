@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rollbridge.model.buffer import Stranger
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, Foundation
 from rollbridge.model.ids import SegmentId
@@ -294,6 +295,22 @@ def led_group_document(lead: LeadView, glance: Glance, earlier: LiveGroup | None
             }
             for item in live.waits
         ],
+        "foreign": stranger_document(live.foreign, live.stranger),
+    }
+
+
+def stranger_document(count: int, last: Stranger | None) -> Document | None:
+    """Return what is known of messages of buffers that were no frames; None if there were none in this term."""
+    if last is None:
+        return None
+    return {
+        "messages": count,
+        "topic": last.partition[0],
+        "partition": last.partition[1],
+        "offset": last.offset,
+        "at_ms": last.appended_ms,
+        "key": None if last.key is None else last.key.decode(errors="replace"),
+        "value": None if last.value is None else last.value.decode(errors="replace"),
     }
 
 
@@ -329,6 +346,7 @@ def other_group_document(
         "streams_not_listed": streams_count - len(streams),
         "rounds": [],
         "waiting": [],
+        "foreign": None,
     }
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from rollbridge.model.buffer import Stranger
 from rollbridge.model.changes import EpochTransition, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
+from rollbridge.model.transaction import Drop
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.metrics import SURVEYED_PER_S, LeaderView, PastRound
 
@@ -165,6 +167,8 @@ class LiveGroup:
         rounds: The last rounds, oldest first.
         waits: What has to wait.
         lag: Messages of all buffers that are not folded yet.
+        foreign: Messages of buffers that were no frames, in this term.
+        stranger: The last of them.
     """
 
     name: str
@@ -182,6 +186,8 @@ class LiveGroup:
     rounds: tuple[PastRound, ...]
     waits: tuple[LiveWait, ...]
     lag: int
+    foreign: int = 0
+    stranger: Stranger | None = None
 
 
 def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> LiveGroup:
@@ -218,6 +224,8 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         rounds=tuple(group.metrics.rounds),
         waits=tuple(_waits(group)),
         lag=sum(lags.values()),
+        foreign=group.fold.dropped[Drop.FOREIGN],
+        stranger=group.fold.stranger,
     )
 
 
