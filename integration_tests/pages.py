@@ -47,10 +47,16 @@ def paged_coordinator(
 
 
 def ask_page(
-    url: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, method: str = ""
+    url: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    method: str = "",
+    *,
+    timeout_s: float = PATIENCE_S,
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers in small letters, and body of an answer; a body is sent by POST, as JSON."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
     try:
         sent = dict(headers or {})
         if body is not None:

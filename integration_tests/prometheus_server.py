@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from integration_tests.backends.choice import lacking
 from integration_tests.patience import end, eventually
+from rollbridge.monitoring.panels import ROWS
 from rollbridge.monitoring.rules import rules
 from rollbridge_devcluster.state import LOOPBACK, free_port
 
@@ -27,6 +28,8 @@ _CONFIG: Final = {
         {"job_name": JOB, "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}]},
     ],
 }
+_SHOWN: Final = {"$__rate_interval": "30s", "$job": ".*", "$group": ".*", "$stream": ".*"}
+"""What Grafana puts in place of variables of the board."""
 _PENDING: Final = re.compile(r"^( +for: )\w+$", re.MULTILINE)
 
 
@@ -109,6 +112,27 @@ class Prometheus:
             if alert["state"] == "firing":
                 found.setdefault(alert["labels"]["alertname"].removeprefix("Rollbridge"), []).append(alert)
         return found
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it."""
+        return f"http://{self._address}/"
+
+    def series(self, query: str) -> list[tuple[dict[str, str], float]]:
+        """Return labels and values of an expression now, in which variables of the board stand for everything."""
+        for name, value in _SHOWN.items():
+            query = query.replace(name, value)
+        found = self._ask(f"query?query={quote(query)}")["result"]
+        return [(item["metric"], float(item["value"][1])) for item in found]
+
+    def shown(self, title: str) -> tuple[float | None, str]:
+        """Return the value of a number on the board, and the colour in which it stands there; none without a value."""
+        [panel] = [panel for panel in ROWS[0].panels if panel.title == title]
+        found = self.series(panel.queries[0][0])
+        if not found:
+            return None, ""
+        value = found[0][1]
+        return value, [colour for least, colour in panel.steps if least is None or value >= least][-1]
 
     def value(self, query: str) -> float | None:
         """Return the value of an expression now; None if it has none, and the first if it has several."""

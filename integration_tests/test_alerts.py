@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from kio.schema.alter_client_quotas.v1 import AlterClientQuotasRequest, AlterClientQuotasResponse
-from kio.schema.alter_client_quotas.v1.request import EntityData, EntryData, OpData
-from kio.static.primitive import f64
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
@@ -19,9 +16,9 @@ from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import eventually
 from integration_tests.prometheus_server import JOB, Prometheus
+from integration_tests.troubles import slow_reads
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.monitoring.panels import ROWS
@@ -141,29 +138,6 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         assert "NoCoordinator" not in prometheus.firing()
 
 
-READ_BYTES_PER_S = 20_000.0
-CLIENT_ID = "rollbridge"
-
-
-@contextmanager
-def slow_reads(cluster: AnyCluster) -> Iterator[None]:
-    """A broker that gives our fetches little: a quota of Kafka's for our client id, taken away at the end."""
-    with Cluster(cluster.bootstrap_servers) as brokers:
-
-        def change(*, remove: bool) -> None:
-            operation = OpData(key="consumer_byte_rate", value=f64(READ_BYTES_PER_S), remove=remove)
-            entry = EntryData(entity=(EntityData(entity_type="client-id", entity_name=CLIENT_ID),), ops=(operation,))
-            request = AlterClientQuotasRequest(entries=(entry,), validate_only=False)
-            answer = brokers.ask_any(request, AlterClientQuotasResponse)
-            assert [item.error_code for item in answer.entries] == [0], answer
-
-        change(remove=False)
-        try:
-            yield
-        finally:
-            change(remove=True)
-
-
 def test_a_leader_that_does_not_keep_up_is_seen(cluster: AnyCluster, root: str, scope: str, tmp_path: Path) -> None:
     stream, group = str(StreamName(scope, "orders")), str(GroupName(scope))
     with Fleet(cluster, root, tmp_path) as fleet:
@@ -201,15 +175,10 @@ def test_a_good_cluster_fires_nothing_and_its_board_is_green(
                 """What the numbers of the board's first row are, after one more commit."""
                 with b.transaction(stream) as txn:
                     txn.write(stream, key=b"k", value=b"v")
-                queries = {
-                    panel.title: panel.queries[0][0] for panel in ROWS[0].panels if "ALERTS" not in panel.queries[0][0]
-                }
-                shown = {"$__rate_interval": "30s", "$job": ".*", "$group": ".*", "$stream": ".*"}
                 found = {}
-                for title, query in queries.items():
-                    for name, value in shown.items():
-                        query = query.replace(name, value)
-                    found[title] = prometheus.value(query)
+                for panel in ROWS[0].panels:
+                    if "ALERTS" not in panel.queries[0][0]:
+                        found[panel.title] = prometheus.shown(panel.title)[0]
                 return found
 
             def is_good() -> bool:

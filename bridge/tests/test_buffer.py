@@ -7,7 +7,7 @@ import pytest
 from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
 from rollbridge.errors import InvalidTransitionError
 from rollbridge.model import buffer as buffer_module
-from rollbridge.model.buffer import BufferFold, BufferLimits
+from rollbridge.model.buffer import STRANGER_BYTES, BufferFold, BufferLimits
 from rollbridge.model.control import EXPIRED
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.model.ids import BEGUN_TWICE, TransactionId
@@ -150,6 +150,10 @@ def test_foreign_messages_are_counted_and_skipped(key: bytes | None, value: byte
     buffer.raw(key, value)
     t = buffer.begin(1)
     assert buffer.fold.dropped == {"foreign": 1}
+    assert buffer.fold.stranger is not None
+    assert buffer.fold.stranger[:2] == ((f"{A}-buffer", 0), 0)
+    begins = [None if content is None else content[:STRANGER_BYTES] for content in (key, value)]
+    assert [buffer.fold.stranger.key, buffer.fold.stranger.value] == begins
     assert list(buffer.fold.open) == [t]
     assert buffer.fold.positions == {(f"{A}-buffer", 0): 2}
 
@@ -166,6 +170,7 @@ def test_frames_of_a_stream_that_is_not_the_transactions_are_foreign() -> None:
     t = buffer.begin(1, A)
     buffer.data(t, 0, 1, stream=B)
     assert buffer.fold.dropped == {"foreign": 1}
+    assert buffer.fold.stranger is None, "it is a frame, of a client at fault"
     assert buffer.fold.open[t].frames == []
 
 

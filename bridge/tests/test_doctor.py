@@ -395,9 +395,9 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
 def test_an_old_transaction_is_named_with_its_client_and_how_long_it_may_still_hold_its_buffers() -> None:
     [found] = find(late_in_the_day(idle(6 * HOUR_MS), idle(7 * HOUR_MS, 2), idle(9 * HOUR_MS, 3)))
     assert found.what == (
-        f"transaction {TransactionId.of(0, 1)} of client loader, labelled nightly, has been open for 14 h, and may "
-        "be for 34 h more; meanwhile it holds the buffers of sales/orders, with all that others write there; 1 more of its "
-        "group are as old"
+        f"transaction {TransactionId.of(0, 1)} of client loader, labelled nightly, has been open for 14 h, "
+        "and may be for 34 h more; meanwhile it holds the buffers of sales/orders, with all that others write there; "
+        "1 more of its group are as old"
     )
     assert find(late_in_the_day(idle(9 * HOUR_MS))) == [], "it is no fault of itself"
     assert [item.check for item in find(late_in_the_day(idle(9 * HOUR_MS)), timedelta(hours=10))] == ["old-transaction"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench, view_of
 from coordinator.tests.test_metrics import commit
+from rollbridge.model.buffer import STRANGER_BYTES
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import TransactionId
@@ -244,6 +245,20 @@ def test_what_waits_and_what_is_in_error_is_shown() -> None:
     assert faults[ORDERS] is None
     assert faults[AUDIT]["code"] == "TOPIC_AUTHORIZATION_FAILED"
     assert (found["summary"]["streams_in_error"], found["summary"]["waiting_changes"]) == (1, 1)
+
+
+def test_the_last_message_that_is_no_frame_is_shown_as_text() -> None:
+    bench = Bench({ORDERS: 1})
+    bench.begin(ORDERS)
+    assert led_group_document(LEAD, Glance(live=shown(bench)), None)["foreign"] is None
+    place = next(iter(bench.group.streams[ORDERS].partitions()))
+    for offset, value in ((7, b"first"), (8, HOSTILE.encode() + b"\xff" + b"x" * 100)):
+        bench.group.fold.fold(ORDERS, place, offset, 1_000 + offset, None, value)
+    found = led_group_document(LEAD, Glance(live=shown(bench)), None)["foreign"]
+    assert (found["messages"], found["topic"], found["partition"]) == (2, *place)
+    assert (found["offset"], found["at_ms"], found["key"]) == (8, 1_008, None)
+    assert found["value"].startswith(HOSTILE + "\N{REPLACEMENT CHARACTER}x")
+    assert len(found["value"]) <= STRANGER_BYTES
 
 
 def test_lag_is_that_of_the_streams_that_there_are() -> None:

@@ -253,6 +253,8 @@ def wrong_seal(topic: TopicFacts, *, active: bool) -> Finding:
 logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 30.0
+DOCTORS_ID: Final = "rollbridge-doctor"
+"""As brokers know the doctor when it reads: a quota of coordinators does not hold it up."""
 
 
 def gather(settings: ConnectionSettings) -> ClusterFacts:
@@ -436,7 +438,7 @@ def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> 
             by_scope.setdefault(stream.config.name.scope, []).append(stream.config)
     for scope, configs in by_scope.items():
         try:
-            reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, scope)
+            reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, scope, client_id=DOCTORS_ID)
             for config in configs:
                 try:
                     found = list(reader.of(config))
@@ -451,7 +453,7 @@ def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
     """Return the faults of records of terminated transactions."""
     faults: list[str] = []
     try:
-        records = read_latest(settings.bootstrap_servers, settings.kafka, topic)
+        records = read_latest(settings.bootstrap_servers, settings.kafka, topic, client_id=DOCTORS_ID)
     except NotAuthorizedError as fault:
         logger.warning("outcomes that are remembered cannot be looked at: %s", fault)
         return faults

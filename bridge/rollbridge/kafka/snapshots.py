@@ -37,6 +37,8 @@ _BEYOND: Final = 2**63 - 1
 _TIMEOUT_S: Final = 30.0
 _BEHIND_OTHERS_S: Final = 5.0
 _PAUSE_S: Final = 0.05
+CLIENT_ID: Final = "rollbridge"
+"""As brokers know who reads, coordinators most often."""
 
 
 class LatestRecord(NamedTuple):
@@ -46,14 +48,16 @@ class LatestRecord(NamedTuple):
     value: bytes
 
 
-def read_latest(bootstrap_servers: str, security: Mapping[str, str], topic: str) -> dict[bytes, LatestRecord]:
+def read_latest(
+    bootstrap_servers: str, security: Mapping[str, str], topic: str, *, client_id: str = CLIENT_ID
+) -> dict[bytes, LatestRecord]:
     """Return the latest record of each key that has no tombstone.
 
     Raises:
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
     """
     found: dict[bytes, LatestRecord] = {}
-    for record in read_all(bootstrap_servers, security, topic):
+    for record in read_all(bootstrap_servers, security, topic, client_id=client_id):
         key, value = record.key or b"", record.value
         if value is None:
             found.pop(key, None)
@@ -91,7 +95,13 @@ def read_values(
 
 
 def read_all(
-    bootstrap_servers: str, security: Mapping[str, str], topic: str, partition: int = 0, start: int = 0
+    bootstrap_servers: str,
+    security: Mapping[str, str],
+    topic: str,
+    partition: int = 0,
+    start: int = 0,
+    *,
+    client_id: str = CLIENT_ID,
 ) -> Iterator[LogRecord]:
     """Iterate over the committed records of a partition, from an offset or where it begins now to its present end.
 
@@ -99,12 +109,12 @@ def read_all(
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
         CorruptDataError: While iterating: a batch does not decompress, or does not parse.
     """
-    with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
+    with closing(LogOffsets(bootstrap_servers, security=security, client_id=client_id)) as ends:
         end = _end(ends, topic, partition)
         start = max(start, ends.first([(topic, partition)])[topic, partition])
     if start >= end:
         return
-    with closing(_follower(bootstrap_servers, security)) as follower:
+    with closing(_follower(bootstrap_servers, security, client_id)) as follower:
         follower.follow((topic, partition), start)
         for _, record in read_up_to(follower, {(topic, partition): end}, _TIMEOUT_S, _skip):
             yield record
@@ -115,9 +125,14 @@ def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
     return offsets.end([place], Isolation.READ_COMMITTED, timeout_s=_TIMEOUT_S)[place]
 
 
-def _follower(bootstrap_servers: str, security: Mapping[str, str]) -> Follower:
+def _follower(bootstrap_servers: str, security: Mapping[str, str], client_id: str = CLIENT_ID) -> Follower:
     return Follower(
-        bootstrap_servers, Isolation.READ_COMMITTED, name="rollbridge-snapshots", security=security, max_bytes=_BYTES
+        bootstrap_servers,
+        Isolation.READ_COMMITTED,
+        name="rollbridge-snapshots",
+        security=security,
+        client_id=client_id,
+        max_bytes=_BYTES,
     )
 
 
@@ -215,19 +230,23 @@ class EndedSince:
 class SnapshotReader:
     """Reader of the buffer snapshots of one scope; needs Read on its topics."""
 
-    def __init__(self, bootstrap_servers: str, security: Mapping[str, str], scope: str) -> None:
-        """Read the indexes, once.
+    def __init__(
+        self, bootstrap_servers: str, security: Mapping[str, str], scope: str, *, client_id: str = CLIENT_ID
+    ) -> None:
+        """Read the indexes, once; ``client_id`` is that of what is read of topics.
 
         Raises:
             KafkaUnavailableError, NotAuthorizedError
         """
         self._servers = bootstrap_servers, security
+        self._client_id = client_id
         self._admin = TopicAdmin(bootstrap_servers, security=security)
         self._segments = snapshot_segments_topic(scope)
         topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
         self._known = self._admin.topic_ids([*topics.values(), self._segments])
         self._indexes: dict[str, Mapping[bytes, LatestRecord]] = {
-            kind: read_latest(*self._servers, topic) if topic in self._known else {} for kind, topic in topics.items()
+            kind: read_latest(*self._servers, topic, client_id=client_id) if topic in self._known else {}
+            for kind, topic in topics.items()
         }
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
@@ -293,7 +312,8 @@ class SnapshotReader:
             return EndedSince(0, 0)
         ended: dict[bytes, int] = {}
         foreign, last_foreign = 0, None
-        for message in islice(read_all(*self._servers, *found.partition, start), ENDS_LOOK_MAX + STRANGERS_LOOK):
+        messages = read_all(*self._servers, *found.partition, start, client_id=self._client_id)
+        for message in islice(messages, ENDS_LOOK_MAX + STRANGERS_LOOK):
             transaction, kinds = _frames_of(message)
             if message.offset >= position and (FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds):
                 ended.setdefault(transaction, message.timestamp)

@@ -435,6 +435,7 @@ class Leadership(threading.Thread):
         streams = group.partitions()
         fold = group.fold.fold
         foreign, newer = (group.fold.dropped[reason] for reason in (Drop.FOREIGN, Drop.NEWER))
+        known = group.fold.stranger
         arrived = tail.poll(timeout_s)
         first = next(arrived, None)
         if first is None:
@@ -450,7 +451,7 @@ class Leadership(threading.Thread):
                 "refused, this is logged once: upgrade all coordinators before the clients",
                 self._group,
             )
-        if foreign == 0 and (stranger := group.fold.stranger) is not None:
+        if known is None and (stranger := group.fold.stranger) is not None:
             logger.warning(
                 "%s: a buffer holds messages that are no frames; they are skipped and counted, this is logged once: "
                 "somebody who is no client has written key %r, value %r at offset %d of %s",
@@ -459,6 +460,12 @@ class Leadership(threading.Thread):
                 stranger.value,
                 stranger.offset,
                 show_partition(stranger.partition),
+            )
+        elif foreign == 0 and group.fold.dropped[Drop.FOREIGN]:
+            logger.warning(
+                "%s: a buffer holds frames of transactions that do not write to its stream; they are skipped and "
+                "counted, this is logged once",
+                self._group,
             )
 
     def _tell(self, group: GroupState) -> None:

@@ -1,0 +1,338 @@
+"""The cause of a broken cluster is found from board, page and ``doctor`` alone, and what these say to do mends it.
+
+The clusters are those of the exercise, :mod:`integration_tests.troubles`. Each test asks what an operator would look at
+who has never seen the cluster, expects that it names the culprit, and does literally what the doctor prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.browser import CHROMIUM, DRIVER, await_text, browser
+from integration_tests.coordinators import SESSION_TIMEOUT_S
+from integration_tests.pages import ask_page, read_page
+from integration_tests.patience import PATIENCE_S, end, eventually
+from integration_tests.prometheus_server import JOB, Prometheus
+from integration_tests.troubles import (
+    JOB as DEAD_JOB,
+)
+from integration_tests.troubles import (
+    LABEL,
+    OLD_AFTER,
+    OUTSIDER,
+    PREFIX,
+    ROOT,
+    TROUBLES,
+    Scene,
+    Trouble,
+    main,
+)
+from rollbridge.cli.common import ExitCode
+from rollbridge.monitoring.panels import ROWS
+from rollbridge_devcluster.__main__ import write_tools
+from rollbridge_devcluster.state import LOOPBACK
+
+BY_NAME = {trouble.name: trouble for trouble in TROUBLES}
+CHECKS = {"old-transaction", "quota", "no-coordinator", "no-leader", "retention", "stream-error", "foreign-messages"}
+"""Findings that name the causes of all five."""
+ALERTS = {"OldTransaction", "FoldLag", "NoCoordinator", "StreamInError", "FramesDropped"}
+
+pytestmark = pytest.mark.slow
+
+
+class Operator:
+    """Whoever has a board, pages and the command line, and knows nothing else."""
+
+    def __init__(self, scene: Scene, prometheus: Prometheus, tools: Path) -> None:
+        self.scene = scene
+        self.prometheus = prometheus
+        self._tools = tools
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command line as it was printed, to its end."""
+        words = shlex.split(command)
+        program, arguments = words[0], words[1:]
+        if program == "rollbridge":
+            words = self.scene.command(*arguments)
+        else:
+            words[0] = str(self._tools / program)
+        environment = {**os.environ, **self.scene.environment}
+        return subprocess.run(
+            words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+    def findings(self) -> dict[str, dict[str, Any]]:
+        """What the doctor finds of this cluster's groups, by check; others share the brokers."""
+        done = self.run(f"rollbridge --json doctor --old={OLD_AFTER}")
+        assert done.returncode in (ExitCode.OK, ExitCode.FINDINGS), done
+        scope = self.scene.group.scope
+        found = json.loads(done.stdout)["findings"]
+        ours = [item for item in found if scope in item["what"] or item["check"] in ("quota", "no-coordinator")]
+        return {item["check"]: item for item in ours}
+
+    def diagnosis(self, check: str) -> dict[str, Any]:
+        """The finding of this name, once there is one."""
+        found: dict[str, Any] = {}
+
+        def is_found() -> bool:
+            found.update(self.findings().get(check, {}))
+            return bool(found)
+
+        eventually(is_found, f"the doctor finds {check}")
+        return found
+
+    def page(self, name: str = "") -> Any:
+        """What the page of the group's leader says of it, or that of a coordinator by name."""
+        urls = [self.scene.pages[name]] if name else list(self.scene.pages.values())
+        found = [read_page(url, f"groups/{self.scene.group}") for url in urls]
+        return next((item for item in found if item["here"]), found[0])
+
+    def page_finding(self, check: str) -> str:
+        """What the doctor on a page finds of this name; it looks when somebody looks for the first time."""
+        url = next(iter(self.scene.pages.values()))
+        eventually(lambda: read_page(url, "doctor")["looked_ms"], "the doctor has looked")
+        found = {item["check"]: item for item in read_page(url, "doctor")["findings"]}
+        return f"{found[check]['what']}; {found[check]['remedy']}"
+
+    def is_over(self, alert: str, *checks: str) -> None:
+        """Wait until the alert has been resolved, the doctor finds none of this any more, and the load commits."""
+        self.prometheus.await_calm(alert)
+        eventually(lambda: not self.findings().keys() & {*checks}, f"the doctor finds none of {checks}")
+        before = self.scene.load.committed
+        eventually(lambda: self.scene.load.committed > before, "the load commits")
+
+
+def series(operator: Operator, title: str) -> list[tuple[dict[str, str], float]]:
+    """What a panel of the board shows, below its first row: labels and values of all its lines."""
+    [panel] = [panel for row in ROWS[1:] for panel in row.panels if panel.title == title]
+    return [item for query, _ in panel.queries for item in operator.prometheus.series(query)]
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """Kafka's own commands, which the doctor names."""
+    write_tools(tmp_path / "kafka")
+    return tmp_path / "kafka"
+
+
+@pytest.fixture
+def on_call(
+    cluster: AnyCluster, unique_name: Callable[[str], str], scope: str, tmp_path: Path, tools: Path
+) -> Callable[[Trouble], Any]:
+    """Makes a scene that is well, and an operator of it."""
+
+    @contextmanager
+    def make(trouble: Trouble) -> Iterator[Operator]:
+        scene = Scene(cluster, f"/{unique_name('trouble')}", tmp_path, scope, trouble.names)
+        with (
+            scene,
+            Prometheus(tmp_path / "prometheus", list(scene.metrics.values()), trouble.limits) as prometheus,
+        ):
+            eventually(
+                lambda: prometheus.value("count(rollbridge_coordinator_info)") == len(trouble.names),
+                "Prometheus has seen it while it was well",
+            )
+            yield Operator(scene, prometheus, tools)
+
+    return make
+
+
+Make = Callable[[Trouble], Any]
+
+
+def test_a_dead_job_that_holds_the_buffers(on_call: Make) -> None:
+    trouble = BY_NAME["dead job"]
+    with on_call(trouble) as operator, trouble.break_it(operator.scene):
+        said = operator.prometheus.await_firing("OldTransaction", job=JOB, group=str(operator.scene.group))
+        [named] = re.findall(r"It is (\S+) of client (\S+), labelled (.+?)\.", said["description"])
+        eventually(
+            lambda: (
+                DEAD_JOB in [labels["client"] for labels, _ in series(operator, "Oldest transaction of each group")]
+            ),
+            "the board names the client",
+        )
+        held = {labels["stream"]: value for labels, value in series(operator, "Buffer bytes held by open transactions")}
+        assert held[str(operator.scene.stream)] > 0
+
+        listed = operator.page()["transactions"]["oldest"][0]
+        assert (listed["transaction"], listed["client"], listed["label"]) == named
+        assert named[1:] == (DEAD_JOB, LABEL)
+
+        found = operator.diagnosis("old-transaction")
+        assert f"transaction {named[0]} of client {DEAD_JOB}, labelled {LABEL}, has been open" in found["what"]
+        assert str(operator.scene.stream) in found["what"]
+        assert found["alerts"] == ["RollbridgeOldTransaction"]
+        [command] = re.findall(r"rollbridge txn abort \S+?(?=;)", found["remedy"])
+        done = operator.run(command)
+        assert done.returncode == 0, done
+        operator.is_over("OldTransaction", "old-transaction")
+
+
+def test_a_quota_that_holds_a_leader_back(on_call: Make) -> None:
+    trouble = BY_NAME["held back"]
+    with on_call(trouble) as operator, trouble.break_it(operator.scene):
+        stream = str(operator.scene.stream)
+        operator.prometheus.await_firing("FoldLag", job=JOB, group=str(operator.scene.group), stream=stream)
+        eventually(lambda: operator.prometheus.shown("Fold lag")[1] != "green", "the board's lag is not good")
+
+        eventually(lambda: operator.page()["summary"]["lag_messages"], "the page shows the lag")
+        assert "Kafka slows client id rollbridge down (consumer_byte_rate=20000)" in operator.page_finding("quota")
+
+        found = operator.diagnosis("quota")
+        assert "client id rollbridge" in found["what"]
+        assert found["alerts"] == ["RollbridgeFoldLag"]
+        done = operator.run(found["remedy"])
+        assert done.returncode == 0, done
+        operator.is_over("FoldLag", "quota")
+
+
+def test_a_last_coordinator_that_hangs(on_call: Make, tmp_path: Path) -> None:
+    trouble = BY_NAME["hanging"]
+    [name] = trouble.names
+    with on_call(trouble) as operator, ExitStack() as stack, trouble.break_it(operator.scene):
+        scene = operator.scene
+        operator.prometheus.await_firing("NoCoordinator", job=JOB)
+        operator.prometheus.await_firing("CoordinatorDown", job=JOB, instance=scene.metrics[name])
+        assert operator.prometheus.shown("Groups without leader") == (-1, "red")
+
+        with pytest.raises(TimeoutError):
+            ask_page(scene.pages[name], "/api/v1/overview", timeout_s=2 * SESSION_TIMEOUT_S)
+        assert scene.processes[name].poll() is None, "its process is there"
+
+        found = operator.diagnosis("no-coordinator")
+        assert f"no coordinator is running; {name} led the groups last" in found["what"]
+        assert found["alerts"] == ["RollbridgeNoCoordinator"]
+        [command] = re.findall(r"rollbridge coordinator$", found["remedy"])
+        log = tmp_path / "second.log"
+        settings = {f"{PREFIX}METRICS_ADDRESS": f"{LOOPBACK}:0", f"{PREFIX}NAME": "second"}
+        scene.environment.update(settings)
+        second = scene.start(scene.command(*command.split()[1:]), log)
+        stack.callback(end, second, log)
+        eventually(lambda: not operator.findings().keys() & {"no-coordinator", "no-leader"}, "a second one leads")
+        before = scene.load.committed
+        eventually(lambda: scene.load.committed > before, "what has waited is committed")
+        os.kill(scene.processes[name].pid, signal.SIGCONT)
+        operator.is_over("NoCoordinator", "no-coordinator", "no-leader")
+
+
+def test_a_topic_that_somebody_has_changed(on_call: Make) -> None:
+    trouble = BY_NAME["compacted"]
+    with on_call(trouble) as operator, trouble.break_it(operator.scene):
+        stream, topic = str(operator.scene.stream), operator.scene.segment_topic
+        said = operator.prometheus.await_firing(
+            "StreamInError", job=JOB, group=str(operator.scene.group), stream=stream
+        )
+        assert stream in said["summary"]
+        eventually(lambda: operator.prometheus.shown("Streams in error") == (1, "red"), "the board is red")
+
+        [shown] = [item for item in operator.page()["streams"] if item["stream"] == stream]
+        assert shown["fault"]["topic"] == topic
+        assert "cleanup.policy" in shown["fault"]["reason"]
+
+        assert topic in operator.diagnosis("stream-error")["what"]
+        found = operator.diagnosis("retention")
+        assert f"topic {topic} by itself, as somebody has changed it: cleanup.policy=compact" in found["what"]
+        assert "RollbridgeStreamInError" in found["alerts"]
+        done = operator.run(found["remedy"])
+        assert done.returncode == 0, done
+        operator.is_over("StreamInError", "retention", "stream-error")
+
+
+def test_a_program_that_writes_into_a_buffer(on_call: Make, tmp_path: Path) -> None:
+    trouble = BY_NAME["outsider"]
+    with on_call(trouble) as operator, trouble.break_it(operator.scene):
+        buffer = operator.scene.buffer_topic
+        operator.prometheus.await_firing("FramesDropped", job=JOB, group=str(operator.scene.group), reason="foreign")
+        eventually(
+            lambda: (
+                ("foreign", True)
+                in [(labels["reason"], value > 0) for labels, value in series(operator, "Dropped frames")]
+            ),
+            "the board shows what is dropped",
+        )
+
+        eventually(lambda: operator.page()["foreign"], "the page shows it")
+        shown = operator.page()["foreign"]
+        assert shown["topic"] == buffer
+        assert json.loads(shown["value"])["app"] == OUTSIDER
+        if CHROMIUM and DRIVER:
+            with browser(tmp_path / "profile") as driver:
+                url = next(
+                    url for url in operator.scene.pages.values() if read_page(url, "overview")["groups"][0]["here"]
+                )
+                driver.get(f"{url}#/group/{operator.scene.group}")
+                await_text(driver, "#foreign", buffer)
+                await_text(driver, "#foreign", OUTSIDER)
+
+        found = operator.diagnosis("foreign-messages")
+        assert buffer in found["what"]
+        [program] = re.findall(r'"app": "([^"]+)"', found["what"])
+        assert found["alerts"] == ["RollbridgeFramesDropped"]
+        assert found["remedy"].startswith("stop the program that writes this")
+        operator.scene.processes[program].terminate()
+        operator.is_over("FramesDropped", "foreign-messages")
+
+
+def test_a_good_cluster_has_none_of_these(on_call: Make) -> None:
+    with on_call(Trouble("none", "", "", lambda _: nullcontext())) as operator:
+        eventually(
+            lambda: not operator.prometheus.firing().keys() & ALERTS, "nothing fires any more since it has begun"
+        )
+        assert operator.findings().keys() & CHECKS == set()
+        assert operator.page()["foreign"] is None
+        assert [item["fault"] for item in operator.page()["streams"]] == [None]
+        colours = {
+            title: operator.prometheus.shown(title)[1] for title in ("Groups without leader", "Streams in error")
+        }
+        assert set(colours.values()) == {"green"}
+
+
+def test_the_exercise_lists_numbers_and_hides_causes(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*arguments: str) -> str:
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    assert told().split() == [str(number + 1) for number in range(len(TROUBLES))]
+    assert all(trouble.cause in told("--tell") for trouble in TROUBLES)
+    assert told("2", "--tell") == f"2  {TROUBLES[1].cause}\n"
+
+
+@pytest.mark.long
+def test_the_exercise_says_where_to_look_and_leaves_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "said"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "integration_tests.troubles", "5"], stdout=file, stderr=file, cwd=ROOT
+        )
+    try:
+        eventually(lambda: process.poll() is not None or "Find the cause" in output.read_text(), "it is broken")
+        said = output.read_text()
+        assert process.poll() is None, said
+        assert OUTSIDER not in said
+        [page, *_] = re.findall(r"page of \w+ +(\S+)", said)
+        assert read_page(page, "overview")["groups"]
+        [doctor] = re.findall(r"^ +doctor +(\S.*)$", said, re.MULTILINE)
+
+        def names_the_cause() -> bool:
+            done = subprocess.run(shlex.split(doctor), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+            return OUTSIDER in done.stdout
+
+        eventually(names_the_cause, "the doctor names the cause")
+        [folder] = {Path(path).parent for path in re.findall(r"board.* (/\S+)$", said, re.MULTILINE)}
+        assert (folder / "rollbridge-board.json").is_file()
+    finally:
+        assert end(process) == 0, output.read_text()
+    assert not folder.exists()
