@@ -52,6 +52,13 @@ def group_of(url: str, stream: str) -> Any:
     return read_page(url, f"groups/{stream.partition('/')[0]}/default")
 
 
+def lineage_of(url: str, stream: str) -> bytes:
+    """The picture of a stream."""
+    status, _, picture = ask_page(url, f"/api/v1/streams/{stream}/lineage.svg")
+    assert status == 200, picture
+    return picture
+
+
 def test_what_happens_is_shown_within_seconds(cluster: AnyCluster, root: str, orders: str, page: str) -> None:
     assert read_page(page, "overview")["groups"] == []
     with connected(cluster, root) as b:
@@ -108,6 +115,7 @@ def test_a_stream_is_shown_with_its_lineage_rates_and_sizes(
             lambda: sum(item["offsets_per_s"] or 0 for item in read_page(page, f"streams/{orders}")["segments"]),
             "a rate",
         )
+        eventually(lambda: b"/s" in lineage_of(page, orders), "the picture has it as well")
         b.admin.scale(orders, seal=[0], ranges=[(0, 0.25), (0.25, 0.5)])
         eventually(lambda: read_page(page, f"streams/{orders}")["epoch"] == 1, "the scale is seen")
         found = read_page(page, f"streams/{orders}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
@@ -172,6 +174,21 @@ def test_frames_of_a_stream_that_is_not_the_transactions_are_foreign() -> None:
     assert buffer.fold.dropped == {"foreign": 1}
     assert buffer.fold.stranger is None, "it is a frame, of a client at fault"
     assert buffer.fold.open[t].frames == []
+
+
+def test_bytes_of_a_transaction_are_known_by_stream() -> None:
+    buffer = Buffer()
+    one, several = buffer.begin(1, A), buffer.begin(2, A, B)
+    assert list(buffer.fold.open[several].bytes_by_stream()) == []
+    for number, (stream, size) in enumerate(((A, 10), (B, 20), (B, 300), (A, 4_000))):
+        buffer.data(several, number, 1, segment=number, stream=stream, size=size)
+    buffer.data(one, 0, 1, size=50)
+    sizes: Counter[str] = Counter()
+    for frame in buffer.fold.open[several].frames:
+        sizes[(A, B)[frame.piece.stream]] += frame.size
+    assert dict(buffer.fold.open[several].bytes_by_stream()) == dict(sizes)
+    assert sum(sizes.values()) == buffer.fold.open[several].bytes
+    assert [name for name, _ in buffer.fold.open[one].bytes_by_stream()] == [A]
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])

@@ -12,7 +12,7 @@ from bridge.tests.strategies import histories
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.picture import lineage_svg
+from rollbridge.model.picture import SegmentLoad, lineage_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -111,6 +111,39 @@ def test_colours_say_why_a_segment_was_made() -> None:
         "segment-1-3": "box again active",
         "segment-2-3": "box again active",
     }
+
+
+def texts_of(svg: str) -> list[str]:
+    return [item.text or "" for item in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_what_active_segments_have_to_carry_stands_in_their_boxes() -> None:
+    history = EpochHistory.create(even_ranges(1), 0)
+    history = history.with_records(history.plan_scale([0], even_ranges(4), 1)).with_sealed_ends(
+        1, {SegmentId.of(0, 0): 9}
+    )
+    first, second, third, fourth = (item.id for item in history.active.segments)
+    loads = {
+        first: SegmentLoad(1234.5, 3_456_789),
+        second: SegmentLoad(411.5, None),
+        third: SegmentLoad(None, 120),
+        fourth: SegmentLoad(None, None),
+    }
+    svg = lineage_svg(history, "s/t", loads)
+    assert {"1.23k/s 3.3 MiB", "412/s, –", "–/s, 120 B", "active", "ends at 9"} <= set(texts_of(svg))
+    tooltip = boxes(svg)[name_of(first)].findtext(f"{SVG}title") or ""
+    assert tooltip.endswith("active; 1.23k offsets per second, 3.3 MiB on disk")
+    bars = [item for item in ElementTree.fromstring(svg).iter(f"{SVG}rect") if item.attrib["class"] == "bar"]
+    heights = [float(item.attrib["height"]) for item in bars]
+    assert len(heights) == 2, "what does not grow, or is not known, has none"
+    assert heights[0] / heights[1] == pytest.approx(3, rel=0.01)
+
+
+@given(histories())
+def test_without_loads_the_picture_says_nothing_of_them(history: EpochHistory) -> None:
+    svg = lineage_svg(history, "s/t")
+    assert 'class="bar"' not in svg
+    assert not any("/s" in text for text in texts_of(svg)[1:])
 
 
 def test_the_picture_brings_its_own_background_for_light_and_dark_viewers() -> None:

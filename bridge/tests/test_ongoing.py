@@ -167,3 +167,4 @@ def test_what_was_written_down_is_put_back() -> None:
     assert (item.owners.part, item.owners.session) == (9, ("loader", 5))
     assert item.begun_in == {"sales/orders", "sales/payments"}
     assert item.first_offsets == {PARTITION: 17, home: 3}
+    assert dict(item.bytes_by_stream()) == {"sales/orders": 15_360, "sales/payments": 9}

@@ -129,14 +129,12 @@ CASES = {
         summary="1 groups have no leader",
     ),
     "LeaderStandsStill": Case(
-        {led("effect_duration_seconds_count", effect=effect): steady(7) for effect in ("ReadCounter", "Write")},
-        {
-            led("effect_duration_seconds_count", effect="ReadCounter"): rising(12),
-            led("effect_duration_seconds_count", effect="Write"): steady(7),
-        },
+        {led("readings_age_seconds"): rising(60)},
+        {led("readings_age_seconds"): "0+60x5 1+0x170"},
         IN_GROUP,
-        since=1,
-        summary="Leader of group sales/default does nothing",
+        since=6,
+        summary="Leader of group sales/default has stood still for 11m 0s",
+        calm=({led("readings_age_seconds"): rising(60), led("readings_age_seconds", TWO): steady(1)},),
     ),
     "NoStandby": Case(
         {led("controller_epoch"): steady(4), led("standby_lag_messages", TWO): steady(-1)},

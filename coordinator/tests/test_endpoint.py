@@ -21,7 +21,7 @@ from rollbridge.model.metrics import Sample
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.healthcheck import VARIABLE, check
 from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, MetricsFile
-from rollbridge_coordinator.state.families import COUNTS, STANDBY_HELD, STANDBY_LAG, standby_samples
+from rollbridge_coordinator.state.families import COUNTS, READINGS_AGE, STANDBY_HELD, STANDBY_LAG, standby_samples
 from rollbridge_coordinator.state.metrics import Vitals, faults
 from rollbridge_devcluster.state import free_port
 
@@ -77,7 +77,20 @@ def test_metrics_stand_on_the_board_while_they_are_written() -> None:
     assert lags == [Sample(STANDBY_LAG, ("s/a",), 0), Sample(STANDBY_LAG, ("s/b",), 2)], "no more than once a second"
     first.remove()
     first.remove()
-    assert [sample.labels for sample in board.samples()] == [("s/b",), ("s/b",)]
+    assert [sample.labels for sample in board.samples() if sample.family is not READINGS_AGE] == [("s/b",), ("s/b",)]
+
+
+def test_the_age_of_a_leaders_metrics_is_that_at_the_scrape() -> None:
+    now_s = 5.0
+    board = MetricsBoard(lambda: now_s)
+    leader, standby = MetricsFile("", "s/a", board=board), MetricsFile("", "s/b", ".standby", board)
+    leader.write(lambda: standby_samples("s/a", 0, 0))
+    standby.write(lambda: standby_samples("s/b", 0, 0))
+    now_s = 405.5
+    ages = [sample for sample in board.samples() if sample.family is READINGS_AGE]
+    assert ages == [Sample(READINGS_AGE, ("s/a",), 400.5)], "of a standby there is none"
+    leader.remove()
+    assert not [sample for sample in board.samples() if sample.family is READINGS_AGE], "another one leads"
 
 
 def test_the_endpoint_serves_metrics_and_health() -> None:

@@ -140,7 +140,7 @@ def test_every_sample_of_a_leader_is_of_a_declared_family_with_its_labels() -> N
     seen = [(sample.family.name, sample.labels) for sample in samples]
     assert len(set(seen)) == len(seen)
     missing = {family.name for family in FAMILIES} - {sample.family.name for sample in samples}
-    others = {*families.OF_COORDINATOR, *families.OF_STANDBY, families.ERROR, families.ADOPTED}
+    others = {*families.OF_COORDINATOR, *families.OF_STANDBY, families.ERROR, families.ADOPTED, families.READINGS_AGE}
     assert missing == {family.name for family in others}
 
 
@@ -161,6 +161,7 @@ def test_what_is_open_is_told() -> None:
     assert values["oldest_transaction_info", GROUP, str(first), "importer", ""] == 1
     assert values["least_lease_left_seconds", GROUP] == 0.5
     assert [values["stream_open_transactions", GROUP, name] for name in (ORDERS, AUDIT)] == [2, 2]
+    assert [values["stream_open_transactions_bytes", GROUP, name] for name in (ORDERS, AUDIT)] == [300, 50]
     assert values["transactions_held_bytes", GROUP] == bench.group.fold.held_bytes > 0
     assert values["transactions_cached_bytes", GROUP] == bench.group.fold.cached_bytes > 350
 

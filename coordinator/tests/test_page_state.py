@@ -18,7 +18,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.picture import lineage_svg
+from rollbridge.model.picture import SegmentLoad, lineage_svg
 from rollbridge.model.records import StreamConfig, TransactionRecord
 from rollbridge_coordinator.state import documents
 from rollbridge_coordinator.state.documents import (
@@ -259,6 +259,27 @@ def test_the_last_message_that_is_no_frame_is_shown_as_text() -> None:
     assert (found["offset"], found["at_ms"], found["key"]) == (8, 1_008, None)
     assert found["value"].startswith(HOSTILE + "\N{REPLACEMENT CHARACTER}x")
     assert len(found["value"]) <= STRANGER_BYTES
+
+
+def test_open_bytes_are_those_of_the_stream() -> None:
+    bench = Bench({ORDERS: 1, AUDIT: 1})
+    both = bench.begin(ORDERS, AUDIT)
+    bench.data(both, ORDERS, 0, size=300)
+    bench.data(both, AUDIT, 0, size=50)
+    found = led_group_document(LEAD, Glance(live=shown(bench)), None)
+    assert {item["stream"]: item["open_bytes"] for item in found["streams"]} == {ORDERS: 300, AUDIT: 50}
+
+
+def test_the_picture_has_what_was_measured_of_active_segments() -> None:
+    config = Bench({ORDERS: 2}).group.streams[ORDERS].config
+    history = EpochHistory.create(even_ranges(2), 0)
+    first, second = measured_places(config, history).items()
+    before, last = Measure(1_000, {first[1]: 10}), Measure(3_000, {first[1]: 50, second[1]: 7}, {second[1]: 99})
+    assert documents.segment_loads(config, history, (None, None)) == {}
+    assert documents.segment_loads(config, history, (before, last)) == {
+        first[0]: SegmentLoad(20.0, None),
+        second[0]: SegmentLoad(None, 99),
+    }
 
 
 def test_lag_is_that_of_the_streams_that_there_are() -> None:

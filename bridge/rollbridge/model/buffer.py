@@ -766,6 +766,8 @@ class BufferFold:
         price = FRAME_PRICE if piece in transaction.last_count else FRAME_PRICE + PIECE_PRICE
         transaction.last_count[piece] = header.first_count
         transaction.bytes += size
+        if place:
+            transaction.note_beside(place, size)
         limits = self.limits
         if transaction.bytes > limits.transaction_bytes_max:
             self.refuse(transaction.id, f"it exceeds {limits.transaction_bytes_max} bytes", appended_ms, _LIMIT)

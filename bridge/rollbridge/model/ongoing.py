@@ -123,7 +123,11 @@ class OngoingTransaction:
         transaction.first_offsets[partition] = self.first_position
         transaction.owners.restore(stream, self.owners, self.owner)
         transaction.frames.extend(self.frames)
-        transaction.bytes += sum(item.size for item in self.frames)
+        size = sum(item.size for item in self.frames)
+        transaction.bytes += size
+        place = transaction.begin.places.get(stream)
+        if place and size:
+            transaction.note_beside(place, size)
         for item in self.frames:
             transaction.last_count[item.piece] = item.first_count
 

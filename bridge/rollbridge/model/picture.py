@@ -7,13 +7,14 @@ with CSS. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.segment_graph import SegmentNode
 
@@ -45,6 +46,7 @@ text { fill: #1d2430 }
 .rolled { fill: #fde5bf; stroke: #b87503 }
 .again { fill: #e9dbf3; stroke: #8250a8 }
 .active { stroke-width: 2.4 }
+.bar { fill: #1d2430; fill-opacity: .55 }
 @media (prefers-color-scheme: dark) {
   .paper { fill: #14181f }
   .title, text { fill: #e7ebf1 }
@@ -52,6 +54,7 @@ text { fill: #1d2430 }
   .grid { stroke: #2b333e }
   .link { stroke: #98a3b3 }
   .head { fill: #98a3b3 }
+  .bar { fill: #e7ebf1 }
   .create { fill: #1c3b58; stroke: #69a8e0 }
   .scale { fill: #17432f; stroke: #4fc08d }
   .rolled { fill: #57400f; stroke: #e8a93a }
@@ -67,6 +70,8 @@ _CHARACTER: Final = 6.4
 """Width of a character at 11 px, in px, rounded up."""
 _LINE: Final = 14.0
 _HINT: Final = "thick frame: active; number: offset at which the segment ends"
+_LOAD_HINT: Final = "; of active ones: offsets per second, bytes, a bar for the share"
+_BAR: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,26 @@ class _Scales:
         return _TOP + self.height * (1.0 - position)
 
 
-def lineage_svg(history: EpochHistory, title: str) -> str:
+@dataclass(frozen=True, slots=True)
+class SegmentLoad:
+    """What an active segment has to carry, as far as it was measured.
+
+    Attributes:
+        per_s: Offsets by which it grows in a second; None while that is not known.
+        bytes: Its size on the disk of its leader; None if that is not known.
+    """
+
+    per_s: float | None
+    bytes: int | None
+
+
+def lineage_svg(history: EpochHistory, title: str, loads: Mapping[SegmentId, SegmentLoad] | None = None) -> str:
     """Draw the lineage of a stream's segments.
 
     Args:
         history: Its epochs; up to about fifty stay readable at full size.
         title: Heading, such as the name of the stream; any text.
+        loads: Of active segments; each stands in its box, with a bar for its share of the rate.
 
     Returns:
         An SVG document. Every segment is one ``rect`` with the id ``segment-N-E`` and a tooltip with all details.
@@ -115,7 +134,8 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
     described = f"{count} epoch{'s' * (count != 1)}, {len(nodes)} segment{'s' * (len(nodes) != 1)}"
     if history.first:
         described += f"; those before epoch {history.first} have been dropped"
-    subtitle = f"{described}  ·  {_HINT}"
+    loads = loads or {}
+    subtitle = f"{described}  ·  {_HINT}{_LOAD_HINT if loads else ''}"
     width = max(scales.right, legend_right, 16 + len(subtitle) * _CHARACTER) + _RIGHT
     size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
     parts = [
@@ -128,9 +148,10 @@ def lineage_svg(history: EpochHistory, title: str) -> str:
         _text(16, 28, title, "title"),
         _text(16, 46, subtitle, "faint"),
         *_axes(history, scales),
-        *(_box(node, history.record(node.first).cause, scales) for node in nodes),
+        *(_box(node, history.record(node.first).cause, scales, loads) for node in nodes),
+        *_bars(history, scales, loads),
         *(_arrow(node.first, shared, scales) for node in nodes for shared in node.predecessors.values()),
-        *(label for node in nodes for label in _labels(node, scales)),
+        *(label for node in nodes for label in _labels(node, scales, loads)),
         *legend,
         "</svg>",
     ]
@@ -172,7 +193,7 @@ def _ticks(history: EpochHistory, scales: _Scales) -> list[float]:
     return sorted(chosen)
 
 
-def _box(node: SegmentNode, cause: EpochCause, scales: _Scales) -> str:
+def _box(node: SegmentNode, cause: EpochCause, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> str:
     x, y = scales.left_of(node.first), scales.y(node.segment.range.high)
     last = scales.last_of(node)
     width = scales.right_of(last) - x
@@ -181,6 +202,8 @@ def _box(node: SegmentNode, cause: EpochCause, scales: _Scales) -> str:
     names = f"box {_CLASS[cause]}" + (" active" if node.is_active else "")
     active = f"epoch {last}" if node.first == last else f"epochs {node.first} to {last}"
     about = f"segment {node.segment.id} holds {node.segment.range}, active in {active}, {cause}; {_end_of(node)}"
+    if load := loads.get(node.segment.id):
+        about += f"; {_rate(load.per_s)} offsets per second, {_bytes(load.bytes)} on disk"
     return (
         f'<rect id="segment-{node.segment.id.number}-{node.segment.id.epoch}" class="{names}" rx="3" '
         f'x="{_n(x)}" y="{_n(y + inset)}" width="{_n(width)}" height="{_n(height - 2 * inset)}">'
@@ -188,14 +211,58 @@ def _box(node: SegmentNode, cause: EpochCause, scales: _Scales) -> str:
     )
 
 
-def _labels(node: SegmentNode, scales: _Scales) -> Iterator[str]:
+def _bars(history: EpochHistory, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> Iterator[str]:
+    """Yield a bar at the right side of each active segment's box, as high as its share of the rate of all."""
+    whole = sum(load.per_s or 0.0 for load in loads.values())
+    for segment in history.active.segments:
+        load = loads.get(segment.id)
+        if not whole or load is None or not load.per_s:
+            continue
+        low = scales.y(segment.range.low) - 3
+        height = (low - scales.y(segment.range.high) - 3) * load.per_s / whole
+        x = scales.right_of(history.active.epoch) - _BAR - 2
+        yield (
+            f'<rect class="bar" x="{_n(x)}" y="{_n(low - height)}" width="{_n(_BAR)}" height="{_n(max(height, 0.5))}"/>'
+        )
+
+
+def _rate(per_s: float | None) -> str:
+    """Return a rate in few characters."""
+    if per_s is None:
+        return "–"
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if per_s >= size:
+            return f"{per_s / size:.3g}{unit}"
+    return f"{per_s:.3g}"
+
+
+def _bytes(size: float | None) -> str:
+    if size is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def _load_texts(load: SegmentLoad | None) -> list[str]:
+    """Return what is said of a load, the longest form first; nothing where nothing was measured."""
+    if load is None or (load.per_s is None and load.bytes is None):
+        return []
+    rate, size = f"{_rate(load.per_s)}/s", _bytes(load.bytes)
+    short = size.replace(" ", "").removesuffix("iB").removesuffix("B")
+    return [f"{rate}, {size}", f"{rate} {size}", f"{rate} {short}", rate if load.per_s is not None else size]
+
+
+def _labels(node: SegmentNode, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> Iterator[str]:
     """Yield name and end of a segment, as far as they fit into its box."""
     width = scales.right_of(scales.last_of(node)) - scales.left_of(node.first)
     height = scales.y(node.segment.range.low) - scales.y(node.segment.range.high)
     middle = scales.left_of(node.first) + width / 2
     segment = node.segment.id
     name = _fitting([str(segment), f"{segment.number}.#{segment.epoch}", str(segment.number)], width)
-    end = _fitting([_end_of(node), *_shorter_ends_of(node)], width)
+    end = _fitting([*_load_texts(loads.get(segment)), _end_of(node), *_shorter_ends_of(node)], width)
     if name is None or height < _LINE:
         return
     y = (scales.y(node.segment.range.low) + scales.y(node.segment.range.high)) / 2 + 4

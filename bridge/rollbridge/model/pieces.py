@@ -329,6 +329,8 @@ class BufferedTransaction:
     """When whoever folds met its COMMIT frame, by :attr:`.BufferFold.now_ms`."""
     frames: HeldFrames = field(default_factory=HeldFrames)
     bytes: int = 0
+    beside: dict[int, int] | None = None
+    """Those of its bytes that are not of its first stream, by the place of the stream; None while there are none."""
     cached_bytes: int = 0
     """Memory of its cached frames."""
     held_bytes: int = 0
@@ -354,6 +356,21 @@ class BufferedTransaction:
     def deadline_ms(self) -> int:
         """Expiry of the lease, ms since 1970."""
         return self.begun_ms + self.begin.lease_ms
+
+    def note_beside(self, place: int, size: int) -> None:
+        """Note bytes of another stream than the first."""
+        if self.beside is None:
+            self.beside = {}
+        self.beside[place] = self.beside.get(place, 0) + size
+
+    def bytes_by_stream(self) -> Iterator[tuple[str, int]]:
+        """Iterate over its streams that have frames, with the bytes of these."""
+        left = self.bytes
+        for place, size in (self.beside or {}).items():
+            yield self.begin.epochs[place][0], size
+            left -= size
+        if left:
+            yield self.begin.home, left
 
     def __str__(self) -> str:
         return str(self.transaction_id)

@@ -127,15 +127,14 @@ or on () absent(rollbridge_coordinator_info)""",
     ),
     Alert(
         name="LeaderStandsStill",
-        expression="sum by (job, group) (increase(rollbridge_effect_duration_seconds_count[5m])) == 0",
+        expression="min by (job, group) (rollbridge_readings_age_seconds) > 300",
         pending="5m",
         urgency=Urgency.CRITICAL,
-        summary="Leader of group {{ $labels.group }} does nothing",
-        description="The leader of group {{ $labels.group }} ({{ $labels.job }}) holds the lead and has asked "
-        "neither Kafka nor ZooKeeper for anything for minutes. Its other metrics are as old as that.",
-        means="A leader that has nothing to do looks at ZooKeeper every five seconds all the same. This one waits "
-        "for one answer, or stands still; commits of its group wait with it. Metrics of a leader are taken between "
-        "two steps of its work, so ages and lags on the board stand still, too.",
+        summary="Leader of group {{ $labels.group }} has stood still for {{ $value | humanizeDuration }}",
+        description="The leader of group {{ $labels.group }} ({{ $labels.job }}) holds the lead and has come to no end "
+        "of what it does for {{ $value | humanizeDuration }}. Its other metrics are as old as that.",
+        means="A leader takes its metrics every second, between two steps of its work. This one waits for one answer, "
+        "or stands still; commits of its group wait with it, and ages and lags on the board stand still, too.",
         look=(
             "the last lines of the leader's log: what it has begun, such as a merge or a seal",
             "the brokers: a partition without a leader, or without enough replicas in sync, holds up a merge",

@@ -273,6 +273,12 @@ STREAMS: Final = PanelRow(
             ((worst("rollbridge_stream_open_transactions", "stream", _STREAM), "{{stream}}"),),
         ),
         Panel(
+            "Bytes of open transactions",
+            "What they have written to the stream so far. The buffer holds it until they end.",
+            "bytes",
+            ((worst("rollbridge_stream_open_transactions_bytes", "stream", _STREAM), "{{stream}}"),),
+        ),
+        Panel(
             "Topics and epochs",
             "They rise with scales and rolling commits, and go with their records: RollbridgeStreamGrows.",
             "short",
@@ -371,10 +377,16 @@ LEADER: Final = PanelRow(
         ),
         Panel(
             "Where the leader's time goes",
-            "Seconds in each second that the leader waits for what it asks of Kafka and ZooKeeper, by kind of effect. "
-            "Nothing at all for minutes: RollbridgeLeaderStandsStill.",
+            "Seconds in each second that the leader waits for what it asks of Kafka and ZooKeeper, by kind of effect.",
             "percentunit",
             ((f"topk(8, {_rate('rollbridge_effect_duration_seconds_sum', 'effect')})", "{{effect}}"),),
+        ),
+        Panel(
+            "Age of what leaders show",
+            "A second is good. One that does not come to the end of a step shows ages and lags of before: "
+            "RollbridgeLeaderStandsStill.",
+            "s",
+            ((worst("rollbridge_readings_age_seconds", "group"), "{{group}}"),),
         ),
         Panel(
             "Terms",

@@ -2,7 +2,7 @@
 /* Draws the live page from its JSON, and asks again as long as somebody looks. Whatever a name, a label or an error says
    becomes text, never markup: nodes are made one by one, and the page's policy forbids anything else. */
 
-const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000, PICTURE_MS = 30000;
+const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000;
 const TOKEN = "rollbridge-token", LONG = 160;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -248,7 +248,7 @@ function showGroup(found) {
       { text: item.stream, href: `#/stream/${path(item.stream)}` },
       item.fault ? { text: `error ${item.fault.code}: ${item.fault.reason}`, kind: "text problem" }
         : { text: item.topic ? `${item.state}, topic ${item.topic}` : item.state, kind: "text" },
-      n(number(item.epoch)), n(number(item.segments)), n(number(item.open_transactions)),
+      n(number(item.epoch)), n(number(item.segments)), n(number(item.open_transactions)), n(size(item.open_bytes)),
       n(rate(item.committed_records_per_s)), n(size(item.committed_bytes_per_s)), n(number(item.lag_messages)),
       n(size(item.held_bytes)),
     ],
@@ -347,7 +347,7 @@ function showStream(found) {
         words(item.partition ? `${item.topic}, partition ${item.partition}` : item.topic)],
     };
   }));
-  const picture = by("lineage"), key = `${found.epoch}.${Math.floor(Date.now() / PICTURE_MS)}`;
+  const picture = by("lineage"), key = `${found.epoch}.${found.measured_ms}`;
   if (picture.dataset.key !== `${found.stream} ${key}`) {
     picture.dataset.key = `${found.stream} ${key}`;
     picture.src = `api/v1/streams/${path(found.stream)}/lineage.svg?${key}`;

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
@@ -29,6 +29,7 @@ from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.http_service import BoundHttpServer, HttpService
+from rollbridge_coordinator.state.families import READINGS_AGE
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +112,21 @@ INTERVAL_S: Final = 1.0
 class MetricsBoard:
     """Latest metrics of each leader and standby of one coordinator; safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._sheets: dict[str, Sequence[Sample]] = {}
+        self._sheets: dict[str, _Sheet] = {}
 
-    def put(self, name: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples under this name; they do not change any more."""
+    def put(self, name: str, samples: Sequence[Sample], led: str = "") -> None:
+        """Replace the samples under this name; they do not change any more. Of a leader's the age is told, too.
+
+        Args:
+            name: Of the sheet.
+            samples: All that stands on it.
+            led: The group whose leader says this; empty for a standby.
+        """
         with self._lock:
-            self._sheets[name] = samples
+            self._sheets[name] = _Sheet(samples, led, self._clock())
 
     def drop(self, name: str) -> None:
         """Remove the samples under this name, if there are any."""
@@ -126,9 +134,19 @@ class MetricsBoard:
             self._sheets.pop(name, None)
 
     def samples(self) -> list[Sample]:
-        """Return all samples, in the order of their names."""
+        """Return all samples, in the order of their names, and how old they are now."""
         with self._lock:
-            return [sample for name in sorted(self._sheets) for sample in self._sheets[name]]
+            sheets = [self._sheets[name] for name in sorted(self._sheets)]
+        now_s = self._clock()
+        found = [sample for sheet in sheets for sample in sheet.samples]
+        ages = [Sample(READINGS_AGE, (sheet.led,), max(now_s - sheet.at_s, 0.0)) for sheet in sheets if sheet.led]
+        return [*found, *ages]
+
+
+class _Sheet(NamedTuple):
+    samples: Sequence[Sample]
+    led: str
+    at_s: float
 
 
 class RequestTimes:
@@ -161,6 +179,7 @@ class MetricsFile:
 
     def __init__(self, directory: str, group: str, suffix: str = "", board: MetricsBoard | None = None) -> None:
         self._name = f"rollbridge-{group.replace('/', '.')}{suffix}.prom"
+        self._led = "" if suffix else group
         self._path = Path(directory) / self._name if directory else None
         self._board = board
         self._next_s = 0.0
@@ -177,7 +196,7 @@ class MetricsFile:
         self._next_s = time.monotonic() + INTERVAL_S
         present = list(samples())
         if self._board is not None:
-            self._board.put(self._name, present)
+            self._board.put(self._name, present, self._led)
         if self._path is None:
             return
         draft = self._path.with_suffix(".tmp")

@@ -45,6 +45,7 @@ from rollbridge_coordinator.state.documents import (
     measured_places,
     newest_epochs,
     other_group_document,
+    segment_loads,
     stream_document,
 )
 from rollbridge_coordinator.state.live import LIVE_STREAMS_MAX
@@ -141,7 +142,7 @@ class PageSources:
         self._others: KeptAnswers[GroupName, Document] = KeptAnswers(SLOWLY_KEPT_S)
         self._streams: KeptAnswers[StreamName, _KnownStream] = KeptAnswers(KEPT_S)
         self._measures: KeptAnswers[StreamName, tuple[Measure | None, Measure]] = KeptAnswers(MEASURED_S)
-        self._pictures: KeptAnswers[StreamName, tuple[EpochHistory, str]] = KeptAnswers(0.0)
+        self._pictures: KeptAnswers[StreamName, tuple[_Drawn, str]] = KeptAnswers(0.0)
         self._clusters = Clusters(
             settings.bootstrap_servers, security=settings.security, client_id=client_name(settings.name)
         )
@@ -226,19 +227,21 @@ class PageSources:
         self._board.look()
         name = StreamName.parse(text)
         known = self._stream(name)
-        measures = self._measures.get(name, lambda before: self._measure(known, before))
-        return stream_document(known.config, known.history, known.fault, measures, _now_ms())
+        return stream_document(known.config, known.history, known.fault, self._measures_of(name, known), _now_ms())
 
     def lineage(self, text: str) -> str:
-        """Return the picture of a stream's newest epochs, SVG; errors as for :meth:`stream`."""
+        """Return the picture of a stream's newest epochs, with rates and sizes, SVG; errors as for :meth:`stream`."""
         self._board.look()
         name = StreamName.parse(text)
-        history = self._stream(name).history
+        known = self._stream(name)
+        measures = self._measures_of(name, known)
+        drawn = known.history, measures
 
-        def draw(before: tuple[EpochHistory, str] | None) -> tuple[EpochHistory, str]:
-            if before is not None and before[0] == history:
+        def draw(before: tuple[_Drawn, str] | None) -> tuple[_Drawn, str]:
+            if before is not None and before[0] == drawn:
                 return before
-            return history, lineage_svg(newest_epochs(history), str(name))
+            loads = segment_loads(known.config, known.history, measures)
+            return drawn, lineage_svg(newest_epochs(known.history), str(name), loads)
 
         return self._pictures.get(name, draw)[1]
 
@@ -345,6 +348,9 @@ class PageSources:
                 raise StreamNotFoundError(f"stream {name} does not exist")
             return _KnownStream(config, history, self._metadata.stream_fault(name))
 
+    def _measures_of(self, name: StreamName, known: _KnownStream) -> tuple[Measure | None, Measure]:
+        return self._measures.get(name, lambda before: self._measure(known, before))
+
     def _measure(
         self, known: _KnownStream, before: tuple[Measure | None, Measure] | None
     ) -> tuple[Measure | None, Measure]:
@@ -367,6 +373,10 @@ class PageSources:
         last = Measure(at_ms, ends, sizes, fault)
         earlier = None if before is None or last.at_ms - before[1].at_ms > RATE_MS_MAX else before[1]
         return earlier, last
+
+
+_Drawn = tuple[EpochHistory, tuple[Measure | None, Measure]]
+"""Of what a picture was made."""
 
 
 class _KnownStream:

@@ -15,6 +15,7 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, Foundation
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
+from rollbridge.model.picture import SegmentLoad
 from rollbridge.model.records import StreamConfig, TransactionRecord
 from rollbridge_coordinator.state.live import (
     LISTED_MAX,
@@ -250,6 +251,7 @@ def stream_entry(config: StreamConfig, fault: StreamFault | None = None) -> Docu
         "epoch": None,
         "segments": None,
         "open_transactions": None,
+        "open_bytes": None,
         "lag_messages": None,
         "held_bytes": None,
         "committed_records_per_s": None,
@@ -264,6 +266,7 @@ def live_stream_entry(stream: LiveStream, rates: tuple[float, float] | None) -> 
         "epoch": int(stream.history.active.epoch),
         "segments": len(stream.history.active.segments),
         "open_transactions": stream.open,
+        "open_bytes": stream.open_bytes,
         "lag_messages": stream.lag,
         "held_bytes": stream.held_bytes,
         "committed_records_per_s": None if rates is None else _rounded(rates[0]),
@@ -420,6 +423,19 @@ def measured_places(config: StreamConfig, history: EpochHistory) -> dict[Segment
     return {item.id: of(item.id) for item in history.active.segments[:SEGMENTS_SHOWN]}
 
 
+def segment_loads(
+    config: StreamConfig, history: EpochHistory, measures: tuple[Measure | None, Measure | None]
+) -> dict[SegmentId, SegmentLoad]:
+    """Return what the active segments that are shown have to carry, as far as it was measured."""
+    before, last = measures
+    if last is None:
+        return {}
+    return {
+        segment: SegmentLoad(offset_rate(before, last, place), last.sizes.get(place))
+        for segment, place in measured_places(config, history).items()
+    }
+
+
 def stream_document(
     config: StreamConfig,
     history: EpochHistory,
@@ -436,14 +452,15 @@ def stream_document(
         measures: The measure before, and the last one.
         now_ms: Now.
     """
-    before, last = measures
+    last = measures[1]
+    loads = segment_loads(config, history, measures)
     active = history.active
     shown = newest_epochs(history)
     nodes = shown.graph.nodes
     segments = []
     for segment, place in measured_places(config, history).items():
         node = nodes[segment]
-        rate = offset_rate(before, last, place)
+        load = loads.get(segment, SegmentLoad(None, None))
         segments.append(
             {
                 "segment": str(segment),
@@ -454,8 +471,8 @@ def stream_document(
                 "topic": place[0],
                 "partition": place[1],
                 "end_offset": None if last is None else last.ends.get(place),
-                "bytes": None if last is None else last.sizes.get(place),
-                "offsets_per_s": None if rate is None else _rounded(rate),
+                "bytes": load.bytes,
+                "offsets_per_s": _rounded(load.per_s),
             }
         )
     epochs = shown.records

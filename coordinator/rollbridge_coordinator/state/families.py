@@ -104,6 +104,9 @@ CACHED_BYTES: Final = _gauge(
 STREAM_OPEN: Final = _gauge(
     "stream_open_transactions", "group stream", "Open transactions that write to the stream, or could."
 )
+STREAM_OPEN_BYTES: Final = _gauge(
+    "stream_open_transactions_bytes", "group stream", "Bytes of the frames that open transactions have for the stream."
+)
 COMMIT_LATENCY: Final = _histogram(
     "commit_latency_seconds",
     "group path",
@@ -229,6 +232,13 @@ CONTROLLER_EPOCH: Final = _gauge(
     "group",
     "Number of this leader's term; it rises with each change of leaders.",
     "leaders that change often: look at their logs, and at ZooKeeper",
+)
+READINGS_AGE: Final = _gauge(
+    "readings_age_seconds",
+    "group",
+    "For how long the leader has not taken its metrics anew, which it does every second, between two steps of its "
+    "work; as of the scrape, and only served over HTTP.",
+    "a leader that waits for a broker for minutes, or stands still, shows ages and lags of before",
 )
 LEADS_SINCE: Final = _gauge(
     "leader_start_time_seconds", "group", "Since when this leader serves, in seconds since 1970."
@@ -374,11 +384,11 @@ OF_TRANSACTIONS: Final = (
 )  # fmt: skip
 OF_ROUNDS: Final = (ROUND_TRANSACTIONS, ROUND_BYTES, MERGE, SEAL, WAITING, LONGEST_WAIT, BESIDE, EFFECT)
 OF_STREAMS: Final = (
-    STREAM_OPEN, STREAM_RECORDS, STREAM_BYTES, LAG_MESSAGES, LAG_SECONDS, BUFFER_HELD, BUFFER_DISK, TOPICS, EPOCHS,
-    IN_ERROR, ERROR, ADOPTED,
+    STREAM_OPEN, STREAM_OPEN_BYTES, STREAM_RECORDS, STREAM_BYTES, LAG_MESSAGES, LAG_SECONDS, BUFFER_HELD, BUFFER_DISK,
+    TOPICS, EPOCHS, IN_ERROR, ERROR, ADOPTED,
 )  # fmt: skip
 OF_LEADERS: Final = (
-    REQUESTS, DROPPED, LOG_DISK, CONTROLLER_EPOCH, LEADS_SINCE, TAKEOVER, LAST_TAKEOVER, SPREAD, DIFFER,
+    REQUESTS, DROPPED, LOG_DISK, CONTROLLER_EPOCH, READINGS_AGE, LEADS_SINCE, TAKEOVER, LAST_TAKEOVER, SPREAD, DIFFER,
 )  # fmt: skip
 OF_SNAPSHOTS: Final = (SEGMENT_OPS, INDEX_OPS, ONGOING_OPS, SEGMENTS, ENTRY_BYTES, SNAPSHOT_FAULTS)
 OF_COUNTS: Final = tuple(family for family in COUNTS.values() if family is not COMMITTED)
@@ -465,6 +475,7 @@ def _streams(group: GroupState, name: str, view: LeaderView) -> Iterator[Sample]
     for stream, led in group.streams.items():
         labels = name, stream
         yield Sample(STREAM_OPEN, labels, view.survey.of_streams.get(stream, 0))
+        yield Sample(STREAM_OPEN_BYTES, labels, view.survey.bytes_of_streams.get(stream, 0))
         yield Sample(STREAM_RECORDS, labels, group.metrics.records[stream])
         yield Sample(STREAM_BYTES, labels, group.metrics.bytes[stream])
         lag = held = size = 0

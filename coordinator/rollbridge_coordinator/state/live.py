@@ -113,6 +113,7 @@ class LiveStream:
         config, history: As its leader knows it.
         fault: Why its transactions wait, if it is in an error state.
         open: Open transactions that write to it, or could.
+        open_bytes: Bytes of their frames for it.
         records, bytes: What was committed by transactions in this term.
         lag: Messages of its buffer that are not folded yet.
         held_bytes: About how many bytes of its buffer cannot be truncated.
@@ -122,6 +123,7 @@ class LiveStream:
     history: EpochHistory
     fault: StreamFault | None
     open: int
+    open_bytes: int
     records: int
     bytes: int
     lag: int
@@ -249,6 +251,7 @@ def _live_stream(group: GroupState, view: LeaderView, name: str, lags: Mapping[t
         history=led.history,
         fault=group.faults.get(name),
         open=view.survey.of_streams.get(name, 0),
+        open_bytes=view.survey.bytes_of_streams.get(name, 0),
         records=group.metrics.records[name],
         bytes=group.metrics.bytes[name],
         lag=sum(lags.get(partition, 0) for partition in partitions),

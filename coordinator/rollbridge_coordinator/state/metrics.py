@@ -242,6 +242,7 @@ class Survey:
         states: Number of transactions whose outcome is not in the commit log yet, by state.
         size: Bytes of their frames.
         of_streams: How many of them each stream has; one that writes to several counts in each.
+        bytes_of_streams: Bytes of their frames by stream.
         oldest: The one that began first.
         deadline_ms: When the first lease of an open one ends; None if none is open.
         needed: Offset of each buffer partition below which nothing is needed any more.
@@ -251,6 +252,7 @@ class Survey:
     states: Mapping[State, int]
     size: int
     of_streams: Mapping[str, int]
+    bytes_of_streams: Mapping[str, int]
     oldest: BufferedTransaction | None
     deadline_ms: int | None
     needed: Mapping[Partition, int]
@@ -265,6 +267,7 @@ def survey(transactions: Iterable[BufferedTransaction], positions: Mapping[Parti
     """Look at all transactions of a group, and at up to where its buffers are folded."""
     states: Counter[State] = Counter()
     of_streams: Counter[str] = Counter()
+    bytes_of_streams: Counter[str] = Counter()
     needed = dict(positions)
     size = 0
     oldest: BufferedTransaction | None = None
@@ -273,6 +276,8 @@ def survey(transactions: Iterable[BufferedTransaction], positions: Mapping[Parti
         states[item.state] += 1
         size += item.bytes
         of_streams.update(item.begin.streams.keys())  # its values are epochs
+        for stream, part in item.bytes_by_stream():
+            bytes_of_streams[stream] += part
         if oldest is None or item.begun_ms < oldest.begun_ms:
             oldest = item
         if item.state is State.OPEN and (deadline_ms is None or item.deadline_ms < deadline_ms):
@@ -280,7 +285,7 @@ def survey(transactions: Iterable[BufferedTransaction], positions: Mapping[Parti
         for partition, offset in item.first_offsets.items():
             if offset < needed.get(partition, 0):
                 needed[partition] = offset
-    return Survey(now_ms, states, size, of_streams, oldest, deadline_ms, needed)
+    return Survey(now_ms, states, size, of_streams, bytes_of_streams, oldest, deadline_ms, needed)
 
 
 MARKS_MAX: Final = 256
