@@ -221,17 +221,18 @@ def dead_job(scene: Scene) -> Iterator[None]:
 # A leader that Kafka holds back
 
 
-READ_BYTES_PER_S = 20_000.0
-CLIENT_ID = "rollbridge"
+BYTES_PER_S: Final = 20_000.0
+CLIENT_ID: Final = "rollbridge"
+READS, WRITES = "consumer_byte_rate", "producer_byte_rate"
 
 
 @contextmanager
-def slow_reads(cluster: AnyCluster) -> Iterator[None]:
-    """A broker that gives our fetches little: a quota of Kafka's for our client id, taken away at the end."""
+def slowed(cluster: AnyCluster, what: str = READS) -> Iterator[None]:
+    """A broker that gives or takes little of coordinators: a quota for their client id, taken away at the end."""
     with Cluster(cluster.bootstrap_servers) as brokers:
 
         def change(*, remove: bool) -> None:
-            operation = OpData(key="consumer_byte_rate", value=f64(READ_BYTES_PER_S), remove=remove)
+            operation = OpData(key=what, value=f64(BYTES_PER_S), remove=remove)
             entry = EntryData(entity=(EntityData(entity_type="client-id", entity_name=CLIENT_ID),), ops=(operation,))
             request = AlterClientQuotasRequest(entries=(entry,), validate_only=False)
             answer = brokers.ask_any(request, AlterClientQuotasResponse)
@@ -275,7 +276,7 @@ class Loader(threading.Thread):
 @contextmanager
 def held_back(scene: Scene) -> Iterator[None]:
     """A quota for the client id of coordinators, which is less than what is written."""
-    with slow_reads(scene.cluster), scene.connect("loader") as b:
+    with slowed(scene.cluster), scene.connect("loader") as b:
         loader = Loader(b, str(scene.stream))
         loader.start()
         try:

@@ -190,12 +190,6 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         Severity.WARNING,
         f"Write on topic {BUFFER}",
     ),
-    "more in sync than there are": (
-        lambda: with_topic(LOG, replicas=1, in_sync=1),
-        "below-min-isr",
-        Severity.PROBLEM,
-        f"--entity-name {LOG} --add-config min.insync.replicas=1",
-    ),
     "a wiped ZooKeeper": (
         lambda: replace(GOOD, recorded_cluster_id=None, groups=[], streams=[]),
         "zookeeper-empty",
@@ -408,6 +402,12 @@ def test_a_quota_that_slows_no_coordinator_down_is_no_finding() -> None:
     assert find(with_quota(None, "loader", consumer_byte_rate=1)) == []
     assert find(with_quota("loader", None, consumer_byte_rate=1)) == []
     assert find(with_quota(None, "rollbridge", controller_mutation_rate=1)) == []
+
+
+def test_more_replicas_in_sync_than_there_are_is_no_problem_of_theirs() -> None:
+    """Kafka 4 waits for as many as a partition has."""
+    checks = [item.check for item in find(with_topic(LOG, replicas=1, in_sync=1))]
+    assert checks == ["replication-factor"]
 
 
 def test_a_foreign_message_is_shown_as_far_as_it_says_whose_it_is() -> None:

@@ -213,14 +213,13 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect every topic to survive the loss of a broker, if there are enough brokers."""
     thin, narrow = [], []
     for topic in (*facts.topics.values(), *facts.adopted.values()):
-        needed = int(topic.config.get("min.insync.replicas", "1"))
+        # Brokers never wait for more than there are.
+        needed = min(int(topic.config.get("min.insync.replicas", "1")), topic.replicas)
         if topic.in_sync < needed:
             yield problem(
                 "below-min-isr",
                 f"topic {topic.name} has {topic.in_sync} replicas in sync and needs {needed}: it takes no writes",
-                "bring its brokers back"
-                if topic.replicas >= needed
-                else _configure(facts, topic.name, {"min.insync.replicas": str(topic.replicas)}),
+                "bring its brokers back",
             )
         elif topic.in_sync < topic.replicas:
             yield warning(
