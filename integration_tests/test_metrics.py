@@ -109,6 +109,8 @@ def test_what_happens_on_a_cluster_is_seen_in_its_metrics(
         assert open_now["oldest_transaction_age_seconds", group] > 0
         assert open_now["least_lease_left_seconds", group] > 3_600
         assert open_now["stream_open_transactions", group, orders] == 1
+        assert open_now["stream_open_transactions_bytes", group, orders] == open_now["open_transactions_bytes", group]
+        assert open_now["readings_age_seconds", group] >= 0
         assert open_now["oldest_transaction_info", b.client_name, group, "", str(late.id)] == 1
         late.commit()
         eventually(lambda: look()["commit_latency_seconds_count", group, "rolling"] == 1, "the late commit is counted")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,7 +31,7 @@ from integration_tests.troubles import (
 )
 from integration_tests.troubles import (
     LABEL,
-    OLD_AFTER,
+    OLD_AFTER_S,
     OUTSIDER,
     PREFIX,
     ROOT,
@@ -45,6 +45,7 @@ from rollbridge.monitoring.panels import ROWS
 from rollbridge_devcluster.__main__ import write_tools
 from rollbridge_devcluster.state import LOOPBACK
 
+T = TypeVar("T")
 BY_NAME = {trouble.name: trouble for trouble in TROUBLES}
 CHECKS = {"old-transaction", "quota", "no-coordinator", "no-leader", "retention", "stream-error", "foreign-messages"}
 """Findings that name the causes of all five."""
@@ -76,36 +77,36 @@ class Operator:
 
     def findings(self) -> dict[str, dict[str, Any]]:
         """What the doctor finds of this cluster's groups, by check; others share the brokers."""
-        done = self.run(f"rollbridge --json doctor --old={OLD_AFTER}")
+        done = self.run(f"rollbridge --json doctor --old={OLD_AFTER_S}s")
         assert done.returncode in (ExitCode.OK, ExitCode.FINDINGS), done
         scope = self.scene.group.scope
         found = json.loads(done.stdout)["findings"]
         ours = [item for item in found if scope in item["what"] or item["check"] in ("quota", "no-coordinator")]
         return {item["check"]: item for item in ours}
 
-    def diagnosis(self, check: str) -> dict[str, Any]:
-        """The finding of this name, once there is one."""
-        found: dict[str, Any] = {}
+    def diagnosis(self, check: str, culprit: str) -> dict[str, Any]:
+        """The finding of this name that names a culprit, once there is one."""
 
-        def is_found() -> bool:
-            found.update(self.findings().get(check, {}))
-            return bool(found)
+        def found() -> dict[str, Any] | None:
+            item = self.findings().get(check, {"what": ""})
+            return item if culprit in item["what"] else None
 
-        eventually(is_found, f"the doctor finds {check}")
-        return found
+        return seen(found, f"the doctor finds {check} with {culprit}")
 
-    def page(self, name: str = "") -> Any:
-        """What the page of the group's leader says of it, or that of a coordinator by name."""
-        urls = [self.scene.pages[name]] if name else list(self.scene.pages.values())
-        found = [read_page(url, f"groups/{self.scene.group}") for url in urls]
-        return next((item for item in found if item["here"]), found[0])
+    @property
+    def pages(self) -> list[str]:
+        """The pages, that of the leader first, if it is known."""
+        urls = list(self.scene.pages.values())
+        return sorted(urls, key=lambda url: not read_page(url, f"groups/{self.scene.group}")["here"])
 
-    def page_finding(self, check: str) -> str:
-        """What the doctor on a page finds of this name; it looks when somebody looks for the first time."""
-        url = next(iter(self.scene.pages.values()))
-        eventually(lambda: read_page(url, "doctor")["looked_ms"], "the doctor has looked")
-        found = {item["check"]: item for item in read_page(url, "doctor")["findings"]}
-        return f"{found[check]['what']}; {found[check]['remedy']}"
+    def page(self) -> Any:
+        """What the leader's page says of the group."""
+        return read_page(self.pages[0], f"groups/{self.scene.group}")
+
+    def page_findings(self) -> str:
+        """What the doctor on a page finds, which looks when somebody does, and then once a minute at most."""
+        found = read_page(self.pages[0], "doctor")["findings"]
+        return "; ".join(f"{item['check']}: {item['what']}; {item['remedy']}" for item in found)
 
     def is_over(self, alert: str, *checks: str) -> None:
         """Wait until the alert has been resolved, the doctor finds none of this any more, and the load commits."""
@@ -113,6 +114,20 @@ class Operator:
         eventually(lambda: not self.findings().keys() & {*checks}, f"the doctor finds none of {checks}")
         before = self.scene.load.committed
         eventually(lambda: self.scene.load.committed > before, "the load commits")
+
+
+def seen(look: Callable[[], T | None], what: str) -> T:
+    """What a look gives once it gives something."""
+    found: list[T] = []
+
+    def is_there() -> bool:
+        item = look()
+        if item:
+            found.append(item)
+        return bool(item)
+
+    eventually(is_there, what)
+    return found[0]
 
 
 def series(operator: Operator, title: str) -> list[tuple[dict[str, str], float]]:
@@ -156,22 +171,31 @@ Make = Callable[[Trouble], Any]
 def test_a_dead_job_that_holds_the_buffers(on_call: Make) -> None:
     trouble = BY_NAME["dead job"]
     with on_call(trouble) as operator, trouble.break_it(operator.scene):
-        said = operator.prometheus.await_firing("OldTransaction", job=JOB, group=str(operator.scene.group))
-        [named] = re.findall(r"It is (\S+) of client (\S+), labelled (.+?)\.", said["description"])
+        [named] = seen(
+            lambda: re.findall(
+                rf"It is (\S+) of client ({DEAD_JOB}), labelled (.+?)\.",
+                operator.prometheus.await_firing("OldTransaction", job=JOB, group=str(operator.scene.group))[
+                    "description"
+                ],
+            ),
+            "the alert names the job",
+        )
         eventually(
             lambda: (
                 DEAD_JOB in [labels["client"] for labels, _ in series(operator, "Oldest transaction of each group")]
             ),
             "the board names the client",
         )
-        held = {labels["stream"]: value for labels, value in series(operator, "Buffer bytes held by open transactions")}
-        assert held[str(operator.scene.stream)] > 0
+        eventually(
+            lambda: any(value > 0 for _, value in series(operator, "Buffer bytes held by open transactions")),
+            "the board shows what it costs",
+        )
 
         listed = operator.page()["transactions"]["oldest"][0]
         assert (listed["transaction"], listed["client"], listed["label"]) == named
         assert named[1:] == (DEAD_JOB, LABEL)
 
-        found = operator.diagnosis("old-transaction")
+        found = operator.diagnosis("old-transaction", DEAD_JOB)
         assert f"transaction {named[0]} of client {DEAD_JOB}, labelled {LABEL}, has been open" in found["what"]
         assert str(operator.scene.stream) in found["what"]
         assert found["alerts"] == ["RollbridgeOldTransaction"]
@@ -189,10 +213,10 @@ def test_a_quota_that_holds_a_leader_back(on_call: Make) -> None:
         eventually(lambda: operator.prometheus.shown("Fold lag")[1] != "green", "the board's lag is not good")
 
         eventually(lambda: operator.page()["summary"]["lag_messages"], "the page shows the lag")
-        assert "Kafka slows client id rollbridge down (consumer_byte_rate=20000)" in operator.page_finding("quota")
+        slow = "Kafka slows client id rollbridge down (consumer_byte_rate=20000)"
+        eventually(lambda: slow in operator.page_findings(), "the page's doctor says why")
 
-        found = operator.diagnosis("quota")
-        assert "client id rollbridge" in found["what"]
+        found = operator.diagnosis("quota", "client id rollbridge")
         assert found["alerts"] == ["RollbridgeFoldLag"]
         done = operator.run(found["remedy"])
         assert done.returncode == 0, done
@@ -212,8 +236,7 @@ def test_a_last_coordinator_that_hangs(on_call: Make, tmp_path: Path) -> None:
             ask_page(scene.pages[name], "/api/v1/overview", timeout_s=2 * SESSION_TIMEOUT_S)
         assert scene.processes[name].poll() is None, "its process is there"
 
-        found = operator.diagnosis("no-coordinator")
-        assert f"no coordinator is running; {name} led the groups last" in found["what"]
+        found = operator.diagnosis("no-coordinator", f"no coordinator is running; {name} led the groups last")
         assert found["alerts"] == ["RollbridgeNoCoordinator"]
         [command] = re.findall(r"rollbridge coordinator$", found["remedy"])
         log = tmp_path / "second.log"
@@ -238,13 +261,12 @@ def test_a_topic_that_somebody_has_changed(on_call: Make) -> None:
         assert stream in said["summary"]
         eventually(lambda: operator.prometheus.shown("Streams in error") == (1, "red"), "the board is red")
 
-        [shown] = [item for item in operator.page()["streams"] if item["stream"] == stream]
-        assert shown["fault"]["topic"] == topic
-        assert "cleanup.policy" in shown["fault"]["reason"]
+        fault = seen(lambda: operator.page()["streams"][0]["fault"], "the page shows the fault")
+        assert fault["topic"] == topic
+        assert "cleanup.policy" in fault["reason"]
 
-        assert topic in operator.diagnosis("stream-error")["what"]
-        found = operator.diagnosis("retention")
-        assert f"topic {topic} by itself, as somebody has changed it: cleanup.policy=compact" in found["what"]
+        operator.diagnosis("stream-error", topic)
+        found = operator.diagnosis("retention", f"topic {topic} by itself, as somebody has changed it: cleanup.policy=")
         assert "RollbridgeStreamInError" in found["alerts"]
         done = operator.run(found["remedy"])
         assert done.returncode == 0, done
@@ -264,21 +286,16 @@ def test_a_program_that_writes_into_a_buffer(on_call: Make, tmp_path: Path) -> N
             "the board shows what is dropped",
         )
 
-        eventually(lambda: operator.page()["foreign"], "the page shows it")
-        shown = operator.page()["foreign"]
+        shown = seen(lambda: operator.page()["foreign"], "the page shows it")
         assert shown["topic"] == buffer
         assert json.loads(shown["value"])["app"] == OUTSIDER
         if CHROMIUM and DRIVER:
             with browser(tmp_path / "profile") as driver:
-                url = next(
-                    url for url in operator.scene.pages.values() if read_page(url, "overview")["groups"][0]["here"]
-                )
-                driver.get(f"{url}#/group/{operator.scene.group}")
+                driver.get(f"{operator.pages[0]}#/group/{operator.scene.group}")
                 await_text(driver, "#foreign", buffer)
                 await_text(driver, "#foreign", OUTSIDER)
 
-        found = operator.diagnosis("foreign-messages")
-        assert buffer in found["what"]
+        found = operator.diagnosis("foreign-messages", buffer)
         [program] = re.findall(r'"app": "([^"]+)"', found["what"])
         assert found["alerts"] == ["RollbridgeFramesDropped"]
         assert found["remedy"].startswith("stop the program that writes this")
@@ -291,7 +308,8 @@ def test_a_good_cluster_has_none_of_these(on_call: Make) -> None:
         eventually(
             lambda: not operator.prometheus.firing().keys() & ALERTS, "nothing fires any more since it has begun"
         )
-        assert operator.findings().keys() & CHECKS == set()
+        # A commit of a machine that has much to do may be old for a moment.
+        eventually(lambda: not operator.findings().keys() & CHECKS, "the doctor finds none of the causes")
         assert operator.page()["foreign"] is None
         assert [item["fault"] for item in operator.page()["streams"]] == [None]
         colours = {

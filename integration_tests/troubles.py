@@ -3,7 +3,7 @@
 ``python -m integration_tests.troubles`` lists the troubles by number only, as the cause is yours to find. With a number
 it makes a cluster of its own with some ordinary load, breaks it, and says where page, metrics, Prometheus (if that is
 there), board and doctor are. ``--tell`` says the cause. Alerts are in a hurry: what is pending for minutes is so for
-a second here, and a transaction is old after a second.
+a second here, and a transaction is old after three.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rollbridge_devcluster.state import LOOPBACK, free_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
-OLD_AFTER: Final = "1s"
+OLD_AFTER_S: Final = 3
 PAUSE_S: Final = 0.05
 JOB, LABEL = "night-import", "catalogue of 2026-11"
 """Client name and label of the job that dies."""
@@ -348,7 +348,7 @@ TROUBLES: Final = (
         "The disks of the brokers fill up.",
         "A job was killed in the middle of its transaction, which may stay open for two days. It holds the buffers.",
         dead_job,
-        {"> 12 * 3600": "> 1"},
+        {"> 12 * 3600": f"> {OLD_AFTER_S}"},
     ),
     Trouble(
         "held back",
@@ -404,7 +404,7 @@ def exercise(trouble: Trouble) -> None:
         looks.append(("Kafka's commands", str(folder / "kafka")))
         where = [f"--bootstrap-servers={cluster.bootstrap_servers}", f"--zookeeper={cluster.zookeeper}"]
         program = Path(sys.executable).with_name("rollbridge")
-        looks.append(("doctor", shlex.join([str(program), *where, "doctor", f"--old={OLD_AFTER}"])))
+        looks.append(("doctor", shlex.join([str(program), *where, "doctor", f"--old={OLD_AFTER_S}s"])))
         stack.enter_context(trouble.break_it(scene))
         print(f"Now it is broken. What people say: {trouble.said}")
         for what, place in looks:

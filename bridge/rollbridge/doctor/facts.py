@@ -342,7 +342,7 @@ def _quotas(cluster: Cluster) -> Iterator[QuotaFacts]:
     """Yield all quotas of users and clients; none where they may not be looked at."""
     answer = cluster.ask_any(DescribeClientQuotasRequest(components=(), strict=False), DescribeClientQuotasResponse)
     if answer.error_code is not ErrorCode.none:
-        logger.info("quotas cannot be looked at: %s", answer.error_message or answer.error_code.name)
+        logger.warning("quotas of clients cannot be looked at: %s", answer.error_message or answer.error_code.name)
         return
     for entry in answer.entries or ():
         whom = {
