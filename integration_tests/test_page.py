@@ -115,7 +115,7 @@ def test_a_stream_is_shown_with_its_lineage_rates_and_sizes(
             lambda: sum(item["offsets_per_s"] or 0 for item in read_page(page, f"streams/{orders}")["segments"]),
             "a rate",
         )
-        eventually(lambda: b"/s" in lineage_of(page, orders), "the picture has it as well")
+        eventually(lambda: b'class="bar"' in lineage_of(page, orders), "the picture has it as well")
         b.admin.scale(orders, seal=[0], ranges=[(0, 0.25), (0.25, 0.5)])
         eventually(lambda: read_page(page, f"streams/{orders}")["epoch"] == 1, "the scale is seen")
         found = read_page(page, f"streams/{orders}")
