@@ -77,7 +77,7 @@ def test_what_kafka_refuses_is_answered_and_stops_nobody(site: Site, client: rol
 def test_a_request_goes_with_the_process_that_asked(client: rollbridge.Bridge, scope: str) -> None:
     client._metadata.ensure_group(GroupName(scope), 1)
     request = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=f"{scope}/orders", created_ms=1)
-    name = client._metadata._put_request(GroupName(scope), request)
+    name = client._metadata.put_request(GroupName(scope), request)
     found = client._metadata.session.exists(f"{paths.requests(GroupName(scope))}/{name}")
     assert found is not None
     assert found.owner_session_id == client._metadata.session.session_id

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rollbridge.cas.synchronizer import Synchronizer
     from rollbridge.cas.writer import CasWriter
     from rollbridge.client.admin import Admin, StreamDescription
+    from rollbridge.client.client import Client
     from rollbridge.client.cooperative import JointTicket, JointTransaction, SharedClient
     from rollbridge.client.futures import WriteFuture
     from rollbridge.client.recovery import ResumedTransaction
@@ -51,6 +52,7 @@ _NAMES = {
     "rollbridge.cas.synchronizer": "Synchronizer",
     "rollbridge.cas.writer": "CasWriter",
     "rollbridge.client.admin": "Admin StreamDescription",
+    "rollbridge.client.client": "Client",
     "rollbridge.client.cooperative": "JointTicket JointTransaction SharedClient",
     "rollbridge.client.futures": "WriteFuture",
     "rollbridge.client.recovery": "ResumedTransaction",
@@ -87,6 +89,7 @@ __all__ = [
     "Bridge",
     "CasFuture",
     "CasWriter",
+    "Client",
     "ClientOptions",
     "Codec",
     "CommitFuture",

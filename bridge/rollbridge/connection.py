@@ -1,7 +1,8 @@
-"""Connection of one client: begins transactions, joins those of others, and gives access to the admin requests.
+"""Connection: begins transactions, joins those of others, and gives access to the admin requests.
 
-One :class:`Bridge` is safe to use from several threads and runs many transactions at once. It holds one producer, one
-follower of the commit logs in use, one ZooKeeper session, and three threads: deliveries, outcomes, housekeeping.
+One :class:`Bridge` is safe to use from several threads and runs many transactions at once, under its own client name
+and as many others as are asked for. It holds one producer, one follower of the commit logs in use, one ZooKeeper
+session, and three threads: deliveries, outcomes, housekeeping.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from rollbridge.cas.synchronizer import Synchronizer
 from rollbridge.cas.writer import CasWriter
 from rollbridge.client.admin import Admin
 from rollbridge.client.adoption import sample_topic
+from rollbridge.client.client import BaseClient, Client, Lookout, Machinery
 from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
-from rollbridge.client.identity import ClientSessions, CommitNumbers, GroupCounters, find_cluster_id, own_name
+from rollbridge.client.identity import CommitNumbers, CommitsInFlight, GroupCounters, find_cluster_id, own_name
 from rollbridge.client.outcomes import OutcomeTail
-from rollbridge.client.recovery import Resumer, Resuming
-from rollbridge.client.runtime import BeginPlan, ClientOptions, Housekeeper, Planner, Runtime
+from rollbridge.client.runtime import BeginPlan, ClientOptions, Housekeeper, Runtime
 from rollbridge.client.sender import FrameSender
-from rollbridge.client.transaction import Transaction
+from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.writing import Part
 from rollbridge.config import ConnectionSettings, load_settings
 from rollbridge.consumer.adopted import TopicGuard
@@ -129,8 +130,8 @@ def connect(
     return Bridge(settings, options)
 
 
-class Bridge(Resuming):
-    """Connection to a cluster. Use it in a ``with`` block, or close it."""
+class Bridge(BaseClient):
+    """Connection to a cluster, and the client of its own name. Use it in a ``with`` block, or close it."""
 
     def __init__(self, settings: ConnectionSettings, options: ClientOptions | None = None) -> None:
         """Connect; applications call :func:`connect`."""
@@ -188,14 +189,14 @@ class Bridge(Resuming):
             record_bytes=options.buffer_bytes // 2,
             compression=int(options.codec),
         )
-        self._commits = CommitNumbers(self._counters.next)
-        self._runtime = Runtime(
+        in_flight = CommitsInFlight()
+        runtime = Runtime(
             self._sender,
             self._catalog,
             self._outcomes,
             limits,
             options.commit_timeout_s,
-            self._commits,
+            CommitNumbers(self._counters.next, in_flight),
             self._who_leads,
             options.lease_max,
             self._lease_end,
@@ -204,16 +205,13 @@ class Bridge(Resuming):
         )
         self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
-        self._sessions = ClientSessions(
-            metadata,
-            settings.client_name,
-            named=settings.client_name not in (_UNNAMED, own_name()),
-            changed=self._housekeeper.poke,
+        name = settings.client_name
+        sessions = ClientSessions(
+            metadata, name, named=name not in (_UNNAMED, own_name()), changed=self._housekeeper.poke
         )
-        self._resumer = Resumer(settings.client_name, options, metadata, self._catalog, self._runtime, self._sessions)
-        self._planner = Planner(
-            settings.client_name, options, self._catalog, self._outcomes, self._sessions, metadata.lease_limit
-        )
+        self._use(name, Machinery(options, metadata, self._counters, runtime, in_flight), sessions, runtime)
+        self._clients: dict[str, Client] = {}
+        self._lookout = Lookout(metadata)
         self._shared: dict[tuple[str, str], SharedClient] = {}
         self._shared_lock = threading.Lock()
         self._engines: dict[WriterOptions, PlainSender] = {}
@@ -229,16 +227,17 @@ class Bridge(Resuming):
             timeout_s=options.admin_timeout_s,
         )
         self._stuck: set[bytes] = set()
-        hold(self, "_session", "_sender", "_outcomes", "_counters", "_planner", "_cas_channels", "_engines")
+        hold(self, "_session", "_sender", "_outcomes", "_counters", "_planner", "_cas_channels", "_engines", "_clients")
         self._housekeeper.start(
             self._catalog.refresh,
             self._look_at_streams,
             self._counters.refill,
             self._send_lingering,
-            self._commits.look,
+            in_flight.look,
             self._resumer.look_at_sessions,
             self._resumer.look_at_missed,
             self._look_at_shared,
+            self._look_at_clients,
         )
 
     @property
@@ -258,52 +257,52 @@ class Bridge(Resuming):
         with sender.lock:
             return self._runtime.counts.read(under_way, sender.counts, sender.retries, sender.bytes, plain)
 
-    def begin(
-        self,
-        *streams: str,
-        timeout: timedelta | None = None,
-        label: str | None = None,
-        retain: timedelta | None = None,
-    ) -> Transaction:
-        """Begin a transaction. Costs no round trip, except for the first one of its streams.
+    def client(self, client_name: str) -> Client:
+        """Return a client of another name, which begins and ends transactions on this connection.
 
-        The first transaction under a client name that was given fences earlier sessions of this name in the group; see
-        :meth:`unfinished`.
+        It has no thread and no connections of its own, so there may be as many as there are names to serve, such as the
+        transactional ids of a gateway. The same one is returned for a name until it is closed.
 
         Args:
-            streams: ``scope/stream`` or adopted topics, one or more of one transaction group.
-            timeout: Lease: how long it may stay open, without pings; 24 hours by default.
-            label: Free text, at most 1,000 characters, to find it again.
-            retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
-                long as the coordinator is set to, 72 hours unless changed.
+            client_name: Name under which it begins transactions. Of all sessions of a name, wherever, the latest fences
+                the others.
 
         Raises:
-            ClientFencedError: a newer session of this client name has begun; nothing was written.
-            CoordinatorUnavailableError: an earlier session of this client name could not be fenced.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, InvalidTimeoutError,
-                InvalidRequestError, BackpressureError: nothing was written.
-            KafkaUnavailableError, ZooKeeperUnavailableError: the streams could not be looked up.
+            InvalidNameError: not a valid client name.
+            InvalidRequestError: the name is this connection's own.
+            BackpressureError: there are ``client_names_max`` of them; close some.
         """
         self._check_open()
-        if self._sessions.fenced:
-            self._sessions.check()
-        plan = self._planner.plan(streams, timeout, label, retain)
-        if len(self._outcomes.waiting) >= self.options.open_transactions_max:
-            raise BackpressureError(
-                f"{self.options.open_transactions_max} transactions of this client are open or wait for their outcome; "
-                "end some of them; nothing was written"
+        found = self._clients.get(client_name)
+        if found is not None:
+            return found
+        check_client_name(client_name)
+        if client_name == self.client_name:
+            raise InvalidRequestError(
+                f"{client_name} is the name of this connection itself: begin transactions with it"
             )
-        return Transaction(self._runtime, plan, self._counters.next(plan.group))
+        with self._shared_lock:
+            if len(self._clients) >= self.options.client_names_max and client_name not in self._clients:
+                raise BackpressureError(
+                    f"this connection serves {self.options.client_names_max} client names, as many as client_names_max "
+                    "allows: close some of them; nothing was written"
+                )
+            found = self._clients.get(client_name)
+            if found is None:
+                found = Client(client_name, self._machinery, self._check_open, self._release)
+                self._clients[client_name] = found
+        return found
 
-    def transaction(
-        self,
-        *streams: str,
-        timeout: timedelta | None = None,
-        label: str | None = None,
-        retain: timedelta | None = None,
-    ) -> Transaction:
-        """Begin a transaction for a ``with`` block, whose end commits it, or aborts it after an exception."""
-        return self.begin(*streams, timeout=timeout, label=label, retain=retain)
+    def _release(self, client: Client) -> None:
+        """Forget a client that was closed, and release those who wait for its outcomes."""
+        with self._shared_lock:
+            if self._clients.get(client.client_name) is client:
+                del self._clients[client.client_name]
+        waiting = self._outcomes.waiting
+        for key, completion in list(waiting.items()):
+            if completion.held_by == client.client_name:
+                waiting.pop(key, None)
+                completion.give_up("its client was closed; ask with another one")
 
     def join(self, transaction: TransactionId | str, timeout: Timeout = JOIN_TIMEOUT_S) -> Part:
         """Write part of a transaction that another process, or this one, has begun.
@@ -608,31 +607,32 @@ class Bridge(Resuming):
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
 
-    def _resumer_if_open(self) -> Resumer:
-        self._check_open()
-        return self._resumer
-
     def _new_shared(self, client_name: str, session: str) -> SharedClient:
-        options = self.options
-        sessions = ClientSessions(
-            self._metadata, client_name, named=True, changed=self._housekeeper.poke, holder=session
-        )
+        machinery = self._machinery
+        sessions = machinery.sessions(client_name, self._housekeeper.poke, session)
+        runtime = machinery.runtime_of_client()
         return SharedClient(
             client_name,
             self._metadata,
             self._catalog,
-            self._runtime,
+            runtime,
             sessions,
-            Planner(client_name, options, self._catalog, self._outcomes, sessions, self._metadata.lease_limit),
+            machinery.planner(client_name, sessions),
             self._counters,
-            Resumer(client_name, options, self._metadata, self._catalog, self._runtime, sessions),
-            options.connect_timeout_s,
+            machinery.resumer(client_name, sessions, runtime),
+            self.options.connect_timeout_s,
         )
 
     def _look_at_shared(self) -> None:
         """Let the clients shared with other processes learn of newer sessions."""
         for client in list(self._shared.values()):
             client.look()
+
+    def _look_at_clients(self) -> None:
+        """Let those of the other clients that wait for something learn of newer sessions."""
+        clients = self._clients
+        if clients:
+            self._lookout.look(clients, list(self._outcomes.waiting.values()))
 
     def _check_open(self) -> None:
         check(self._session)

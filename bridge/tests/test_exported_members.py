@@ -17,6 +17,7 @@ PUBLIC = {
     "Bridge",
     "CasFuture",
     "CasWriter",
+    "Client",
     "ClientOptions",
     "Codec",
     "CommitFuture",

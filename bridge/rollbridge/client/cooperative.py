@@ -18,10 +18,11 @@ from typing import Final
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds, patience_s
 from rollbridge.client.futures import Completion
-from rollbridge.client.identity import ClientSessions, GroupCounters
+from rollbridge.client.identity import GroupCounters
 from rollbridge.client.recovery import Resumer
 from rollbridge.client.results import CommitResult, PartHandle
 from rollbridge.client.runtime import BeginPlan, Planner, Runtime
+from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
 from rollbridge.errors import (

@@ -108,6 +108,7 @@ class Completion:
         failure: First send that failed, if one did.
         writers: Writers of the transaction in this process, until it is settled.
         client_name: Client that has begun it; None if not known here.
+        held_by: Client that writes it here, who may have resumed it; None if that is not known.
         epoch: Epoch of the session in which it is written here; 0 if it is none.
         group: Group whose commit log will tell its outcome; None if nothing is written here.
         asked: Its commit, once that was asked for here.
@@ -129,15 +130,17 @@ class Completion:
         "epoch",
         "failure",
         "group",
+        "held_by",
         "key",
         "offset",
         "settled",
         "writers",
     )
 
-    def __init__(self, key: bytes, client_name: str | None = None, epoch: int = 0) -> None:
+    def __init__(self, key: bytes, client_name: str | None = None, epoch: int = 0, owner: str | None = None) -> None:
         self.key = key
         self.client_name = client_name
+        self.held_by = client_name if owner is None else owner
         self.epoch = epoch
         self.group: GroupName | None = None
         self.closed = False

@@ -1,18 +1,10 @@
-"""Client identity: its name and sessions, transaction ids, and the order of its commits.
-
-Sessions: each session of a client name fences the one before, in each group in which it begins transactions. A session
-registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session before it,
-the group's leader is told, and answers once nothing that the older one asked for is in flight any more. So once a
-transaction has begun, an older process of the same name can no longer change anything. Connections without a name of
-their own skip all this, since nobody else has their name; their epoch is 0. Several processes may share a session:
-those that name the same holder. The first one registers it; once another holder has registered, they are all fenced,
-also those that begin only then.
+"""Client identity: the names of clients, ids of transactions, and the order of commits.
 
 Transaction ids come from counters, in blocks reserved in ZooKeeper: one write per thousands. Commits are numbered per
-group and session, so that the leader carries them out in the order in which they were asked for; a number waits for
-earlier commits whose outcome is not known here. :mod:`rollbridge.model.commit_order` is the other side.
-
-Source: Kafka's ``InitProducerId`` and producer epochs.
+client name, group and session, so that the leader carries them out in the order in which they were asked for; a number
+waits for earlier commits whose outcome is not known here. The names of one connection have numbers of their own, so
+none waits for another's. :mod:`rollbridge.model.commit_order` is the other side; sessions are in
+:mod:`rollbridge.client.sessions`.
 """
 
 from __future__ import annotations
@@ -24,27 +16,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Protocol
 
 from rollbridge.client.futures import Completion
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import (
-    ClientFencedError,
-    KafkaUnavailableError,
-    RollbridgeError,
-    UnavailableError,
-    UnknownWriteError,
-)
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
 from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import ClientSession, next_session
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
-from rollbridge.zookeeper.metadata import Metadata
 
 
 def own_name() -> str:
@@ -74,133 +55,7 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
         ) from fault
 
 
-# Sessions
-
-
 logger = logging.getLogger(__name__)
-
-
-class ClientSessions:
-    """Sessions of one connection, one in each group. Safe to use from several threads."""
-
-    def __init__(
-        self, metadata: Metadata, client_name: str, *, named: bool, changed: Callable[[], None], holder: str = ""
-    ) -> None:
-        """Start without any session.
-
-        Args:
-            metadata: Where they are registered.
-            client_name: Client name that owns them.
-            named: True if others may use the same name; otherwise nothing is registered.
-            changed: Called when :meth:`look` has something to do.
-            holder: Name of the session in all processes that share it; empty if it belongs to this one alone.
-        """
-        self._holder = holder
-        self._metadata = metadata
-        self._client_name = client_name
-        self._named = named
-        self._changed = changed
-        self._epochs: dict[GroupName, int] = {}
-        self._suspect: set[GroupName] = set()
-        self._lock = threading.Lock()
-        self.fenced: dict[GroupName, int] = {}
-        """Groups in which a newer session has begun, with its epoch."""
-
-    def epoch(self, group: GroupName, timeout_s: float) -> int:
-        """Return the epoch of this session in a group; register the session on first use.
-
-        Raises:
-            ClientFencedError: a newer session has begun.
-            CoordinatorUnavailableError, UnknownWriteError: an older one could not be fenced in time; nothing was begun.
-            ZooKeeperUnavailableError.
-        """
-        self.check()
-        if not self._named:
-            return 0
-        known = self._epochs.get(group)
-        if known is not None:
-            return known
-        with self._lock:
-            if group not in self._epochs:
-                self._epochs[group] = self._register(group, timeout_s)
-            return self._epochs[group]
-
-    def take_over(self, groups: Iterable[GroupName], timeout_s: float) -> None:
-        """Fence the older sessions in all groups that have one. Raises as :meth:`epoch` does."""
-        self.check()
-        wanted = [group for group in groups if self._named and group not in self._epochs]
-        nodes = self._metadata.session.get_many([paths.session(group, self._client_name) for group in wanted])
-        for group, node in zip(wanted, nodes, strict=True):
-            if node is not None:
-                self.epoch(group, timeout_s)
-
-    def check(self) -> None:
-        """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
-        for group, epoch in self.fenced.items():
-            raise ClientFencedError(
-                f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
-                "one is over; nothing was written; what became of a transaction can be asked for by its id"
-            )
-
-    def look(self) -> None:
-        """Find out whether a newer session has begun, if something has changed; retried after errors."""
-        while self._suspect:
-            group = self._suspect.pop()
-            try:
-                self._watch(group)
-            except UnavailableError as fault:
-                logger.info("whether a newer session has begun in group %s cannot be said now: %s", group, fault)
-                self._suspect.add(group)
-                return
-
-    def _register(self, group: GroupName, timeout_s: float) -> int:
-        session, path = self._metadata.session, paths.session(group, self._client_name)
-        while True:
-            node = session.get(path)
-            before = None if node is None else ClientSession.from_json(node.value)
-            if before is not None and self._holder:
-                if before.holder == self._holder:
-                    self._epochs[group] = before.epoch
-                    break
-                if before.is_former(self._holder):
-                    self.fenced[group] = before.epoch
-                    self.check()
-            fresh = next_session(before, self._client_name, self._holder, int(time.time() * 1000))
-            try:
-                if node is None:
-                    session.create(path, fresh.to_json(), parents=True)
-                else:
-                    session.set(path, fresh.to_json(), node.version)
-            except (NodeExistsError, NodeMissingError, NodeVersionMismatchError, UnknownWriteError):
-                continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
-            if before is not None:
-                self.fence(group, fresh.epoch, timeout_s)
-            self._epochs[group] = fresh.epoch
-            break
-        self._watch(group)
-        return self._epochs[group]
-
-    def fence(self, group: GroupName, epoch: int, timeout_s: float) -> None:
-        """Wait until nothing that sessions below an epoch have asked for is in flight. Raises as :meth:`epoch`."""
-        request = AdminRequest(
-            kind=RequestKind.FENCE,
-            owner=self._client_name,
-            owner_epoch=epoch,
-            client_name=self._client_name,
-            created_ms=int(time.time() * 1000),
-        )
-        self._metadata.ask(group, request, timeout_s)
-
-    def _watch(self, group: GroupName) -> None:
-        node = self._metadata.session.get(paths.session(group, self._client_name), lambda: self._suspect_change(group))
-        newest = 0 if node is None else ClientSession.from_json(node.value).epoch
-        if newest > self._epochs[group] and group not in self.fenced:
-            logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
-            self.fenced[group] = newest
-
-    def _suspect_change(self, group: GroupName) -> None:
-        self._suspect.add(group)
-        self._changed()
 
 
 # Transaction id allocation
@@ -212,7 +67,7 @@ BLOCK_S: Final = 24 * 3600.0
 """Longest time for which a block is used: leaders may count old counters as those of transactions that have ended."""
 
 
-def _now_s() -> float:
+def uptime_s() -> float:
     """Return a time that goes on while the machine sleeps, where the system has one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
@@ -243,7 +98,7 @@ class CounterSupply:
         while True:
             current = self._current
             # Advancing a range iterator is one step of the interpreter, so two threads never get the same number.
-            number = next(current, None) if _now_s() <= self._until_s else None
+            number = next(current, None) if uptime_s() <= self._until_s else None
             if number is not None:
                 if number == self._low:
                     self._poke()
@@ -252,7 +107,7 @@ class CounterSupply:
                 if self._current is current:
                     drops, block, until_s = self._spare or (-1, range(0), 0.0)
                     self._spare = None
-                    now_s = _now_s()
+                    now_s = uptime_s()
                     if drops != self._drops or now_s > until_s:
                         block, until_s = self._reserve(self._block), now_s + BLOCK_S
                     self._until_s = until_s
@@ -261,7 +116,7 @@ class CounterSupply:
     def refill(self) -> None:
         """Reserve the next block unless there is a spare one."""
         with self._lock:
-            now_s = _now_s()
+            now_s = uptime_s()
             if self._spare is not None and self._spare[0] == self._drops and now_s <= self._spare[2]:
                 return
             drops = self._drops
@@ -368,12 +223,38 @@ class AskedCommit:
         self._transaction = None
 
 
+class CommitsInFlight:
+    """Lines of commit numbers in which something may be in flight, of all clients of one connection."""
+
+    def __init__(self) -> None:
+        self._lines: dict[SessionCommitNumbers, None] = {}
+
+    def add(self, line: SessionCommitNumbers) -> None:
+        """Note that a commit of a line was asked for; the line's lock is held."""
+        self._lines[line] = None
+
+    def remove(self, line: SessionCommitNumbers) -> None:
+        """Note that nothing of a line is in flight; the line's lock is held."""
+        self._lines.pop(line, None)
+
+    def __len__(self) -> int:
+        """Return the number of lines to look at."""
+        return len(self._lines)
+
+    def look(self) -> None:
+        """See :meth:`SessionCommitNumbers.look`; called on the housekeeping thread."""
+        now = time.monotonic()
+        for line in list(self._lines):
+            line.look(now)
+
+
 class SessionCommitNumbers:
     """Commit numbers of one session in one group. Safe to use from several threads."""
 
-    def __init__(self, connection: int, epoch: int) -> None:
+    def __init__(self, connection: int, epoch: int, in_flight: CommitsInFlight) -> None:
         self._connection = connection
         self._epoch = epoch
+        self._in_flight = in_flight
         self._lock = threading.Lock()
         self._last = 0
         self._asked: deque[AskedCommit] = deque()
@@ -398,25 +279,41 @@ class SessionCommitNumbers:
                 transaction, CommitOrder(self._connection, self._epoch, number, min(behind, BEHIND_MAX))
             )
             asked.append(fresh)
+            self._in_flight.add(self)
             return fresh
 
-    def look(self, now_s: float) -> None:
-        """Tell the leader what is over where it may be waiting for that; ``now_s`` is monotonic."""
+    def look(self, now: float) -> None:
+        """Tell the leader what is over where it may be waiting for that; ``now`` is monotonic, in seconds."""
         with self._lock:
             asked = self._asked
             while asked and asked[0].is_over:
                 asked.popleft().let_go()
-            first = asked[0] if asked else None
-        if first is not None and not first.is_told and now_s - first.asked_s > TELL_AGAIN_S:
+            if not asked:
+                self._in_flight.remove(self)
+                return
+            first = asked[0]
+        if not first.is_told and now - first.asked_s > TELL_AGAIN_S:
             first.tell()
 
 
-class CommitNumbers:
-    """Commit numbers of one connection. Safe to use from several threads."""
+_SESSIONS_KEPT: Final = 2
+"""Sessions of a client in one group whose commits are numbered: those before are fenced."""
 
-    def __init__(self, next_counter: Callable[[GroupName], int]) -> None:
-        """Start without any; one of the transaction counters of ``next_counter`` names this connection in a group."""
+
+class CommitNumbers:
+    """Commit numbers of one client. Safe to use from several threads."""
+
+    __slots__ = ("_connections", "_in_flight", "_lines", "_lock", "_next_counter")
+
+    def __init__(self, next_counter: Callable[[GroupName], int], in_flight: CommitsInFlight | None = None) -> None:
+        """Start without any.
+
+        Args:
+            next_counter: Gives transaction counters, one of which names this client's line in a group.
+            in_flight: Of the connection; looks after the lines.
+        """
         self._next_counter = next_counter
+        self._in_flight = CommitsInFlight() if in_flight is None else in_flight
         self._connections: dict[GroupName, int] = {}
         self._lines: dict[tuple[GroupName, int], SessionCommitNumbers] = {}
         self._lock = threading.Lock()
@@ -425,7 +322,7 @@ class CommitNumbers:
         """Return the commit numbers of a session in a group.
 
         Raises:
-            ZooKeeperUnavailableError, UnknownWriteError: this connection could not be given a number; nothing was asked
+            ZooKeeperUnavailableError, UnknownWriteError: this client could not be given a number; nothing was asked
                 for.
         """
         line = self._lines.get((group, epoch))
@@ -435,10 +332,8 @@ class CommitNumbers:
             connection = self._connections.get(group)
             if connection is None:
                 connection = self._connections[group] = self._next_counter(group) & CONNECTION_MAX
-            return self._lines.setdefault((group, epoch), SessionCommitNumbers(connection, epoch))
-
-    def look(self) -> None:
-        """See :meth:`SessionCommitNumbers.look`; called on the housekeeping thread."""
-        now_s = _now_s()
-        for line in list(self._lines.values()):
-            line.look(now_s)
+            fresh = SessionCommitNumbers(connection, epoch, self._in_flight)
+            line = self._lines.setdefault((group, epoch), fresh)
+            for over in sorted(of for where, of in self._lines if where == group)[:-_SESSIONS_KEPT]:
+                del self._lines[group, over]
+            return line

@@ -308,17 +308,17 @@ class OutcomeClient:
         what = f"a transaction of client {client} with label {label!r}"
         return self._one(self._asking(request, timeout_s), what, group)
 
-    def unfinished(self, client: str, timeout_s: float, *, group: GroupName | None = None) -> list[Known]:
-        """Return a client's open transactions in all groups, or in one, oldest first.
+    def unfinished(self, client: str, timeout_s: float, groups: Sequence[GroupName]) -> list[Known]:
+        """Return a client's open transactions in some groups, oldest first.
 
         Raises:
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         ask = self._asking(self._request(owner=client), timeout_s)
-        found, faults = self._ask(ask, self.groups(group), first=False)
+        found, faults = self._ask(ask, groups, first=False)
         for fault in faults:
             raise fault
-        return sorted(found, key=lambda item: (item[1].decided_ms, item[1].id))
+        return by_age(found)
 
     def _one(self, ask: Ask, what: str, group: GroupName | None) -> Known:
         found, faults = self._ask(ask, self.groups(group), first=True)
@@ -340,6 +340,11 @@ class OutcomeClient:
         """
         found: list[Known] = []
         faults: list[RollbridgeError] = []
+        if len(groups) == 1:  # needs no thread
+            try:
+                return ask(groups[0]), []
+            except RollbridgeError as fault:
+                return [], [fault]
         pool = ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(len(groups), 1)), "rollbridge-inquiry")
         try:
             for answered in as_completed([pool.submit(ask, item) for item in groups]):
@@ -376,6 +381,11 @@ class OutcomeClient:
             client_name=self._client_name,
             created_ms=int(time.time() * 1000),
         )
+
+
+def by_age(found: Sequence[Known]) -> list[Known]:
+    """Return transactions oldest first, if they are open, or in the order of their ends."""
+    return sorted(found, key=lambda item: (item[1].decided_ms, item[1].id))
 
 
 def of_client(known: KnownTransaction, client: str) -> KnownTransaction:

@@ -21,11 +21,11 @@ from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.abandoned import arrived_of, check_commit, check_records
 from rollbridge.client.frame_writer import piece_bytes
 from rollbridge.client.futures import Completion
-from rollbridge.client.identity import ClientSessions
-from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
+from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, by_age, outcome_of
 from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
 from rollbridge.client.sender import Undelivered
+from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
     InvalidRequestError,
@@ -142,7 +142,9 @@ _FENCED_ASK_S: Final = 5.0
 
 
 class Resuming(ABC):
-    """Operations of a connection on transactions that it did not begin."""
+    """Operations of a client on transactions that it did not begin."""
+
+    __slots__ = ()
 
     @abstractmethod
     def _resumer_if_open(self) -> Resumer:
@@ -369,8 +371,24 @@ class Resumer:
         """See :meth:`Resuming.unfinished`."""
         timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
         where = GroupName.parse(group) if isinstance(group, str) else group
-        self._sessions.take_over(self._inquiry.groups(where), timeout_s)
-        return [outcome_of(item) for item in self._inquiry.unfinished(self._client_name, timeout_s, group=where)]
+        groups = self._inquiry.groups(where)
+        left = self._sessions.take_over(groups, timeout_s)
+        known = [(name, item) for name in groups for item in left.get(name, ())]
+        unasked = [name for name in groups if name not in left]
+        if unasked:
+            known += self._inquiry.unfinished(self._client_name, timeout_s, unasked)
+        return [outcome_of(item) for item in by_age(known)]
+
+    def groups(self, group: str | GroupName | None) -> list[GroupName]:
+        """Return a group, or all of them.
+
+        Raises:
+            NotFoundError: there is no such group, or none at all.
+        """
+        found = self._inquiry.groups(GroupName.parse(group) if isinstance(group, str) else group)
+        if not found:
+            raise NotFoundError("there is no transaction group: no stream was ever created; nothing was done")
+        return found
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
         """See :meth:`Resuming.arrived`."""
@@ -406,6 +424,7 @@ class Resumer:
         identifier = TransactionId.of_any(transaction)
         deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
         self._sessions.check()
+        self._sessions.left = {}
         group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, deadline.left())
@@ -503,29 +522,48 @@ class Resumer:
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""
         self._sessions.look()
-        outcomes: OutcomeTail = self._runtime.outcomes
-        if not self._sessions.fenced or not outcomes.waiting:
+        if not self._sessions.fenced or not self._runtime.outcomes.waiting:
             return
-        for group, newest in self._sessions.fenced.items():
+        for group, newest in list(self._sessions.fenced.items()):
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
             try:
-                left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, group=group)
+                left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
             except (UnavailableError, NotFoundError) as fault:
                 logger.info("what a newer session of this client has taken over is not known yet: %s", fault)
                 return
-            for _, item in left:
-                completion = outcomes.waiting.get(item.id.bytes)
-                # The newer session may be one of this connection, too, and wait for transactions of its own.
-                if completion is not None and completion.epoch < newest:
-                    outcomes.waiting.pop(item.id.bytes, None)
-                    completion.fence()
+            self._let_go([item for _, item in left], newest)
+
+    def begin_anew(self, group: GroupName, timeout_s: float) -> int:
+        """Begin another session of this client in a group, and fence what earlier ones have open here, too."""
+        deadline = Deadline(timeout_s)
+        epoch, left = self._sessions.begin_anew(group, deadline.left())
+        if self._runtime.outcomes.waiting:
+            if left is None:
+                left = tuple(item for _, item in self._inquiry.unfinished(self._client_name, deadline.left(), [group]))
+            self._let_go(left, epoch)
+        return epoch
+
+    def _let_go(self, left: Sequence[KnownTransaction], newest: int) -> None:
+        """Fence the waiters of transactions that stay open, and that sessions before the newest have written here.
+
+        The newer session may be one of this connection, too, and wait for transactions of its own; or somebody else
+        here has resumed them.
+        """
+        waiting = self._runtime.outcomes.waiting
+        for item in left:
+            completion = waiting.get(item.id.bytes)
+            if completion is None or completion.epoch >= newest or completion.held_by not in (None, self._client_name):
+                continue
+            waiting.pop(item.id.bytes, None)
+            completion.fence()
 
     def _take_over(self, group: GroupName, known: KnownTransaction, epoch: int) -> ResumedTransaction:
         plan = self._plan(group, known, epoch)
         part = self._metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
-        completion = waiting[known.id.bytes] = Completion(known.id.bytes, known.client_name, epoch)
+        completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._client_name)
+        waiting[known.id.bytes] = completion
         try:
             resumed = ResumedTransaction(self._runtime, plan, completion, part, known)
         except BaseException:

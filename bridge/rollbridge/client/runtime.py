@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from rollbridge.client.futures import FrameLimits
-from rollbridge.client.identity import ClientSessions, CommitNumbers
+from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.sender import FrameSender
+from rollbridge.client.sessions import ClientSessions
 from rollbridge.errors import (
     ConfigError,
     GroupMismatchError,
@@ -127,6 +128,8 @@ class ClientOptions:
     """Largest transaction that is written; coordinators abort larger ones."""
     open_transactions_max: int = 100_000
     """Maximum number of transactions that this connection keeps open at once."""
+    client_names_max: int = 100_000
+    """Maximum number of other client names that this connection serves at once, a few kilobytes each."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self))
@@ -162,7 +165,20 @@ _Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
 
 
 class Planner:
-    """Maker of the plans of one connection's transactions, which are kept until a stream changes."""
+    """Maker of the plans of one client's transactions, kept until a stream or the client's session changes."""
+
+    __slots__ = (
+        "_catalog",
+        "_client_name",
+        "_lease_limit",
+        "_lease_limits",
+        "_options",
+        "_outcomes",
+        "_plans",
+        "_plans_max",
+        "_session",
+        "_sessions",
+    )
 
     def __init__(
         self,
@@ -172,8 +188,12 @@ class Planner:
         outcomes: OutcomeTail,
         sessions: ClientSessions,
         lease_limit: Callable[[GroupName], tuple[str, timedelta] | None],
+        plans_max: int = _PLANS_MAX,
     ) -> None:
-        """Start without plans; ``lease_limit`` looks up a group's leader and the longest lease it grants, if known."""
+        """Start without plans, of which so many are kept.
+
+        ``lease_limit`` looks up a group's leader and the longest lease it grants, if known.
+        """
         self._client_name = client_name
         self._options = options
         self._catalog = catalog
@@ -182,16 +202,21 @@ class Planner:
         self._lease_limit = lease_limit
         self._lease_limits: dict[GroupName, timedelta] = {}
         self._plans: dict[_Wanted, BeginPlan] = {}
+        self._plans_max = plans_max
+        self._session = sessions.changes
 
     def plan(
         self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
     ) -> BeginPlan:
         """Return the plan of a transaction; raise as :meth:`rollbridge.Bridge.begin` does."""
         wanted = (streams, timeout, label, retain)
+        if self._session != self._sessions.changes:
+            self._session = self._sessions.changes
+            self._plans.clear()
         plan = self._plans.get(wanted)
         if plan is None or plan.generation != self._catalog.generation:
             plan = self._make(*wanted)
-            if len(self._plans) >= _PLANS_MAX:
+            if len(self._plans) >= self._plans_max:
                 self._plans.clear()
             self._plans[wanted] = plan
         return plan

@@ -35,10 +35,19 @@ class CheckNode:
 
 @dataclass(frozen=True, slots=True)
 class CreateNode:
-    """Create a persistent node; its parent must exist and it must not."""
+    """Create a node; its parent must exist and it must not.
+
+    Attributes:
+        path: Where; of a sequential node, what its number is put behind.
+        value: What it holds.
+        ephemeral: Whether it goes with the ZooKeeper session.
+        sequential: Whether a number is put behind its name.
+    """
 
     path: str
     value: bytes
+    ephemeral: bool = False
+    sequential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ LOG_RETENTION_MS_DEFAULT: Final = 7 * 24 * 60 * 60 * 1000
 RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
-_MINUTE_MS = 60_000
+MINUTE_MS = 60_000
 _GROWTH_BYTES: Final = 256
 _GROWTH_SHARE: Final = 256
 """By how much what cannot be compressed grows at most: so many bytes, and this part of it."""
@@ -523,6 +532,8 @@ class ClientSession(NodeRecord):
     """The newest session of a client name in a group; it refuses what older ones still send.
 
     ``shared`` is what the processes that share it agree on; None if none of the client's sessions was ever shared.
+    ``renews`` says that who has the session looks at the record again before it begins anything after a long time, so
+    that the record may be removed early.
     """
 
     SCHEMA: ClassVar = "client_session"
@@ -531,6 +542,7 @@ class ClientSession(NodeRecord):
     epoch: int
     registered_ms: int
     shared: SharedSession | None = None
+    renews: bool = False
 
     @property
     def work(self) -> JointWork | None:
@@ -557,12 +569,15 @@ class ClientSession(NodeRecord):
         return replace(self, registered_ms=now_ms, shared=shared.with_work(work, now_ms))
 
 
-def next_session(before: ClientSession | None, client_name: str, holder: str, now_ms: int) -> ClientSession:
-    """Return the session that follows one; an epoch is at least the minutes since 1970.
+def next_session(
+    before: ClientSession | None, client_name: str, holder: str, now_ms: int, floor: int = 0
+) -> ClientSession:
+    """Return the session that follows one; its epoch is above the floor, and at least the minutes since 1970.
 
-    So epochs rise also where the record of an old session has expired.
+    So epochs rise also where the record of an old session has been removed, whose epoch the floor is not below.
+    Releases before 0.3.0 know the minutes only, so floors stay behind these.
     """
-    epoch = max(0 if before is None else before.epoch + 1, now_ms // _MINUTE_MS)
+    epoch = max(0 if before is None else before.epoch + 1, floor + 1, now_ms // MINUTE_MS)
     known = None if before is None else before.shared
     shared = (known or SharedSession("")).taken_over(holder) if known or holder else None
-    return ClientSession(client_name, epoch, now_ms, shared)
+    return ClientSession(client_name, epoch, now_ms, shared, renews=not holder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -35,6 +36,7 @@ from rollbridge.model.records import (
     Coordinator,
     CreateNode,
     Group,
+    NodeOperation,
     StreamConfig,
     TransactionRecord,
     Truncation,
@@ -413,8 +415,11 @@ class Metadata:
 
     def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float) -> AdminAnswer:
         deadline = Deadline(patience_s(timeout_s))  # less, if the caller has less
-        name = self._put_request(group, request)
-        answer = self._await_answer(group, name, deadline)
+        return self.answer_to(group, request, self.put_request(group, request), deadline.left())
+
+    def answer_to(self, group: GroupName, request: AdminRequest, name: str, timeout_s: float) -> AdminAnswer:
+        """Wait for the answer to a request that :meth:`put_request` has put. Raises as :meth:`ask` does."""
+        answer = self._await_answer(group, name, Deadline(patience_s(timeout_s)))
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
@@ -443,11 +448,20 @@ class Metadata:
             return f"coordinator {lead.name} has been taking over group {group} for {lead.age_s(time.time()):.0f} s"
         return f"coordinator {lead.name} leads group {group} but did not answer"
 
-    def _put_request(self, group: GroupName, request: AdminRequest) -> str:
+    def put_request(self, group: GroupName, request: AdminRequest, before: Sequence[NodeOperation] = ()) -> str:
+        """Put a request to a group's leader, together with other operations or not at all; return its name.
+
+        Raises:
+            NodeVersionMismatchError, NodeExistsError, NodeMissingError: of the other operations; nothing was written.
+            UnknownWriteError: the connection was lost meanwhile; all or nothing was written.
+        """
         raw = request.to_json()
         parent = paths.requests(group)
+        asked = CreateNode(f"{parent}/{paths.REQUEST_PREFIX}", raw, ephemeral=True, sequential=True)
+        if before:
+            return self.session.multi([*before, asked])[-1].rpartition("/")[2]
         try:
-            path = self.session.create(f"{parent}/{paths.REQUEST_PREFIX}", raw, ephemeral=True, sequential=True)
+            path = self.session.create(asked.path, raw, ephemeral=True, sequential=True)
         except UnknownWriteError:
             self.session.sync()
             names = self.session.children(parent)
@@ -465,7 +479,7 @@ class Metadata:
             changed = threading.Event()
             node = self.session.get(path, None if deadline is None else changed.set)
             if node is not None:
-                self._withdraw(path)
+                self.session.delete_soon(path)  # what stays, leaders remove
                 return AdminAnswer.from_json(node.value)
             if deadline is None:
                 return None

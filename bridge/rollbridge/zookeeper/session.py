@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
@@ -178,7 +179,7 @@ def add_operation(request: TransactionRequest, path: str, operation: NodeOperati
             request.check(path, operation.version)
         case CreateNode():
             size += len(operation.value)
-            request.create(path, operation.value)
+            request.create(path, operation.value, ephemeral=operation.ephemeral, sequence=operation.sequential)
         case SetNode():
             size += len(operation.value)
             request.set_data(path, operation.value, operation.version)
@@ -467,8 +468,13 @@ class ZooKeeperSession:
         """
         self._write(path, lambda: self._client.set_acls_async(self._full(path), acl))
 
-    def multi(self, operations: Sequence[NodeOperation]) -> None:
-        """Carry out all operations, or none.
+    def delete_soon(self, path: str) -> None:
+        """Ask for a node to be deleted, and wait for nothing: it may be absent, or stay."""
+        with suppress(KazooException):
+            self._client.delete_async(self._full(path))
+
+    def multi(self, operations: Sequence[NodeOperation]) -> list[str]:
+        """Carry out all operations, or none; return the paths of the nodes that were created.
 
         Raises:
             NodeVersionMismatchError, NodeExistsError, NodeMissingError, NodeNotEmptyError: names the node; nothing was
@@ -476,12 +482,14 @@ class ZooKeeperSession:
             UnknownWriteError: the connection was lost meanwhile; all or none were carried out.
         """
         if not operations:
-            return
+            return []
         began_s = time.perf_counter()
-        fault = self._finish_multi(operations, self._begin_multi(operations))
+        result = self._begin_multi(operations)
+        fault = self._finish_multi(operations, result)
         self._answered("multi", began_s)
         if fault is not None:
             raise fault
+        return [item[len(self._root) :] for item in result.get() if isinstance(item, str)]
 
     def multi_pipelined(self, batches: Iterable[Sequence[NodeOperation]]) -> list[RollbridgeError | None]:
         """Carry out many independent multis, sent without waiting in between; return each one's error, or None."""

@@ -71,8 +71,11 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
         else:
             if found is None:
                 continue
-            arrived = _arrived(group, question.request)
-            answer = AdminAnswer(ok=True, answered_ms=now_ms, transactions=found, arrived=arrived)
+            asked = question.request
+            # With its epoch, a session is told that it is listed what the others have left open.
+            epoch = asked.owner_epoch if asked.kind is RequestKind.FENCE else -1
+            arrived = _arrived(group, asked)
+            answer = AdminAnswer(ok=True, answered_ms=now_ms, epoch=epoch, transactions=found, arrived=arrived)
         raw = answer.to_json()
         if len(raw) > ANSWER_BYTES_MAX:
             why = (
@@ -137,9 +140,19 @@ def _answer_question(group: GroupState, request: AdminRequest) -> tuple[KnownTra
         return _fence(group, request)
     if request.transaction:
         return _look_up(group, TransactionId.parse(request.transaction), request.owner)
-    mine = [item for item in group.fold.open.values() if item.begin.client_name == request.owner]
     if request.label is not None:
-        return _look_up_label(group, [item for item in mine if item.begin.label == request.label], request)
+        mine = [item for item in _begun_by(group, request.owner) if item.begin.label == request.label]
+        return _look_up_label(group, mine, request)
+    return _unfinished(group, request.owner)
+
+
+def _begun_by(group: GroupState, client: str) -> list[BufferedTransaction]:
+    return [item for item in group.fold.open.values() if item.begin.client_name == client]
+
+
+def _unfinished(group: GroupState, client: str) -> tuple[KnownTransaction, ...] | None:
+    """Return the open transactions of a client; None while an end that was asked for is under way."""
+    mine = _begun_by(group, client)
     if any(item.state is not State.OPEN for item in mine):
         return None
     # A client that resumes one of them asks for it by its id, and gets streams and pieces then.
@@ -147,11 +160,15 @@ def _answer_question(group: GroupState, request: AdminRequest) -> tuple[KnownTra
 
 
 def _fence(group: GroupState, request: AdminRequest) -> tuple[KnownTransaction, ...] | None:
-    """Fence older sessions of a client; the answer waits for the ends that these have asked for before."""
+    """Fence older sessions of a client, and return what they have left open.
+
+    The answer waits for the ends that they have asked for before, also of transactions that others had begun.
+    """
     group.fold.fences.raise_to(request.owner, request.owner_epoch)
     ended = (*group.fold.decided.values(), *group.fold.lines.held())
-    waiting = any(item.begin.client_name == request.owner for item in ended)
-    return None if waiting else ()
+    if any(item.ended_by[0] == request.owner for item in ended):
+        return None
+    return _unfinished(group, request.owner)
 
 
 def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple[KnownTransaction, ...] | None:

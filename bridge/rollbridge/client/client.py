@@ -1,0 +1,316 @@
+"""Client: one name under which transactions begin, on a connection that it may have for itself or share with others.
+
+A :class:`rollbridge.Bridge` is a connection and the client of its own name. Others, as many as there are names to
+serve, use the same sender, cache of streams, tail of outcomes, ZooKeeper session and threads. What a name has for
+itself is its sessions and the order of its commits, some kilobytes; one with nothing open costs no time, here or at the
+leader.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from rollbridge.calls import Deadline, Timeout, answers_within
+from rollbridge.client.futures import Completion
+from rollbridge.client.identity import CommitNumbers, CommitsInFlight, GroupCounters, uptime_s
+from rollbridge.client.recovery import Resumer, Resuming
+from rollbridge.client.runtime import ClientOptions, Planner, Runtime
+from rollbridge.client.sessions import ClientSessions
+from rollbridge.client.transaction import Transaction
+from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError, UnavailableError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.zookeeper.metadata import Metadata
+
+_PLANS_MAX: Final = 4
+"""Plans kept for each of the names that share a connection: mostly a name writes to the same streams, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What all clients of one connection use."""
+
+    options: ClientOptions
+    metadata: Metadata
+    counters: GroupCounters
+    runtime: Runtime
+    in_flight: CommitsInFlight
+
+    def sessions(self, name: str, changed: Callable[[], None] | None, holder: str = "") -> ClientSessions:
+        """Return the sessions of a client name that was given; see :class:`ClientSessions`."""
+        return ClientSessions(self.metadata, name, named=True, changed=changed, holder=holder)
+
+    def runtime_of_client(self) -> Runtime:
+        """Return the runtime of a client, whose commits have an order of their own."""
+        return replace(self.runtime, commits=CommitNumbers(self.counters.next, self.in_flight))
+
+    def planner(self, name: str, sessions: ClientSessions, *plans_max: int) -> Planner:
+        """Return the maker of a client's plans."""
+        runtime = self.runtime
+        return Planner(
+            name, self.options, runtime.catalog, runtime.outcomes, sessions, self.metadata.lease_limit, *plans_max
+        )
+
+    def resumer(self, name: str, sessions: ClientSessions, runtime: Runtime) -> Resumer:
+        """Return what handles transactions that a client did not begin."""
+        return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)
+
+
+class BaseClient(Resuming):
+    """Operations on transactions under one name."""
+
+    __slots__ = ("_machinery", "_planner", "_resumer", "_runtime", "_sessions")
+
+    _machinery: Machinery
+    _sessions: ClientSessions
+    _runtime: Runtime
+    _planner: Planner
+    _resumer: Resumer
+
+    def _use(
+        self, name: str, machinery: Machinery, sessions: ClientSessions, runtime: Runtime, *plans_max: int
+    ) -> None:
+        """Set up; called once."""
+        self._machinery = machinery
+        self._sessions = sessions
+        self._runtime = runtime
+        self._planner = machinery.planner(name, sessions, *plans_max)
+        self._resumer = machinery.resumer(name, sessions, runtime)
+
+    @property
+    @abstractmethod
+    def client_name(self) -> str:
+        """Name under which this client begins transactions."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise InvalidRequestError if the client or its connection is closed, or of a process that has forked."""
+
+    def begin(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
+        """Begin a transaction. Costs no round trip, except for the first one of its streams.
+
+        The first transaction under a client name that was given fences earlier sessions of this name in the group; see
+        :meth:`unfinished`.
+
+        Args:
+            streams: ``scope/stream`` or adopted topics, one or more of one transaction group.
+            timeout: Lease: how long it may stay open, without pings; 24 hours by default.
+            label: Free text, at most 1,000 characters, to find it again.
+            retain: How long its outcome is remembered, see :meth:`outcome`; 0 is not at all, and by default it is as
+                long as the coordinator is set to, 72 hours unless changed.
+
+        Raises:
+            ClientFencedError: a newer session of this client name has begun; nothing was written.
+            CoordinatorUnavailableError: an earlier session of this client name could not be fenced.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, InvalidTimeoutError,
+                InvalidRequestError, BackpressureError: nothing was written.
+            KafkaUnavailableError, ZooKeeperUnavailableError: the streams could not be looked up.
+        """
+        self._check_open()
+        sessions = self._sessions
+        if sessions.fenced:
+            sessions.check()
+        if uptime_s() > sessions.renew_at_s:
+            sessions.renew()
+            sessions.check()
+        if sessions.left:
+            sessions.left = {}
+        plan = self._planner.plan(streams, timeout, label, retain)
+        runtime, machinery = self._runtime, self._machinery
+        if len(runtime.outcomes.waiting) >= machinery.options.open_transactions_max:
+            raise BackpressureError(
+                f"{machinery.options.open_transactions_max} transactions of this connection are open or wait for their "
+                "outcome; end some of them; nothing was written"
+            )
+        return Transaction(runtime, plan, machinery.counters.next(plan.group))
+
+    def transaction(
+        self,
+        *streams: str,
+        timeout: timedelta | None = None,
+        label: str | None = None,
+        retain: timedelta | None = None,
+    ) -> Transaction:
+        """Begin a transaction for a ``with`` block, whose end commits it, or aborts it after an exception."""
+        return self.begin(*streams, timeout=timeout, label=label, retain=retain)
+
+    def new_session(self, group: str | GroupName | None = None, timeout: Timeout = None) -> int:
+        """Begin another session of this client name, which fences all before it, those of this very object included.
+
+        Whatever earlier sessions have asked to commit is committed before this returns, and nothing else of theirs ever
+        will be. What they have left open is what :meth:`unfinished` lists, without asking the leader once more if it is
+        called next. Kafka calls this ``InitProducerId``.
+
+        Args:
+            group: ``scope/group``; all by default.
+            timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
+
+        Returns:
+            Epoch of the session, higher than any before; in several groups, the highest.
+
+        Raises:
+            InvalidRequestError: the client has no name that was given, so nobody else can have it.
+            NotFoundError: there is no such group.
+            CoordinatorUnavailableError, UnknownWriteError: earlier sessions could not be fenced in time; they may be
+                over all the same.
+            ZooKeeperUnavailableError.
+        """
+        resumer = self._resumer_if_open()
+        if not self._sessions.is_named:
+            raise InvalidRequestError(
+                f"client {self.client_name} was given no name, so it has no sessions; connect with a client_name, or "
+                "use b.client(name)"
+            )
+        deadline = Deadline(resumer.seconds(timeout))
+        with answers_within(deadline.left()):
+            return max(resumer.begin_anew(item, deadline.left()) for item in resumer.groups(group))
+
+    def _resumer_if_open(self) -> Resumer:
+        self._check_open()
+        return self._resumer
+
+
+class Client(BaseClient):
+    """One of many client names on a connection. Made by :meth:`rollbridge.Bridge.client`; safe to use from threads.
+
+    It does for transactions what a :class:`rollbridge.Bridge` with this ``client_name`` does. Commits of one client
+    stand in the order in which they were asked for; those of different clients do not wait for each other.
+    """
+
+    __slots__ = ("_closed", "_name", "_owner", "_release")
+
+    def __init__(
+        self, name: str, machinery: Machinery, check: Callable[[], None], release: Callable[[Client], None]
+    ) -> None:
+        """Applications call :meth:`rollbridge.Bridge.client`.
+
+        Args:
+            name: Client name.
+            machinery: What it has in common with other names.
+            check: Raises InvalidRequestError if the connection is closed.
+            release: Called when this is closed.
+        """
+        self._name = name
+        self._closed = False
+        self._owner = check
+        self._release = release
+        self._use(name, machinery, machinery.sessions(name, None), machinery.runtime_of_client(), _PLANS_MAX)
+
+    @property
+    def client_name(self) -> str:
+        """Name under which this client begins transactions."""
+        return self._name
+
+    @property
+    def closed(self) -> bool:
+        """True once it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Send what is queued, and forget the name. Open transactions stay open until their lease ends."""
+        if self._closed:
+            return
+        self._closed = True
+        self._release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client {self._name}{' (closed)' if self._closed else ''}>"
+
+    def _check_open(self) -> None:
+        self._owner()
+        if self._closed:
+            raise InvalidRequestError(
+                f"client {self._name} was closed; take it from the connection again; nothing was written"
+            )
+
+
+# Fences
+
+
+_AT_ONCE: Final = 200
+"""Records of sessions looked at in one turn."""
+_ENDING_S: Final = 1.0
+"""Seconds after which the record of a client is looked at again of which somebody waits for an outcome."""
+_OPEN_S: Final = 10.0
+"""The same of one whose transactions are all open."""
+_TURN_S: Final = 1.0
+"""Seconds after which no more leaders are asked in this turn what fenced clients have left."""
+
+
+class Lookout:
+    """Finds out which of the clients that have something open are fenced, a bounded number of them in each turn.
+
+    Which clients have nothing open makes no difference to the time that it takes.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._fenced: dict[str, BaseClient] = {}
+
+    def look(self, clients: dict[str, Client], waiting: Iterable[Completion]) -> None:
+        """Look at the records that are due, and fence what is waited for in vain; called on the housekeeping thread."""
+        if not clients:
+            return
+        now_s = uptime_s()
+        active: dict[str, bool] = {}
+        for item in waiting:
+            if item.held_by is not None:
+                active[item.held_by] = active.get(item.held_by, False) or item.closed
+        due: list[Client] = []
+        for name, ending in active.items():
+            client = clients.get(name)
+            if client is None:
+                continue
+            sessions = client._sessions
+            if sessions.fenced:
+                self._fenced[name] = client
+            elif now_s - sessions.looked_s > (_ENDING_S if ending else _OPEN_S):
+                due.append(client)
+        due.sort(key=lambda client: client._sessions.looked_s)
+        self._read(due[:_AT_ONCE], now_s)
+        self._let_go(active, now_s)
+
+    def _read(self, due: list[Client], now_s: float) -> None:
+        places = [(client, group) for client in due for group in client._sessions.groups()]
+        try:
+            nodes = self._metadata.session.get_many([paths.session(group, item.client_name) for item, group in places])
+        except UnavailableError:
+            return  # looked at again in the next turn
+        for (client, group), node in zip(places, nodes, strict=True):
+            client._sessions.looked_s = now_s
+            client._sessions.note(group, node)
+            if client._sessions.fenced:
+                self._fenced[client.client_name] = client
+
+    def _let_go(self, active: dict[str, bool], now_s: float) -> None:
+        for name, client in list(self._fenced.items()):
+            del self._fenced[name]
+            if name not in active or not client._sessions.fenced:
+                continue
+            if uptime_s() - now_s > _TURN_S:
+                self._fenced[name] = client
+                return
+            try:
+                client._resumer.look_at_sessions()
+            except RollbridgeError:
+                self._fenced[name] = client
+                raise

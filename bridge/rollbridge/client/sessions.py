@@ -1,0 +1,318 @@
+"""Sessions of a client name: each fences the one before, in each group in which the client begins transactions.
+
+A session registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session
+before it, the group's leader is told, and answers once nothing that the older one asked for is in flight any more, with
+what that has left open. So once a transaction has begun, an older process of the same name can no longer change
+anything. The record and the question to the leader are written in one step.
+
+Connections without a name of their own skip all this, since nobody else has their name; their epoch is 0. Several
+processes may share a session: those that name the same holder. The first one registers it; once another holder has
+registered, they are all fenced, also those that begin only then.
+
+Nobody is told that a newer session has begun. A connection watches the record of its own name. Of the many names that
+it may have beside (:meth:`rollbridge.Bridge.client`) it looks at the records of those that have something open: that
+costs nothing for those that have not.
+
+Source: Kafka's ``InitProducerId`` and producer epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from rollbridge.calls import Deadline, answers_within
+from rollbridge.client.admin import refusal
+from rollbridge.client.identity import uptime_s
+from rollbridge.errors import ClientFencedError, RollbridgeError, UnavailableError, UnknownWriteError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import CheckNode, ClientSession, CreateNode, SetNode, next_session
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.sessions import RENEW_MS, floor_of
+from rollbridge.model.transaction import KnownTransaction
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import Znode
+
+logger = logging.getLogger(__name__)
+
+_RENEW_AGAIN_S: Final = 60.0
+"""Seconds after which a record is looked at again that could not be."""
+_RENEW_WAIT_S: Final = 3.0
+"""Seconds that this may take, as it is on the way of a begin."""
+_LEFT_S: Final = 5.0
+"""Seconds for which a leader's list of what an older session has left open is not asked for again."""
+_RACED: Final = (NodeExistsError, NodeMissingError, NodeVersionMismatchError)
+
+Left = tuple[KnownTransaction, ...]
+
+
+class ClientSessions:
+    """Sessions of one client, one in each group. Safe to use from several threads.
+
+    Attributes:
+        fenced: Groups in which a newer session has begun, with its epoch.
+        changes: Rises when an epoch does.
+        renew_at_s: From when on :meth:`renew` has something to do, as :func:`~rollbridge.client.identity.uptime_s`.
+        looked_s: When the records were last looked at because something is open, likewise.
+        left: What older sessions have left open, by group, as the leader said at the fence, and when it did.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_client_name",
+        "_epochs",
+        "_holder",
+        "_lock",
+        "_metadata",
+        "_named",
+        "_suspect",
+        "changes",
+        "fenced",
+        "left",
+        "looked_s",
+        "renew_at_s",
+    )
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        client_name: str,
+        *,
+        named: bool,
+        changed: Callable[[], None] | None,
+        holder: str = "",
+    ) -> None:
+        """Start without any session.
+
+        Args:
+            metadata: Where they are registered.
+            client_name: Client name that owns them.
+            named: True if others may use the same name; otherwise nothing is registered.
+            changed: Called when :meth:`look` has something to do; None if records are not watched.
+            holder: Name of the session in all processes that share it; empty if it belongs to this one alone.
+        """
+        self._holder = holder
+        self._metadata = metadata
+        self._client_name = client_name
+        self._named = named
+        self._changed = changed
+        self._epochs: dict[GroupName, int] = {}
+        self._suspect: set[GroupName] | None = None
+        self._lock = threading.RLock()
+        self.fenced: dict[GroupName, int] = {}
+        self.changes = 0
+        self.renew_at_s = inf
+        self.looked_s = 0.0
+        self.left: dict[GroupName, tuple[float, Left]] = {}
+
+    def epoch(self, group: GroupName, timeout_s: float) -> int:
+        """Return the epoch of this session in a group; register the session on first use.
+
+        Raises:
+            ClientFencedError: a newer session has begun.
+            CoordinatorUnavailableError, UnknownWriteError: an older one could not be fenced in time; nothing was begun.
+            ZooKeeperUnavailableError.
+        """
+        self.check()
+        if not self._named:
+            return 0
+        if uptime_s() > self.renew_at_s:
+            self.renew()
+            self.check()
+        known = self._epochs.get(group)
+        if known is not None:
+            return known
+        with self._lock:
+            if group not in self._epochs:
+                self._register(group, timeout_s)
+            return self._epochs[group]
+
+    @property
+    def is_named(self) -> bool:
+        """True if others may use the same name."""
+        return self._named
+
+    def take_over(self, groups: Iterable[GroupName], timeout_s: float) -> dict[GroupName, Left]:
+        """Fence the older sessions in all groups that have one. Raises as :meth:`epoch` does.
+
+        Returns:
+            What these have left open, by group, where the leader has said so just now.
+        """
+        self.check()
+        deadline = Deadline(timeout_s)
+        wanted = [group for group in groups if self._named and group not in self._epochs]
+        nodes = self._metadata.session.get_many([paths.session(group, self._client_name) for group in wanted])
+        for group, node in zip(wanted, nodes, strict=True):
+            if node is not None:
+                self.epoch(group, deadline.left())
+        left, self.left = self.left, {}
+        now_s = uptime_s()
+        return {group: items for group, (told_s, items) in left.items() if now_s - told_s < _LEFT_S}
+
+    def begin_anew(self, group: GroupName, timeout_s: float) -> tuple[int, Left | None]:
+        """Begin another session in a group, which fences all before it, this one included.
+
+        Returns:
+            Its epoch, and what the others have left open; None if the leader, of an older version, does not say.
+
+        Raises:
+            CoordinatorUnavailableError, UnknownWriteError: the older ones could not be fenced in time.
+            ZooKeeperUnavailableError.
+        """
+        with self._lock:
+            epoch = self._register(group, timeout_s, anew=True)
+            self.fenced.pop(group, None)
+            told = self.left.get(group)
+            return epoch, None if told is None else told[1]
+
+    def check(self) -> None:
+        """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
+        for group, epoch in list(self.fenced.items()):
+            raise ClientFencedError(
+                f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
+                "one is over; nothing was written; what became of a transaction can be asked for by its id"
+            )
+
+    def look(self) -> None:
+        """Find out whether a newer session has begun, if something has changed; retried after errors."""
+        while self._suspect:
+            group = self._suspect.pop()
+            try:
+                self._watch(group)
+            except UnavailableError as fault:
+                logger.info("whether a newer session has begun in group %s cannot be said now: %s", group, fault)
+                self._suspect.add(group)
+                return
+
+    def groups(self) -> list[GroupName]:
+        """Return the groups in which there is a session whose record nobody watches."""
+        return list(self._epochs) if self._changed is None else []
+
+    def note(self, group: GroupName, node: Znode | None) -> None:
+        """Take what was read of the record of this client in a group."""
+        known = self._epochs.get(group)
+        newest = 0 if node is None else ClientSession.from_json(node.value).epoch
+        if known is not None and newest > known and group not in self.fenced:
+            logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
+            self.fenced[group] = newest
+
+    def renew(self) -> None:
+        """Look at the records that have not been looked at for long, and have them kept; register anew if one is gone.
+
+        Without an answer the session goes on, and this is due again a minute later.
+        """
+        with self._lock:
+            if uptime_s() <= self.renew_at_s:
+                return
+            self.renew_at_s = began_s = uptime_s()
+            self.renew_at_s += _RENEW_AGAIN_S
+            if not self._metadata.session.is_connected:
+                return
+            try:
+                with answers_within(_RENEW_WAIT_S):
+                    for group, epoch in list(self._epochs.items()):
+                        self._renew(group, epoch)
+            except RollbridgeError as fault:
+                logger.info("the sessions of client %s could not be looked at: %s", self._client_name, fault)
+            else:
+                self.renew_at_s = began_s + RENEW_MS / 1000
+
+    def fence(self, group: GroupName, epoch: int, timeout_s: float) -> None:
+        """Wait until nothing that sessions below an epoch have asked for is in flight. Raises as :meth:`epoch`."""
+        self._metadata.ask(group, self._fence_request(epoch), timeout_s)
+
+    def _fence_request(self, epoch: int) -> AdminRequest:
+        return AdminRequest(
+            kind=RequestKind.FENCE,
+            owner=self._client_name,
+            owner_epoch=epoch,
+            client_name=self._client_name,
+            created_ms=int(time.time() * 1000),
+        )
+
+    def _register(self, group: GroupName, timeout_s: float, *, anew: bool = False) -> int:
+        """Put a session on record, and fence the one before; return its epoch."""
+        deadline, began_s = Deadline(timeout_s), uptime_s()
+        session, path, parent = self._metadata.session, paths.session(group, self._client_name), paths.sessions(group)
+        while True:
+            node, above = session.get_many([path, parent])
+            if above is None:
+                session.ensure(parent)
+                continue
+            before = None if node is None else ClientSession.from_json(node.value)
+            if before is not None and self._holder:
+                if before.holder == self._holder:
+                    return self._begun(group, before.epoch, began_s)
+                if before.is_former(self._holder):
+                    self.fenced[group] = before.epoch
+                    self.check()
+            now_ms = int(time.time() * 1000)
+            fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value))
+            value = fresh.to_json()
+            record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
+            # The floor may not have risen since it was read: then what was on record before may be gone already.
+            operations = (CheckNode(parent, above.version), record)
+            request = self._fence_request(fresh.epoch)
+            try:
+                if before is None and not anew:
+                    session.multi(operations)
+                    return self._begun(group, fresh.epoch, began_s)
+                name = self._metadata.put_request(group, request, operations)
+            except (*_RACED, UnknownWriteError):
+                continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
+            answer = self._metadata.answer_to(group, request, name, deadline.left())
+            self._heard(group, fresh.epoch, answer)
+            return self._begun(group, fresh.epoch, began_s)
+
+    def _heard(self, group: GroupName, epoch: int, answer: AdminAnswer) -> None:
+        if not answer.ok:
+            raise refusal(answer)
+        if answer.epoch == epoch:  # leaders before 0.3.0 list nothing, and do not say so
+            self.left[group] = (uptime_s(), answer.transactions)
+        else:
+            self.left.pop(group, None)
+
+    def _begun(self, group: GroupName, epoch: int, began_s: float) -> int:
+        self._epochs[group] = epoch
+        self.changes += 1
+        if not self._holder:
+            self.renew_at_s = min(self.renew_at_s, began_s + RENEW_MS / 1000)
+        if self._changed is not None:
+            self._watch(group)
+        return epoch
+
+    def _renew(self, group: GroupName, epoch: int) -> None:
+        session, path = self._metadata.session, paths.session(group, self._client_name)
+        while True:
+            node = session.get(path)
+            if node is None:
+                del self._epochs[group]
+                self.changes += 1
+                return
+            self.note(group, node)
+            record = ClientSession.from_json(node.value)
+            if record.epoch != epoch or not record.renews:
+                return
+            try:
+                session.set(path, replace(record, registered_ms=int(time.time() * 1000)).to_json(), node.version)
+            except (NodeMissingError, NodeVersionMismatchError):
+                continue
+            return
+
+    def _watch(self, group: GroupName) -> None:
+        node = self._metadata.session.get(paths.session(group, self._client_name), lambda: self._suspect_change(group))
+        self.note(group, node)
+
+    def _suspect_change(self, group: GroupName) -> None:
+        if self._suspect is None:
+            self._suspect = set()
+        self._suspect.add(group)
+        if self._changed is not None:
+            self._changed()

@@ -1,0 +1,182 @@
+"""Many client names on one connection: sessions, fences, order and outcomes of each, as of connections of their own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import rollbridge
+from integration_tests.clients import Site, until
+from integration_tests.patience import PATIENCE_S
+from rollbridge.errors import ClientFencedError, InvalidNameError, InvalidRequestError, OutcomeUnknownError
+from rollbridge.model import paths
+from rollbridge.model.names import GroupName
+from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+
+def write(txn: rollbridge.Transaction, stream: str, *values: str) -> None:
+    for value in values:
+        txn.write(stream, key=value.encode(), value=value.encode())
+
+
+def values_of(site: Site, stream: str) -> list[str]:
+    return [(message.value() or b"").decode() for message in site.committed(stream)]
+
+
+def group_of(stream: str) -> GroupName:
+    return GroupName(stream.partition("/")[0])
+
+
+def test_names_of_one_connection_begin_and_end_transactions_without_disturbing_each_other(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
+    one, two = client.client("one"), client.client("two")
+    assert client.client("one") is one
+    first, second = one.begin(ledger, label="a"), two.begin(ledger, label="a")
+    write(first, ledger, "first")
+    write(second, ledger, "second")
+    first.flush()
+    assert second.commit().records == 1
+    assert [item.transaction for item in one.unfinished()] == [first.id]
+    assert two.unfinished() == client.unfinished() == []
+    assert one.new_session(str(group_of(ledger))) > 0
+    third = two.begin(ledger)
+    write(third, ledger, "third")
+    assert third.commit().records == 1, "the other name goes on"
+    with pytest.raises(ClientFencedError):
+        first.commit()
+    [left] = one.unfinished()
+    assert left.transaction == first.id
+    assert one.resume(first.id).commit().records == 1
+    assert two.outcome(label="a").transaction == second.id
+    assert one.outcome(label="a").transaction == first.id
+    assert two.outcome(first.id, client="one").client_name == "one"
+    assert values_of(site, ledger) == ["second", "third", "first"]
+
+
+def test_a_held_commit_of_one_name_holds_up_no_other(client: rollbridge.Bridge, orders: str, ledger: str) -> None:
+    """Both sessions have the same epoch, the minutes since 1970, which is part of what commits are ordered by."""
+    slow, quick = client.client("slow"), client.client("quick")
+    held, later = slow.begin(ledger), slow.begin(ledger)
+    write(later, ledger, "later")
+    number = slow._runtime.commits.of(group_of(ledger), held._plan.begin.client_epoch)
+    number.ask(held)  # its frame is never sent
+    waiting = later.commit_async()
+    other = quick.begin(ledger)
+    write(other, ledger, "other")
+    assert other.commit(timeout=PATIENCE_S).records == 1
+    assert not waiting.done(), "what the first commit held up is of the same name"
+    held.abort()
+    assert waiting.result(PATIENCE_S).records == 1
+
+
+def test_names_have_no_threads_and_the_same_ones_serve_them_all(client: rollbridge.Bridge, ledger: str) -> None:
+    with client.transaction(ledger) as txn:
+        write(txn, ledger, "before")
+    client.client("warm").new_session(group_of(ledger))
+    before = set(threading.enumerate())
+    names = [client.client(f"name-{number}") for number in range(100)]
+    for name in names[:20]:
+        with name.transaction(ledger) as txn:
+            write(txn, ledger, name.client_name)
+    assert len(set(threading.enumerate()) - before) < 5, "none for each"
+    for name in names:
+        name.close()
+    assert client._clients.keys() == {"warm"}
+
+
+def test_a_name_in_two_processes_belongs_to_the_latest(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
+    with site.connect("elsewhere") as there:
+        here, successor = client.client("flink-7"), there.client("flink-7")
+        txn = here.begin(ledger, label="7.1")
+        write(txn, ledger, "early")
+        txn.flush()
+        successor.new_session(group_of(ledger))
+        [left] = successor.unfinished(group=group_of(ledger))
+        assert (left.transaction, left.records) == (txn.id, 1)
+        until(lambda: txn._completion.settled)  # found out without asking for an end
+        with pytest.raises(ClientFencedError):
+            txn.commit()
+        with pytest.raises(ClientFencedError):
+            here.begin(ledger)
+        again = successor.resume(left.transaction)
+        write(again, ledger, "late")
+        assert again.commit().records == 2
+        epoch = here.new_session(group_of(ledger))  # takes the name back
+        with pytest.raises(ClientFencedError), successor.transaction(ledger) as lost:
+            write(lost, ledger, "lost")
+        with here.transaction(ledger) as final:
+            write(final, ledger, "final")
+        with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
+            node = session.get(paths.session(group_of(ledger), "flink-7"))
+        assert node is not None
+        assert f'"epoch": {epoch},'.encode() in node.value
+    assert values_of(site, ledger) == ["early", "late", "final"]
+
+
+def test_a_name_and_a_connection_of_this_name_fence_each_other(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
+    name = client.client("shared-name")
+    txn = name.begin(ledger)
+    write(txn, ledger, "x")
+    txn.flush()
+    with site.connect("shared-name") as connection:
+        [left] = connection.unfinished()
+        connection.resume(left.transaction).abort()
+        with pytest.raises(ClientFencedError):
+            txn.commit()
+
+
+def test_a_closed_name_lets_go_of_its_own_only(client: rollbridge.Bridge, ledger: str) -> None:
+    one, two = client.client("one"), client.client("two")
+    first, second = one.begin(ledger), two.begin(ledger)
+    write(first, ledger, "first")
+    write(second, ledger, "second")
+    first.flush()
+    one.close()
+    assert one.closed
+    with pytest.raises(InvalidRequestError, match="closed"):
+        one.begin(ledger)
+    with pytest.raises(OutcomeUnknownError, match="client was closed"):
+        write(first, ledger, "more")
+    assert second.commit().records == 1
+    again = client.client("one")
+    [left] = again.unfinished()
+    assert again.resume(left.transaction).commit().records == 1
+
+
+def test_what_is_no_name_is_refused(client: rollbridge.Bridge) -> None:
+    with pytest.raises(InvalidNameError):
+        client.client("no name")
+    with pytest.raises(InvalidRequestError, match="itself"):
+        client.client(client.client_name)
+
+
+def test_a_new_session_needs_a_name_that_was_given(site: Site) -> None:
+    with site.connect() as unnamed, pytest.raises(InvalidRequestError, match="no name"):
+        unnamed.new_session()
+
+
+def test_unfinished_after_a_new_session_asks_the_leader_once(
+    client: rollbridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = client.client("asks-once")
+    with name.transaction(ledger) as txn:
+        write(txn, ledger, "x")
+    asked: list[RequestKind] = []
+    put = client._metadata.put_request
+
+    def note(group: GroupName, request: AdminRequest, *others: Any) -> str:
+        asked.append(request.kind)
+        return put(group, request, *others)
+
+    monkeypatch.setattr(client._metadata, "put_request", note)
+    name.new_session(group_of(ledger))
+    assert name.unfinished(group=group_of(ledger)) == []
+    assert asked == [RequestKind.FENCE]
+    assert name.unfinished(group=group_of(ledger)) == []
+    assert len(asked) == 2, "the next time it is asked again"
