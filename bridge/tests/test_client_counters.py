@@ -98,7 +98,7 @@ def test_threads_never_get_the_same_number() -> None:
 
 def test_a_block_is_given_up_after_a_day_used_up_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1_000.0]
-    monkeypatch.setattr("rollbridge.client.identity._now_s", lambda: now_s[0])
+    monkeypatch.setattr("rollbridge.client.identity.uptime_s", lambda: now_s[0])
     reserve = Reserve()
     supply = CounterSupply(reserve, lambda: None, block=4)
     first = supply.next()

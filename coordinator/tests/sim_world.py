@@ -163,8 +163,11 @@ class Nodes(dict[str, bytes]):
         super().__init__()
         self._children: dict[str, set[str]] = {}
         self.versions: dict[str, int] = {}
+        self.written: dict[str, int] = {}
+        self.clock_ms: Callable[[], int] = lambda: 0
 
     def __setitem__(self, path: str, value: bytes) -> None:
+        self.written[path] = self.clock_ms()
         self.versions[path] = self.versions[path] + 1 if path in self else 0
         if path not in self:
             parent, _, name = path.rpartition("/")
@@ -175,7 +178,7 @@ class Nodes(dict[str, bytes]):
         fresh = Nodes()
         for path, value in self.items():
             fresh[path] = value
-        fresh.versions = dict(self.versions)
+        fresh.versions, fresh.written, fresh.clock_ms = dict(self.versions), dict(self.written), self.clock_ms
         return fresh
 
     def __delitem__(self, path: str) -> None:
@@ -238,6 +241,7 @@ class World:
         self.settings: dict[str, dict[str, str | None]] = {}
         """What adopted topics have of their own, where that was changed."""
         self.nodes = Nodes()
+        self.nodes.clock_ms = lambda: self.clock_ms
         self.clock_ms = 0
         """What the clocks of brokers and ZooKeeper show; each leader has another one."""
         self.acting = ""
@@ -405,6 +409,8 @@ class World:
         match effect:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}
+            case fx.ReadDated(names):
+                return {path: self.dated(path) for path in names}
             case fx.ReadCounter(path):
                 return (self.nodes[path], self.nodes.versions[path]) if path in self.nodes else None
             case fx.ReadChildren(names):
@@ -680,6 +686,12 @@ class World:
         """Names of the children of a node."""
         return self.nodes.children(path)
 
+    def dated(self, path: str) -> fx.DatedNode | None:
+        """A node with its version and time."""
+        if path not in self.nodes:
+            return None
+        return fx.DatedNode(self.nodes[path], self.nodes.versions[path], self.nodes.written[path])
+
     def ensure(self, path: str) -> None:
         """Create a node and its parents."""
         if path in self.nodes:
@@ -729,6 +741,9 @@ class World:
         def value_of(path: str) -> bytes | None:
             return draft[path] if path in draft else self.nodes.get(path)
 
+        def is_of(path: str, version: int) -> bool:
+            return version in (-1, self.nodes.versions.get(path))
+
         def has_children(path: str) -> bool:
             names = {*self.nodes.children(path), *(item.rpartition("/")[2] for item in draft)}
             return any(value_of(f"{path}/{name}") is not None for name in names)
@@ -740,15 +755,15 @@ class World:
                         return None
                     draft[path] = value
                 case SetNode(path, value, version):
-                    if value_of(path) is None or version not in (-1, self.nodes.versions.get(path)):
+                    if value_of(path) is None or not is_of(path, version):
                         return None
                     draft[path] = value
-                case DeleteNode(path, _):
-                    if value_of(path) is None or has_children(path):
+                case DeleteNode(path, version):
+                    if value_of(path) is None or has_children(path) or not is_of(path, version):
                         return None
                     draft[path] = None
-                case CheckNode(path, _):
-                    if value_of(path) is None:
+                case CheckNode(path, version):
+                    if value_of(path) is None or not is_of(path, version):
                         return None
         return draft
 

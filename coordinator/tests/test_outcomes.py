@@ -25,13 +25,15 @@ from rollbridge.model.outcomes import GONE
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, Group
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.sessions import KEPT_OF_OTHERS_MS, KEPT_WITH_WORK_MS
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
-from rollbridge_coordinator.procedures.upkeep import KEPT_MS, WORK_KEPT_MS, forget_sessions, load_sessions
+from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
 from rollbridge_coordinator.state.effects import CommitRound, ReadChildren, ReadNodes, Steps
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import Absence
+from rollbridge_coordinator.state.sessions import SearchStage
 
 T = TypeVar("T")
 ORDERS = "sales/orders"
@@ -66,6 +68,12 @@ class House:
                 value: T = end.value
                 return value
             result = self.world.execute(effect, 1)
+
+    def search(self, now_ms: int) -> None:
+        """Look for sessions that nobody needs, to the end of the search."""
+        self.do(forget_sessions(self.group, now_ms))
+        while self.group.sessions.stage is not SearchStage.REST:
+            self.do(forget_sessions(self.group, now_ms))
 
     def open(self, **settings: int) -> None:
         """Begin a term."""
@@ -282,7 +290,7 @@ def test_a_request_that_can_not_be_removed_is_looked_at_once_and_others_are_answ
 
 
 def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: House) -> None:
-    for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_MS)):
+    for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_OF_OTHERS_MS)):
         house.world.ensure(paths.session(GROUP, name))
         house.world.nodes[paths.session(GROUP, name)] = ClientSession(name, 7, registered_ms).to_json()
     work = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={ORDERS: 0}, lease_ms=1)
@@ -300,10 +308,10 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     assert [fences.epoch_of(name) for name in ("old", "busy", "new", "damaged")] == [7, 7, 7, 0]
     assert fences.replaying
     house.bench.begin(ORDERS, client="busy")
-    house.do(forget_sessions(house.group, KEPT_MS + 1))
+    house.search(KEPT_OF_OTHERS_MS + 1)
     assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "joint", "loader", "new"]
     assert fences.epoch_of("old") == 0
-    house.do(forget_sessions(house.group, WORK_KEPT_MS + 1))
+    house.search(KEPT_WITH_WORK_MS + 1)
     assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "loader"]
 
 
@@ -326,7 +334,8 @@ def test_records_of_sessions_fill_no_leader_however_large_they_are(house: House)
         return ClientSession(name, 7, 0, SharedSession("run", forgotten=filler)).to_json()
 
     steps = load_sessions(house.group)
-    assert next(steps) == ReadChildren((path,))
+    assert next(steps) == ReadNodes((path,))
+    assert steps.send({path: b""}) == ReadChildren((path,))
     tracemalloc.start()
     try:
         asked = steps.send({path: [f"client-{number}" for number in range(count)]})

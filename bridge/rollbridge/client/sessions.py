@@ -242,7 +242,9 @@ class ClientSessions:
         deadline, began_s = Deadline(timeout_s), uptime_s()
         session, path, parent = self._metadata.session, paths.session(group, self._client_name), paths.sessions(group)
         while True:
-            node, above = session.get_many([path, parent])
+            # The floor first. It is written whenever records are removed, so if it is the same when this writes, the
+            # record that was read is no other one with the same version by now, nor the only one that there ever was.
+            above, node = session.get_many([parent, path])
             if above is None:
                 session.ensure(parent)
                 continue
@@ -257,7 +259,6 @@ class ClientSessions:
             fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value))
             value = fresh.to_json()
             record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
-            # The floor may not have risen since it was read: then what was on record before may be gone already.
             operations = (CheckNode(parent, above.version), record)
             request = self._fence_request(fresh.epoch)
             try:
@@ -289,10 +290,10 @@ class ClientSessions:
         return epoch
 
     def _renew(self, group: GroupName, epoch: int) -> None:
-        session, path = self._metadata.session, paths.session(group, self._client_name)
+        session, path, parent = self._metadata.session, paths.session(group, self._client_name), paths.sessions(group)
         while True:
-            node = session.get(path)
-            if node is None:
+            above, node = session.get_many([parent, path])
+            if node is None or above is None:
                 del self._epochs[group]
                 self.changes += 1
                 return
@@ -300,9 +301,10 @@ class ClientSessions:
             record = ClientSession.from_json(node.value)
             if record.epoch != epoch or not record.renews:
                 return
+            value = replace(record, registered_ms=int(time.time() * 1000)).to_json()
             try:
-                session.set(path, replace(record, registered_ms=int(time.time() * 1000)).to_json(), node.version)
-            except (NodeMissingError, NodeVersionMismatchError):
+                session.multi((CheckNode(parent, above.version), SetNode(path, value, node.version)))
+            except _RACED:
                 continue
             return
 

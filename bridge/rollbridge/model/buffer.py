@@ -686,7 +686,7 @@ class BufferFold:
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms, AbortCause.FENCED)
         elif self.fences.has_room_for(begin.client_name):
-            self.fences.raise_to(begin.client_name, begin.client_epoch)
+            self.fences.hear_of(item.owners.session)
         elif begin.client_epoch:
             self.refuse(item.id, f"more than {CLIENTS_MAX} client names have sessions", appended_ms, _LIMIT)
 

@@ -8,6 +8,9 @@ Two rules, since they protect from two things:
 - A transaction that is *resumed* gets a new owner, known by a part number of its own. From its BEGIN frames on, which
   stand in the buffers behind all that counted before, former owners can neither write nor end it, whoever they are.
 
+Sessions are not remembered for ever. Below the *floor* a session counts only if it is known: of all others the record
+is gone, and they are over (:mod:`rollbridge.model.sessions`). Who leads knows each session on record below it.
+
 The second rule follows from the buffer alone. The first does not: a leader knows from ZooKeeper, from requests and from
 BEGIN frames which sessions there are. A later leader, which knows of newer sessions, reads the same frames again: then
 nothing that was begun is refused, because it may have been begun before these; and a commit that was decided for good
@@ -18,7 +21,7 @@ Source: Kafka's producer epochs and ``InitProducerId``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,33 +46,69 @@ class Fences:
     Attributes:
         replaying: Whether frames are read that an earlier leader may have read.
         decided_before: Transactions whose commit was decided for good, with the part of the owner who asked for it.
+        floor: Up to this epoch, sessions of clients that are not known are over.
     """
 
     replaying: bool = False
     decided_before: Mapping[bytes, int] = field(default_factory=dict)
+    floor: int = 0
     _epochs: dict[str, int] = field(default_factory=dict)
+    _heard: set[str] = field(default_factory=set)
+    """Clients that only frames have told of."""
 
     def epoch_of(self, client: str) -> int:
         """Return the epoch of the client's newest session; 0 if it never had one."""
         return self._epochs.get(client, 0)
 
+    def knows(self, client: str) -> bool:
+        """Return True if a session of the client was noted."""
+        return client in self._epochs
+
     def raise_to(self, client: str, epoch: int) -> None:
-        """Note a session; it fences those with lower epochs."""
+        """Note a session that is on record, or was when it was heard of; it fences those with lower epochs."""
         if epoch > self.epoch_of(client):
             self._epochs[client] = epoch
+        if self._heard:
+            self._heard.discard(client)
+
+    def hear_of(self, session: SessionName) -> None:
+        """Note a session that only a frame tells of, unless it is over."""
+        client, epoch = session
+        known = self._epochs.get(client)
+        if known is None and epoch > self.floor:
+            self._heard.add(client)
+            self._epochs[client] = epoch
+        elif known is not None and epoch > known:
+            self._epochs[client] = epoch
+
+    def strangers(self, on_record: Iterable[str]) -> list[str]:
+        """Return the clients that only frames have told of, told which clients have sessions on record."""
+        self._heard.difference_update(on_record)
+        return list(self._heard)
+
+    def raise_floor(self, floor: int) -> None:
+        """End all sessions up to an epoch, but for those that are known."""
+        self.floor = max(self.floor, floor)
 
     def has_room_for(self, client: str) -> bool:
         """Return True if a session that only a frame tells of may be noted."""
-        return client in self._epochs or len(self._epochs) < CLIENTS_MAX
+        return client in self._epochs or len(self._heard) < CLIENTS_MAX
 
     def learn(self, other: Fences) -> None:
         """Note all sessions that somebody else knows of."""
-        for client, epoch in other._epochs.items():
-            self.raise_to(client, epoch)
+        for session in other._epochs.items():
+            self.hear_of(session)
 
     def forget(self, client: str) -> None:
-        """Forget a client without a session on record."""
+        """Forget a client without a session on record; what the floor is above is over."""
         self._epochs.pop(client, None)
+        self._heard.discard(client)
+
+    def forget_strangers(self, strangers: Iterable[str], needed: Collection[str]) -> None:
+        """Forget those of the strangers whose sessions the floor ends as well, but for some."""
+        for client in strangers:
+            if client in self._heard and self._epochs[client] <= self.floor and client not in needed:
+                self.forget(client)
 
     def caught_up(self) -> None:
         """Note that everything to be read again has been read; nothing has to be spared any more."""
@@ -80,9 +119,10 @@ class Fences:
         return not self.replaying and self.holds_off(session)
 
     def holds_off(self, session: SessionName) -> bool:
-        """Return True if a newer session has begun; never for the client name that unnamed clients share."""
+        """Return True if a newer session has begun, or this one is over; never for clients without a name."""
         client, epoch = session
-        return 0 < epoch < self._epochs.get(client, 0)
+        known = self._epochs.get(client)
+        return 0 < epoch < known if known is not None else 0 < epoch <= self.floor
 
 
 class Owners:

@@ -44,6 +44,7 @@ from rollbridge.model.records import (
     Truncation,
     leading,
 )
+from rollbridge.model.sessions import floor_of, highest_floor
 
 _MARK: Final = b"\0"
 DELETED: Final = b""
@@ -503,16 +504,23 @@ def _is_rolled(journal: Journal, stream: str, epoch: int) -> bool:
 
 
 def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
-    """End every session, since the newest one is unknown: a client that continues begins a new one."""
+    """End every session, since the newest one is unknown: a client that continues begins a new one.
+
+    The floor is raised to what it may have been: records that had been removed since the backup have come back, and
+    others were never in it.
+    """
     operations = []
     parent = paths.sessions(group.name)
+    floor = max(floor_of(nodes.get(parent, b"")), highest_floor(now_ms))
+    if parent in nodes and floor > floor_of(nodes[parent]):
+        operations.append(_put(nodes, parent, str(floor).encode()))
     known = {path: ClientSession.from_json(nodes[path]) for path in _children(nodes, parent) if nodes[path]}
     names = {item.client_name for item in known.values()} | {item for item, epoch in group.sessions.items() if epoch}
     for client in sorted(names):
         path = paths.session(group.name, client)
         session = known.get(path, ClientSession(client, 0, now_ms))
         epoch = max(session.epoch, group.sessions.get(client, 0), now_ms // 60_000) + 1
-        value = ClientSession(client, epoch, now_ms, session.shared).to_json()
+        value = ClientSession(client, epoch, now_ms, session.shared, renews=session.shared is None).to_json()
         operations.append(_put(nodes, path, value))
     if operations:
         yield RepairStep(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))

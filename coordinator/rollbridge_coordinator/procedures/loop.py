@@ -29,6 +29,7 @@ from rollbridge_coordinator.procedures.retention import remove_emptied, retain_s
 from rollbridge_coordinator.procedures.rolling import go_on_with_roll, roll
 from rollbridge_coordinator.procedures.scale import go_on_with_scale
 from rollbridge_coordinator.procedures.scaling import follow_load
+from rollbridge_coordinator.procedures.sessions import forget_sessions
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
 from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs
 from rollbridge_coordinator.procedures.suspended import gather, is_due, mend_active, must_wait, release_due, reopen
@@ -37,7 +38,6 @@ from rollbridge_coordinator.procedures.upkeep import (
     expire_bookkeeping,
     expire_overdue,
     forget_barriers,
-    forget_sessions,
     forsake_held,
     record_extended,
     record_long,

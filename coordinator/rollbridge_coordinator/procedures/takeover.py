@@ -40,9 +40,9 @@ from rollbridge_coordinator.procedures.refusals import unsealed_fault
 from rollbridge_coordinator.procedures.retention import load_stream
 from rollbridge_coordinator.procedures.rolling import resume_roll
 from rollbridge_coordinator.procedures.scale import finish_scale
+from rollbridge_coordinator.procedures.sessions import load_sessions
 from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments, partitions_of
 from rollbridge_coordinator.procedures.suspended import load_suspended
-from rollbridge_coordinator.procedures.upkeep import load_sessions
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
     EndOffsets,

@@ -1,19 +1,13 @@
-"""Upkeep: expire leases and waiting commits, and keep the ZooKeeper records of transactions, answers and sessions.
-
-A client session registers before it begins its first transaction in a group, so that a leader that takes over knows
-every session that an earlier leader may have heard of. Clients without a name of their own never register.
-"""
+"""Upkeep: expire leases and waiting commits, and keep the ZooKeeper records of transactions, answers and parts."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NewerFormatError
 from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.cooperative import JointState
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import Partition, check_client_name
@@ -32,7 +26,6 @@ from rollbridge_coordinator.state.effects import (
     Steps,
     Write,
     read_children,
-    read_node,
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
@@ -281,84 +274,3 @@ def _is_open(group: GroupState, name: str) -> bool:
     except InvalidRequestError:
         return False
     return identifier in group.fold.open or identifier in group.finished
-
-
-# Sessions of clients
-
-
-logger = logging.getLogger(__name__)
-
-KEPT_MS: Final = 30 * 24 * 3_600_000
-"""Time that a session stays on record after its registration: far longer than any lease, or memory of an outcome."""
-WORK_KEPT_MS: Final = 365 * 24 * 3_600_000
-"""The same time for a session that names a joint transaction; without the record, that could be written twice."""
-LOOK_MS: Final = 24 * 3_600_000
-READ_AT_ONCE: Final = 100
-"""Records of sessions read in one request; each may take up to 1 MiB."""
-
-
-class _Seen(NamedTuple):
-    """Part of a session's record that is kept: records may be large, and there may be many.
-
-    Attributes:
-        client_name: Name of the client.
-        epoch: Epoch of the session.
-        forgotten_ms: Time at which the record may be removed, ms since 1970; None for never.
-    """
-
-    client_name: str
-    epoch: int
-    forgotten_ms: int | None
-
-
-def load_sessions(group: GroupState) -> Steps[None]:
-    """Raise the fences to the sessions on record, but for transactions that were begun, or decided on, before."""
-    for session in (yield from _read_sessions(group)):
-        group.fold.fences.raise_to(session.client_name, session.epoch)
-    decided = [item.work for item in group.suspended.values() if isinstance(item.work, CommittingTransactions)]
-    raw = yield from read_node(paths.committing(group.name))
-    if raw is not None:
-        decided.append(CommittingTransactions.from_json(raw))
-    group.fold.fences.decided_before = {key: part for item in decided for key, part in item.owner_parts().items()}
-    group.fold.fences.replaying = True
-
-
-def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
-    """Remove the records of sessions that registered long ago, once a day; such a client may register again.
-
-    Records that name labels stay, so that a job whose label was committed is recognized however late it is repeated.
-    """
-    if group.times.differ or now_ms < group.sessions_checked_ms + LOOK_MS:
-        return
-    group.sessions_checked_ms = now_ms
-    writing = {item.owners.session[0] for item in group.fold.open.values()}
-    for session in (yield from _read_sessions(group)):
-        if session.forgotten_ms is None:
-            continue
-        if session.forgotten_ms < now_ms and session.client_name not in writing:
-            yield from Write([DeleteNode(paths.session(group.name, session.client_name))])
-            group.fold.fences.forget(session.client_name)
-            group.counts["sessions_forgotten"] += 1
-
-
-def _read_sessions(group: GroupState) -> Steps[list[_Seen]]:
-    """Return the sessions on record, without damaged ones and those recorded under another name than their own."""
-    names = yield from read_children(paths.sessions(group.name))
-    found = []
-    for first in range(0, len(names), READ_AT_ONCE):
-        wanted = {paths.session(group.name, name): name for name in names[first : first + READ_AT_ONCE]}
-        for path, raw in (yield from ReadNodes(list(wanted))).items():
-            try:
-                session = None if raw is None else ClientSession.from_json(raw)
-            except CorruptDataError as fault:
-                logger.warning("%s: %s: %s", group.name, path, fault)
-                continue
-            if session is None:
-                continue
-            if session.client_name != wanted[path]:
-                logger.warning("%s: %s: it is a session of another client, so it counts for none", group.name, path)
-                continue
-            kept_ms = KEPT_MS if session.work is None else WORK_KEPT_MS
-            forgotten_ms = None if session.has_series else session.registered_ms + kept_ms
-            found.append(_Seen(session.client_name, session.epoch, forgotten_ms))
-    return found

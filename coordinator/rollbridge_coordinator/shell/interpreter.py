@@ -369,6 +369,14 @@ class Interpreter:
         nodes = self._session.get_many(effect.paths)
         return {path: None if node is None else node.value for path, node in zip(effect.paths, nodes, strict=True)}
 
+    @_carries_out(fx.ReadDated)
+    def _read_dated(self, effect: fx.ReadDated) -> Mapping[str, fx.DatedNode | None]:
+        nodes = self._session.get_many(effect.paths)
+        return {
+            path: None if node is None else fx.DatedNode(node.value, node.version, node.modified_ms)
+            for path, node in zip(effect.paths, nodes, strict=True)
+        }
+
     @_carries_out(fx.ReadCounter)
     def _read_counter(self, effect: fx.ReadCounter) -> tuple[bytes, int] | None:
         found = self._session.get(effect.path)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rollbridge.model.cas import Condition
 from rollbridge.model.commit_order import LineKey
@@ -63,6 +63,21 @@ class ReadNodes(Effect[Mapping[str, bytes | None]]):
     paths: Sequence[str]
 
 
+class DatedNode(NamedTuple):
+    """Value and version of a node, and when it was last written by ZooKeeper's clock, ms since 1970."""
+
+    value: bytes
+    version: int
+    written_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDated(Effect[Mapping[str, DatedNode | None]]):
+    """Read nodes with their versions and times, as :class:`ReadNodes` reads their values."""
+
+    paths: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCounter(Effect[tuple[bytes, int] | None]):
     """Read value and version of a node, as new as any write of this leader; None if it does not exist."""
@@ -95,7 +110,7 @@ class Write(Effect[bool]):
     operations: Sequence[NodeOperation]
 
 
-ON_ZOOKEEPER: Final = (ReadNodes, ReadCounter, ReadChildren, EnsureNodes, Write)
+ON_ZOOKEEPER: Final = (ReadNodes, ReadDated, ReadCounter, ReadChildren, EnsureNodes, Write)
 """The effects that ZooKeeper carries out, or refuses; Kafka does all others."""
 
 # Topics

@@ -27,6 +27,7 @@ from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.scaling import ScalingWait
+from rollbridge.model.sessions import KEPT_MS as SESSIONS_KEPT_MS
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
@@ -34,6 +35,7 @@ from rollbridge_coordinator.state.linger import LOOK_MS, LateCommits, Lingering
 from rollbridge_coordinator.state.metrics import GroupMetrics
 from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPreserver
 from rollbridge_coordinator.state.scaling import ScalingSettings
+from rollbridge_coordinator.state.sessions import SessionSearch
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
 from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
 from rollbridge_coordinator.state.succession import Times
@@ -146,6 +148,10 @@ class LeaderSettings:
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     counter_check_ms: int = 5_000
     """How often it is looked whether the counter of the group's transactions says what can be."""
+    sessions_check_ms: int = 60 * 60 * 1000
+    """How often it is looked for sessions of clients that nobody needs any more."""
+    sessions_keep_ms: int = SESSIONS_KEPT_MS
+    """Least age of the record of such a session, if its client looks at it before; see ``model/sessions.py``."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
     epochs_keep_ms: int = 24 * 60 * 60 * 1000
@@ -304,7 +310,8 @@ class GroupState:
         buffer_epochs: Leader epochs of the last frames that the standby had read whose tail was taken over.
         log_end: Where the next control record will stand, if that can be foretold.
         draft: What is remembered of the round under way once it is committed.
-        expiry_checked_ms, sessions_checked_ms: When outcomes and sessions that are due to be forgotten were looked for.
+        expiry_checked_ms: When outcomes that are due to be forgotten were looked for.
+        sessions: How far the search for sessions that nobody needs has come.
         forecast: Where its segments end, as far as that is known.
         housekeeping: When it was done last, and what is known from it.
         snapshots: The snapshots of its buffers.
@@ -352,7 +359,7 @@ class GroupState:
     log_end: int | None = None
     draft: Draft | None = None
     expiry_checked_ms: int = 0
-    sessions_checked_ms: int = 0
+    sessions: SessionSearch = field(default_factory=SessionSearch)
     forecast: Forecast = field(init=False)
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     snapshots: Snapshots = field(init=False)

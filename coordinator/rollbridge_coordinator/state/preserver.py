@@ -247,6 +247,10 @@ class TransactionMetadataPreserver:
         """Return those that were committed."""
         return (item for _, item in self._index.values() if item.committed)
 
+    def remembers(self, client: str) -> bool:
+        """Return True if anything is remembered of a client."""
+        return client in self._histories
+
     def contents(self) -> Mapping[str, tuple[Terminated, ...]]:
         """Return everything that is remembered, by client."""
         return {client: tuple(item for item, _ in history.items) for client, history in self._histories.items()}

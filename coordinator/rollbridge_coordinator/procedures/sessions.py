@@ -1,0 +1,191 @@
+"""Sessions of clients on record: who leads knows them, and removes those that nobody needs.
+
+A client session registers before it begins its first transaction in a group, so that a leader that takes over knows
+every session that an earlier leader may have heard of. Clients without a name of their own never register.
+
+A record goes if its client has nothing open, nothing is remembered of it, and it is old enough
+(:mod:`rollbridge.model.sessions`). The order matters, since a leader may die between any two steps, and clients
+register meanwhile:
+
+1. the floor on record is raised to the highest epoch that is to go: whoever registers from now on is above it;
+2. all other records are read that this leader does not know yet: whoever registered before is known now;
+3. this leader ends what is not known and not above the floor;
+4. the records are deleted, each in the version in which it may go: who has looked at its record meanwhile keeps it.
+   With them the floor is written again, on whose version all that clients write about their sessions depends.
+
+A later leader reads the floor before the records, and does steps 2 and 3 with that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rollbridge.errors import CorruptDataError
+from rollbridge.model import paths
+from rollbridge.model.changes import CommittingTransactions
+from rollbridge.model.records import ClientSession, DeleteNode, SetNode, leading
+from rollbridge.model.sessions import floor_of, highest_floor, is_damaged, may_go
+from rollbridge_coordinator.state.effects import (
+    DatedNode,
+    Now,
+    ReadCounter,
+    ReadDated,
+    ReadNodes,
+    Steps,
+    Write,
+    read_children,
+    read_node,
+)
+from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.sessions import READ_AT_ONCE, SearchStage
+
+logger = logging.getLogger(__name__)
+
+
+def load_sessions(group: GroupState) -> Steps[None]:
+    """Raise the fences to the sessions on record, but for transactions that were begun, or decided on, before."""
+    fences = group.fold.fences
+    parent = paths.sessions(group.name)
+    raw = (yield from read_node(parent)) or b""
+    if is_damaged(raw):
+        logger.warning("%s: %s holds %r where a number is expected; the highest one is taken", group.name, parent, raw)
+        floor = highest_floor(group.times.earliest((yield from Now())), group.settings.sessions_keep_ms)
+    else:
+        floor = floor_of(raw)
+    names = yield from read_children(parent)
+    for first in range(0, len(names), READ_AT_ONCE):
+        part = names[first : first + READ_AT_ONCE]
+        values = yield from ReadNodes([paths.session(group.name, name) for name in part])
+        for name, value in zip(part, values.values(), strict=True):
+            _learn(group, name, value)
+        del values, value  # they may take a tenth of a gigabyte, as may the next ones
+    fences.raise_floor(floor)
+    group.sessions.count = len(names)
+    decided = [item.work for item in group.suspended.values() if isinstance(item.work, CommittingTransactions)]
+    raw = (yield from read_node(paths.committing(group.name))) or b""
+    if raw:
+        decided.append(CommittingTransactions.from_json(raw))
+    fences.decided_before = {key: part for item in decided for key, part in item.owner_parts().items()}
+    fences.replaying = True
+
+
+def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
+    """Do a part of the search for records that nobody needs, and remove some; such a client may register again.
+
+    Records that name labels stay, so that a job whose label was committed is recognized however late it is repeated.
+    """
+    search = group.sessions
+    if group.times.differ:
+        search.rest()
+        return
+    now_ms = group.times.earliest(now_ms)
+    match search.stage:
+        case SearchStage.REST:
+            if group.housekeeping.is_due("sessions", now_ms, group.settings.sessions_check_ms):
+                names = yield from read_children(paths.sessions(group.name))
+                search.begin(names, group.fold.fences.strangers(names))
+        case SearchStage.EXAMINE:
+            yield from _examine(group, now_ms)
+        case SearchStage.LEARN:
+            yield from _learn_others(group)
+        case SearchStage.DELETE:
+            yield from _delete(group, now_ms)
+
+
+def _examine(group: GroupState, now_ms: int) -> Steps[None]:
+    search, needed = group.sessions, _needed(group)
+    found = yield from _read(group, search.take(lambda name: not _is_needed(group, name, needed)))
+    for name, (session, node) in found.items():
+        if may_go(session, node.written_ms, now_ms, group.settings.sessions_keep_ms):
+            search.find(name, session.epoch)
+    if search.names:
+        return
+    if not search.due:
+        group.fold.fences.forget_strangers(search.strangers, needed)
+        search.rest()
+        return
+    parent = paths.sessions(group.name)
+    known = yield from ReadCounter(parent)
+    if known is None:
+        return
+    raw, version = known
+    search.floor = max(floor_of(raw), group.fold.fences.floor, search.highest)
+    raised = str(search.floor).encode()
+    if raw != raised and not (yield from Write([SetNode(parent, raised, version)])):
+        return
+    search.names = yield from read_children(parent)
+    search.stage = SearchStage.LEARN
+
+
+def _learn_others(group: GroupState) -> Steps[None]:
+    search, fences = group.sessions, group.fold.fences
+    yield from _read(group, search.take(lambda name: not fences.knows(name)))
+    if not search.names:
+        fences.raise_floor(search.floor)
+        search.stage = SearchStage.DELETE
+
+
+def _delete(group: GroupState, now_ms: int) -> Steps[None]:
+    search, fences, needed = group.sessions, group.fold.fences, _needed(group)
+    batch = search.due[-READ_AT_ONCE:]
+    found = yield from _read(group, [name for name in batch if not _is_needed(group, name, needed)])
+    going = {
+        name: DeleteNode(paths.session(group.name, name), node.version)
+        for name, (session, node) in found.items()
+        if session.epoch <= fences.floor and may_go(session, node.written_ms, now_ms, group.settings.sessions_keep_ms)
+    }
+    # The floor gets another version each time: who has read a record that goes can write no other one in its place.
+    mark = SetNode(paths.sessions(group.name), str(fences.floor).encode())
+    fitting = leading([mark, *going.values()], group.settings.write_bytes_max) - 1
+    names = list(going)[:fitting]
+    if names and (yield from Write([mark, *(going[name] for name in names)])):
+        for name in names:
+            fences.forget(name)
+        search.count -= len(names)
+        group.counts["sessions_forgotten"] += len(names)
+    # What somebody has changed in between, and what does not fit, is found again by the next search.
+    del search.due[-READ_AT_ONCE:]
+    if not search.due:
+        fences.forget_strangers(search.strangers, needed)
+        search.rest()
+
+
+def _needed(group: GroupState) -> set[str]:
+    """Return the clients that have something open, begun by them or resumed."""
+    found = {item.begin.client_name for item in group.fold.open.values()}
+    return found | {item.owners.session[0] for item in group.fold.open.values()}
+
+
+def _is_needed(group: GroupState, client: str, needed: set[str]) -> bool:
+    return client in needed or (group.preserver is not None and group.preserver.remembers(client))
+
+
+def _read(group: GroupState, names: Sequence[str]) -> Steps[dict[str, tuple[ClientSession, DatedNode]]]:
+    """Read records, and know them from now on."""
+    found = {}
+    for first in range(0, len(names), READ_AT_ONCE):
+        part = names[first : first + READ_AT_ONCE]
+        nodes = yield from ReadDated([paths.session(group.name, name) for name in part])
+        for name, node in zip(part, nodes.values(), strict=True):
+            session = _learn(group, name, None if node is None else node.value)
+            if session is not None and node is not None:
+                found[name] = (session, node._replace(value=b""))
+    return found
+
+
+def _learn(group: GroupState, name: str, raw: bytes | None) -> ClientSession | None:
+    """Note the session on record under a name; None if it is damaged, or recorded under another name than its own."""
+    path = paths.session(group.name, name)
+    try:
+        session = None if raw is None else ClientSession.from_json(raw)
+    except CorruptDataError as fault:
+        logger.warning("%s: %s: %s", group.name, path, fault)
+        return None
+    if session is None:
+        return None
+    if session.client_name != name:
+        logger.warning("%s: %s: it is a session of another client, so it counts for none", group.name, path)
+        return None
+    group.fold.fences.raise_to(session.client_name, session.epoch)
+    return session
