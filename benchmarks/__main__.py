@@ -16,6 +16,7 @@ from benchmarks import (
     adopted,
     bulk,
     client_memory,
+    client_names,
     conditional,
     dead_broker,
     disk,
@@ -112,6 +113,7 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "large": lambda site, rounds, quick: large.experiment(site, rounds=rounds or (1 if quick else 3), quick=quick),
     "dead-broker": lambda _site, rounds, quick: dead_broker.experiment(rounds=rounds or 1, quick=quick),
     "imports": lambda _site, rounds, quick: imports.experiment(rounds=rounds or (1 if quick else 5)),
+    "client-names": lambda site, rounds, quick: client_names.experiment(site, rounds=rounds or 1, quick=quick),
     "client-memory": lambda site, rounds, quick: client_memory.experiment(site, rounds=rounds or 1, quick=quick),
     "memory": lambda site, _rounds, quick: memory.experiment(site, quick=quick),
 }

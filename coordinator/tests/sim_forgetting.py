@@ -26,7 +26,7 @@ from rollbridge.model.records import CheckNode, ClientSession, CreateNode, Delet
 from rollbridge.model.sessions import DAY_MS, HOUR_MS, KEPT_OF_OTHERS_MS, RENEW_MS, floor_of
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
-from rollbridge_coordinator.state.effects import AnyEffect, Steps, Write
+from rollbridge_coordinator.state.effects import AnyEffect, EndOffsets, ReadDated, Steps, Write
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.sessions import SearchStage
 
@@ -47,6 +47,7 @@ DEFECTS: Final = {
     "no-version": "records go that were written since they were looked at",
     "no-mark": "records go, and the floor keeps its version",
     "no-margin": "records go before their clients look at them again",
+    "buffers-not-read": "records go of clients that have begun something which was not read yet",
     "busy-forgotten": "records go of clients that have something open",
     "floor-not-checked": "clients write what they have read long ago",
     "floor-read-last": "clients read the floor after the record",
@@ -95,6 +96,7 @@ class Leader:
     sent: Any = None
     folded: int = 0
     ready: bool = False
+    is_slow: bool = False
 
 
 @dataclass
@@ -144,7 +146,7 @@ class Group:
         epoch = self.world.controller_epoch = self.world.identity = self.world.controller_epoch + 1
         fold = BufferFold(BufferLimits(lease_ms_max=10**15), lambda *_: None, set(self.outcomes))
         settings = LeaderSettings(sessions_keep_ms=HOUR_MS if "no-margin" in self.defects else DAY_MS)
-        leader = Leader(epoch, GroupState(GROUP, epoch, fold, settings))
+        leader = Leader(epoch, GroupState(GROUP, epoch, fold, settings), is_slow=self.rng.random() < 0.3)
         leader.step = load_sessions(leader.group)
         self.leaders = [*self.leaders[-1:], leader]
 
@@ -161,11 +163,11 @@ class Group:
             leader.sent = self._carry_out(effect, leader)
             return
         chance = self.rng.random()
-        if chance < 0.5:
-            self._fold(leader, self.rng.randint(1, 5))
-        elif chance < 0.7:
+        if chance < (0.02 if leader.is_slow else 0.3):
+            self._fold(leader, self.rng.randint(1, 20))
+        elif chance < 0.4:
             self._settle(leader)
-        elif chance < 0.8:
+        elif chance < 0.45:
             self._answer(leader)
         else:
             leader.step = forget_sessions(leader.group, self.world.clock_ms)
@@ -179,6 +181,8 @@ class Group:
 
     def _carry_out(self, effect: AnyEffect, leader: Leader) -> Any:
         search = leader.group.sessions
+        if isinstance(effect, EndOffsets):
+            return {} if "buffers-not-read" in self.defects else {BUFFER: len(self.frames)}
         if isinstance(effect, Write):
             operations = list(effect.operations)
             if isinstance(operations[-1], DeleteNode):
@@ -186,12 +190,14 @@ class Group:
                     operations[1:] = [DeleteNode(item.path) for item in operations[1:]]
                 if "no-mark" in self.defects:
                     del operations[0]
+                if "floor-not-raised" in self.defects:
+                    operations[0] = SetNode(operations[0].path, self.world.nodes[operations[0].path])
                 self.removed += len(operations) - 1
             elif "floor-not-raised" in self.defects:
                 return True
             effect = Write(operations)
-        if "blind-to-others" in self.defects and search.stage is SearchStage.LEARN:
-            search.names.clear()
+        if "blind-to-others" in self.defects and search.stage is SearchStage.LEARN and isinstance(effect, ReadDated):
+            return dict.fromkeys(effect.paths)
         if "no-floor-in-memory" in self.defects:
             search.floor = 0
         return self.world.execute(effect, leader.epoch)
@@ -283,8 +289,8 @@ class Group:
             if process.is_old:
                 fresh = replace(fresh, renews=False)
             yield
-            if process.is_old and self.world.clock_ms - looked_ms > HOUR_MS:
-                continue  # its ZooKeeper session is over, and with it what it was about to write
+            if process.is_old and self.world.clock_ms > looked_ms:
+                continue  # it was stopped between two requests, for a whole life of a record: not what is promised
             raw = fresh.to_json()
             put = CreateNode(path, raw) if node is None else SetNode(path, raw, node.version)
             check = [] if process.is_old or "floor-not-checked" in self.defects else [CheckNode(parent, above.version)]

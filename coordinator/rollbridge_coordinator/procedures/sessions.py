@@ -9,7 +9,8 @@ register meanwhile:
 
 1. the floor on record is raised to the highest epoch that is to go: whoever registers from now on is above it;
 2. all other records are read that this leader does not know yet: whoever registered before is known now;
-3. this leader ends what is not known and not above the floor;
+3. once everything is read that was in the buffers when the search began, this leader ends what is not known and not
+   above the floor;
 4. the records are deleted, each in the version in which it may go: who has looked at its record meanwhile keeps it.
    With them the floor is written again, on whose version all that clients write about their sessions depends.
 
@@ -28,6 +29,7 @@ from rollbridge.model.records import ClientSession, DeleteNode, SetNode, leading
 from rollbridge.model.sessions import floor_of, highest_floor, is_damaged, may_go
 from rollbridge_coordinator.state.effects import (
     DatedNode,
+    EndOffsets,
     Now,
     ReadCounter,
     ReadDated,
@@ -84,20 +86,21 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
         case SearchStage.REST:
             if group.housekeeping.is_due("sessions", now_ms, group.settings.sessions_check_ms):
                 names = yield from read_children(paths.sessions(group.name))
-                search.begin(names, group.fold.fences.strangers(names))
+                barrier = yield from EndOffsets(sorted(group.partitions()))
+                search.begin(names, group.fold.fences.strangers(names), barrier, now_ms)
         case SearchStage.EXAMINE:
-            yield from _examine(group, now_ms)
+            yield from _examine(group)
         case SearchStage.LEARN:
             yield from _learn_others(group)
         case SearchStage.DELETE:
-            yield from _delete(group, now_ms)
+            yield from _delete(group)
 
 
-def _examine(group: GroupState, now_ms: int) -> Steps[None]:
+def _examine(group: GroupState) -> Steps[None]:
     search, needed = group.sessions, _needed(group)
     found = yield from _read(group, search.take(lambda name: not _is_needed(group, name, needed)))
     for name, (session, node) in found.items():
-        if may_go(session, node.written_ms, now_ms, group.settings.sessions_keep_ms):
+        if may_go(session, node.written_ms, search.began_ms, group.settings.sessions_keep_ms):
             search.find(name, session.epoch)
     if search.names:
         return
@@ -121,19 +124,21 @@ def _examine(group: GroupState, now_ms: int) -> Steps[None]:
 def _learn_others(group: GroupState) -> Steps[None]:
     search, fences = group.sessions, group.fold.fences
     yield from _read(group, search.take(lambda name: not fences.knows(name)))
-    if not search.names:
+    # What a client began after it had looked at its record is in the buffers long before that may go.
+    if not search.names and group.is_folded(search.barrier):
         fences.raise_floor(search.floor)
         search.stage = SearchStage.DELETE
 
 
-def _delete(group: GroupState, now_ms: int) -> Steps[None]:
+def _delete(group: GroupState) -> Steps[None]:
     search, fences, needed = group.sessions, group.fold.fences, _needed(group)
     batch = search.due[-READ_AT_ONCE:]
     found = yield from _read(group, [name for name in batch if not _is_needed(group, name, needed)])
     going = {
         name: DeleteNode(paths.session(group.name, name), node.version)
         for name, (session, node) in found.items()
-        if session.epoch <= fences.floor and may_go(session, node.written_ms, now_ms, group.settings.sessions_keep_ms)
+        if session.epoch <= fences.floor
+        and may_go(session, node.written_ms, search.began_ms, group.settings.sessions_keep_ms)
     }
     # The floor gets another version each time: who has read a record that goes can write no other one in its place.
     mark = SetNode(paths.sessions(group.name), str(fences.floor).encode())

@@ -6,10 +6,12 @@ a new leader begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+from rollbridge.model.names import Partition
 
 READ_AT_ONCE: Final = 100
 """Records read in one request; each may take up to 1 MiB."""
@@ -36,6 +38,8 @@ class SessionSearch:
         due: Clients whose records may go.
         highest: Highest epoch of these.
         floor: Floor on record, below which everything that is not known will be over.
+        barrier: Ends of the buffers when the search began.
+        began_ms: When that was, by the lowest clock.
         strangers: Clients without a record of which frames had told, when the search began.
         count: Records there are, when they were listed last, without those that have gone since; -1 if not known.
     """
@@ -45,13 +49,15 @@ class SessionSearch:
     due: list[str] = field(default_factory=list)
     highest: int = 0
     floor: int = 0
+    barrier: Mapping[Partition, int] = field(default_factory=dict)
+    began_ms: int = 0
     strangers: list[str] = field(default_factory=list)
     count: int = -1
 
-    def begin(self, names: list[str], strangers: list[str]) -> None:
+    def begin(self, names: list[str], strangers: list[str], barrier: Mapping[Partition, int], now_ms: int) -> None:
         """Begin a search in all records."""
         self.stage, self.names, self.due, self.highest, self.count = SearchStage.EXAMINE, names, [], 0, len(names)
-        self.strangers = strangers
+        self.strangers, self.barrier, self.began_ms = strangers, barrier, now_ms
 
     def find(self, client: str, epoch: int) -> None:
         """Note a record that may go."""
