@@ -9,6 +9,8 @@ product knows nothing of it. Two variables of the environment say where:
     effects that Kafka fences nobody from.
 ``STOP_AT``
     takes the same; the process stops itself with SIGSTOP there, until somebody sends SIGCONT.
+``FORGET_AFTER_MS``
+    is the age at which sessions are forgotten in which nothing is open, and of whose clients nothing is remembered.
 
 It imports nothing but the product, since containers get this one file.
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rollbridge_coordinator.__main__ import main
+from rollbridge_coordinator.procedures import sessions
 from rollbridge_coordinator.shell.interpreter import Moment
 from rollbridge_coordinator.state.effects import AnyEffect, Steps
 
@@ -34,6 +37,7 @@ logger = logging.getLogger("crashing")
 
 CRASH_AT: Final = "CRASH_AT"
 STOP_AT: Final = "STOP_AT"
+FORGET_AFTER_MS: Final = "FORGET_AFTER_MS"
 PROGRAM: Final = str(Path(__file__).resolve())
 """What is run in place of ``-m rollbridge_coordinator``."""
 _SIGNALS: Final = {CRASH_AT: signal.SIGKILL, STOP_AT: signal.SIGSTOP}
@@ -86,7 +90,7 @@ class CrashPoint:
 
 def is_crashing(environment: Mapping[str, str]) -> bool:
     """Whether a coordinator with this environment is to be run by this file."""
-    return bool(environment.keys() & _SIGNALS.keys())
+    return bool(environment.keys() & {*_SIGNALS, FORGET_AFTER_MS})
 
 
 def program(environment: Mapping[str, str]) -> list[str]:
@@ -94,5 +98,12 @@ def program(environment: Mapping[str, str]) -> list[str]:
     return [PROGRAM] if is_crashing(environment) else ["-m", "rollbridge_coordinator"]
 
 
+def forget_early(environment: Mapping[str, str]) -> None:
+    """Have sessions forgotten as the environment says."""
+    if FORGET_AFTER_MS in environment:
+        vars(sessions).update(KEPT_MS=int(environment[FORGET_AFTER_MS]), CHECK_MS=1)
+
+
 if __name__ == "__main__":
+    forget_early(os.environ)
     main(sys.argv[1:], obj=CrashPoint.named_in(os.environ))

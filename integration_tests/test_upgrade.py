@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,13 +22,16 @@ from typing import Any, Final
 import pytest
 
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import end, eventually
-from rollbridge.errors import NewerFormatError
+from rollbridge.errors import ClientFencedError, NewerFormatError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
+from rollbridge.model.records import MINUTE_MS, ClientSession
 from rollbridge.model.requests import AdminAnswer
+from rollbridge.model.sessions import KEPT_MS
 from rollbridge.version import __version__
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
@@ -443,3 +447,51 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
     client.ask("commit", "open")
     assert client.ask("outcome", transaction) == "committed"
     assert [value for _, value, *_ in client.ask("read", stream)] == values_of("open", 0, 10)
+
+
+def test_a_name_goes_from_release_to_release_and_each_fences_the_other(party: Party, released: str) -> None:
+    """The earlier release knows of no floor: it begins above it, since that is behind the minutes since 1970."""
+    party.start("head", HEAD)
+    new = party.client("loader", HEAD)
+    stream = f"{party.scope}/orders"
+    new.ask("create", stream, 1)
+    party.await_leader("head")
+    with party.metadata() as metadata:
+        floor = int(time.time() * 1000) // MINUTE_MS - KEPT_MS // MINUTE_MS
+        metadata.session.set(paths.sessions(party.group), str(floor).encode())
+    before: Client | None = None
+    for number, path in enumerate((released, HEAD, released, HEAD)):
+        name = f"turn-{number}"
+        client = party.client("loader", path)
+        transaction = client.ask("begin", name, stream)
+        client.ask("write", name, stream, 0, 3)
+        if before is not None:
+            assert before.try_to("begin", f"late-{number}", stream).get("error") == "client-fenced"
+        with party.metadata() as metadata:
+            node = metadata.session.get(paths.session(party.group, "loader"))
+        assert node is not None
+        record = ClientSession.from_json(node.value)
+        assert record.epoch > floor
+        assert record.renews is (path == HEAD), "the records of the earlier release stay for a month"
+        client.ask("commit", name)
+        assert new.ask("outcome", transaction) == "committed"
+        before = client
+    party.check_log("head")
+
+
+def test_a_leader_of_the_release_before_fences_sessions_and_lists_what_they_left(party: Party, released: str) -> None:
+    """It answers a fence without that list, so it is asked for."""
+    party.start("earlier", released)
+    stream = f"{party.scope}/orders"
+    with patient_client(party.cluster, party.root) as b:
+        b.admin.create_stream(stream)
+        name = b.client("flink-7")
+        left = name.begin(stream)
+        left.write(stream, value=b"left")
+        left.flush()
+        name.new_session(party.group)
+        with pytest.raises(ClientFencedError):
+            left.commit()
+        [found] = name.unfinished(group=party.group)
+        assert found.transaction == left.id
+        assert name.resume(left.id).commit().records == 1

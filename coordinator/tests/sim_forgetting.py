@@ -145,8 +145,7 @@ class Group:
     def _elect(self) -> None:
         epoch = self.world.controller_epoch = self.world.identity = self.world.controller_epoch + 1
         fold = BufferFold(BufferLimits(lease_ms_max=10**15), lambda *_: None, set(self.outcomes))
-        settings = LeaderSettings(sessions_keep_ms=HOUR_MS if "no-margin" in self.defects else DAY_MS)
-        leader = Leader(epoch, GroupState(GROUP, epoch, fold, settings), is_slow=self.rng.random() < 0.3)
+        leader = Leader(epoch, GroupState(GROUP, epoch, fold, LeaderSettings()), is_slow=self.rng.random() < 0.3)
         leader.step = load_sessions(leader.group)
         self.leaders = [*self.leaders[-1:], leader]
 

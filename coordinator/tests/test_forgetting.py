@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.sim_forgetting import DEFECTS, Group, Wrong
+from rollbridge.model.sessions import HOUR_MS
 from rollbridge_coordinator.procedures import sessions
 
 SEEDS = 150
@@ -35,6 +36,8 @@ def test_the_histories_are_about_something() -> None:
 def test_the_histories_find_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if defect == "busy-forgotten":
         monkeypatch.setattr(sessions, "_needed", lambda group: set())
+    if defect == "no-margin":
+        monkeypatch.setattr(sessions, "KEPT_MS", HOUR_MS)
     first = FROM.get(defect, 0)
     for seed in range(first, first + TRIES):
         try:

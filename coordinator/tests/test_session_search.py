@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.tests.test_outcomes import GROUP, ORDERS, House
+from coordinator.tests.makers import GROUP
+from coordinator.tests.test_outcomes import ORDERS, House
 from rollbridge.model import paths
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import StreamName
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.records import MINUTE_MS, ClientSession
 from rollbridge.model.sessions import DAY_MS, KEPT_MS, highest_floor
-from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
+from rollbridge_coordinator.procedures.sessions import CHECK_MS, forget_sessions, load_sessions
 from rollbridge_coordinator.state.effects import ReadDated, Write
 from rollbridge_coordinator.state.preserver import TransactionMetadataPreserver
 from rollbridge_coordinator.state.sessions import READ_AT_ONCE, SearchStage
@@ -129,7 +130,7 @@ def test_who_has_looked_at_a_record_in_between_keeps_it(house: House, change: st
 
     drive(house, in_between)
     assert left(house) == (["other"] if change == "gone" else ["old", "other"])
-    house.search(NOW_MS + house.group.settings.sessions_check_ms)
+    house.search(NOW_MS + CHECK_MS)
     assert left(house) == ([] if change == "gone" else ["old"]), "the others go with the next search"
 
 

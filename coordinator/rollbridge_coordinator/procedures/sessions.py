@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.records import ClientSession, DeleteNode, SetNode, leading
-from rollbridge.model.sessions import floor_of, highest_floor, is_damaged, may_go
+from rollbridge.model.sessions import HOUR_MS, KEPT_MS, floor_of, highest_floor, is_damaged, may_go
 from rollbridge_coordinator.state.effects import (
     DatedNode,
     EndOffsets,
@@ -44,6 +45,9 @@ from rollbridge_coordinator.state.sessions import READ_AT_ONCE, SearchStage
 
 logger = logging.getLogger(__name__)
 
+CHECK_MS: Final = HOUR_MS
+"""How often it is looked for records that nobody needs."""
+
 
 def load_sessions(group: GroupState) -> Steps[None]:
     """Raise the fences to the sessions on record, but for transactions that were begun, or decided on, before."""
@@ -52,7 +56,7 @@ def load_sessions(group: GroupState) -> Steps[None]:
     raw = (yield from read_node(parent)) or b""
     if is_damaged(raw):
         logger.warning("%s: %s holds %r where a number is expected; the highest one is taken", group.name, parent, raw)
-        floor = highest_floor(group.times.earliest((yield from Now())), group.settings.sessions_keep_ms)
+        floor = highest_floor(group.times.earliest((yield from Now())), KEPT_MS)
     else:
         floor = floor_of(raw)
     names = yield from read_children(parent)
@@ -84,7 +88,7 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     now_ms = group.times.earliest(now_ms)
     match search.stage:
         case SearchStage.REST:
-            if group.housekeeping.is_due("sessions", now_ms, group.settings.sessions_check_ms):
+            if group.housekeeping.is_due("sessions", now_ms, CHECK_MS):
                 names = yield from read_children(paths.sessions(group.name))
                 barrier = yield from EndOffsets(sorted(group.partitions()))
                 search.begin(names, group.fold.fences.strangers(names), barrier, now_ms)
@@ -100,7 +104,7 @@ def _examine(group: GroupState) -> Steps[None]:
     search, needed = group.sessions, _needed(group)
     found = yield from _read(group, search.take(lambda name: not _is_needed(group, name, needed)))
     for name, (session, node) in found.items():
-        if may_go(session, node.written_ms, search.began_ms, group.settings.sessions_keep_ms):
+        if may_go(session, node.written_ms, search.began_ms, KEPT_MS):
             search.find(name, session.epoch)
     if search.names:
         return
@@ -137,8 +141,7 @@ def _delete(group: GroupState) -> Steps[None]:
     going = {
         name: DeleteNode(paths.session(group.name, name), node.version)
         for name, (session, node) in found.items()
-        if session.epoch <= fences.floor
-        and may_go(session, node.written_ms, search.began_ms, group.settings.sessions_keep_ms)
+        if session.epoch <= fences.floor and may_go(session, node.written_ms, search.began_ms, KEPT_MS)
     }
     # The floor gets another version each time: who has read a record that goes can write no other one in its place.
     mark = SetNode(paths.sessions(group.name), str(fences.floor).encode())

@@ -27,7 +27,6 @@ from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.scaling import ScalingWait
-from rollbridge.model.sessions import KEPT_MS as SESSIONS_KEPT_MS
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.effects import Items
 from rollbridge_coordinator.state.faults import Doubts, Faults
@@ -148,10 +147,6 @@ class LeaderSettings:
     """How often it is looked for bookkeeping in ZooKeeper that is of no use any more."""
     counter_check_ms: int = 5_000
     """How often it is looked whether the counter of the group's transactions says what can be."""
-    sessions_check_ms: int = 60 * 60 * 1000
-    """How often it is looked for sessions of clients that nobody needs any more."""
-    sessions_keep_ms: int = SESSIONS_KEPT_MS
-    """Least age of the record of such a session, if its client looks at it before; see ``model/sessions.py``."""
     answers_keep_ms: int = 60 * 60 * 1000
     """How long the answer to an admin request waits for whoever asked."""
     epochs_keep_ms: int = 24 * 60 * 60 * 1000
