@@ -281,7 +281,7 @@ class Lookout:
             if client is None:
                 continue
             sessions = client._sessions
-            if sessions.fenced:
+            if sessions.fenced or sessions.gone:
                 self._fenced[name] = client
             elif now_s - sessions.looked_s > (_ENDING_S if ending else _OPEN_S):
                 due.append(client)
@@ -298,13 +298,13 @@ class Lookout:
         for (client, group), node in zip(places, nodes, strict=True):
             client._sessions.looked_s = now_s
             client._sessions.note(group, node)
-            if client._sessions.fenced:
+            if client._sessions.fenced or client._sessions.gone:
                 self._fenced[client.client_name] = client
 
     def _let_go(self, active: dict[str, bool], now_s: float) -> None:
         for name, client in list(self._fenced.items()):
             del self._fenced[name]
-            if name not in active or not client._sessions.fenced:
+            if name not in active:
                 continue
             if uptime_s() - now_s > _TURN_S:
                 self._fenced[name] = client

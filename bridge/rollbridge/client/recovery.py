@@ -521,8 +521,13 @@ class Resumer:
 
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""
-        self._sessions.look()
-        if not self._sessions.fenced or not self._runtime.outcomes.waiting:
+        sessions, waiting = self._sessions, self._runtime.outcomes.waiting
+        sessions.look()
+        if sessions.gone:
+            for completion in list(waiting.values()):
+                if completion.held_by == self._client_name and completion.group in sessions.gone:
+                    sessions.is_over(completion.group, completion.epoch)
+        if not sessions.fenced or not waiting:
             return
         for group, newest in list(self._sessions.fenced.items()):
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.

@@ -60,6 +60,7 @@ class ClientSessions:
         fenced: Groups in which a newer session has begun, with its epoch.
         changes: Rises when an epoch does.
         renew_at_s: From when on :meth:`renew` has something to do, as :func:`~rollbridge.client.identity.uptime_s`.
+        gone: Groups in which the record was found removed; what the session waits for there, it waits for in vain.
         looked_s: When the records were last looked at because something is open, likewise.
         left: What older sessions have left open, by group, as the leader said at the fence, and when it did.
     """
@@ -75,6 +76,7 @@ class ClientSessions:
         "_suspect",
         "changes",
         "fenced",
+        "gone",
         "left",
         "looked_s",
         "renew_at_s",
@@ -107,6 +109,7 @@ class ClientSessions:
         self._suspect: set[GroupName] | None = None
         self._lock = threading.RLock()
         self.fenced: dict[GroupName, int] = {}
+        self.gone: frozenset[GroupName] = frozenset()
         self.changes = 0
         self.renew_at_s = inf
         self.looked_s = 0.0
@@ -175,9 +178,12 @@ class ClientSessions:
     def check(self) -> None:
         """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
         for group, epoch in list(self.fenced.items()):
+            why = f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}"
+            if group in self.gone:
+                why = f"the session of client {self._client_name} in group {group} was forgotten while it stood still"
             raise ClientFencedError(
-                f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}, so this "
-                "one is over; nothing was written; what became of a transaction can be asked for by its id"
+                f"{why}, so this one is over; nothing was written; what became of a transaction can be asked for by its "
+                "id"
             )
 
     def look(self) -> None:
@@ -198,10 +204,22 @@ class ClientSessions:
     def note(self, group: GroupName, node: Znode | None) -> None:
         """Take what was read of the record of this client in a group."""
         known = self._epochs.get(group)
-        newest = 0 if node is None else ClientSession.from_json(node.value).epoch
+        if node is None:
+            self.gone |= {group}
+            return
+        newest = ClientSession.from_json(node.value).epoch
         if known is not None and newest > known and group not in self.fenced:
             logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
             self.fenced[group] = newest
+
+    def is_over(self, group: GroupName, epoch: int) -> None:
+        """Note that the record was removed while something of this session, with this epoch, was under way.
+
+        Leaders do not do that to a client that looks at its record in time; this one has stood still for long.
+        """
+        if self._epochs.get(group) == epoch and group not in self.fenced:
+            logger.warning("the session of client %s in group %s was forgotten", self._client_name, group)
+            self.fenced[group] = epoch + 1
 
     def renew(self) -> None:
         """Look at the records that have not been looked at for long, and have them kept; register anew if one is gone.
@@ -283,6 +301,7 @@ class ClientSessions:
     def _begun(self, group: GroupName, epoch: int, began_s: float) -> int:
         self._epochs[group] = epoch
         self.changes += 1
+        self.gone -= {group}
         if not self._holder:
             self.renew_at_s = min(self.renew_at_s, began_s + RENEW_MS / 1000)
         if self._changed is not None:
@@ -296,6 +315,7 @@ class ClientSessions:
             if node is None or above is None:
                 del self._epochs[group]
                 self.changes += 1
+                self.gone -= {group}
                 return
             self.note(group, node)
             record = ClientSession.from_json(node.value)

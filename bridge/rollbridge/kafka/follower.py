@@ -117,7 +117,7 @@ class Follower:
         self._orders: deque[Callable[[], None]] = deque()
         self._news: deque[_News] = deque()
         self._lock = threading.Lock()  # guards the pipe, and news that arrive while closing
-        self._stopped = False
+        self._stopped = self._interrupted = False
         self._closed = False
         self._waker, self._wakes = os.pipe()
         os.set_blocking(self._waker, False)
@@ -151,16 +151,22 @@ class Follower:
         return self._stopped
 
     def poll(self, timeout_s: float) -> list[Fetched | Trouble]:
-        """Return what has arrived; wait at most ``timeout_s``, and not at all once stopped."""
+        """Return what has arrived; wait at most ``timeout_s``, and not at all once stopped, or if interrupted."""
         deadline = Deadline(timeout_s)
         while not self._stopped:
             found = self._learn()
             if not found:
                 self.ask()
                 found = self._hear(self._wait(deadline))
-            if found or deadline.passed():
+            if found or self._interrupted or deadline.passed():
+                self._interrupted = False
                 return found
         return []
+
+    def interrupt(self) -> None:
+        """Make the :meth:`poll` that waits, or else the next one, wait no longer. May be called from any thread."""
+        self._interrupted = True
+        self._wake()
 
     def ask(self) -> None:
         """Send the next requests, so that leaders work on them meanwhile; :meth:`poll` does so by itself."""

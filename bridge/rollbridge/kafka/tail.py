@@ -128,6 +128,10 @@ class Tail:
         ends = ((partition, self._follower.end(partition)) for partition in self._assigned)
         return {partition: end for partition, end in ends if end is not None}
 
+    def interrupt(self) -> None:
+        """See :meth:`Follower.interrupt`."""
+        self._follower.interrupt()
+
     def close(self) -> None:
         """Stop reading."""
         self._follower.close()

@@ -384,6 +384,11 @@ class Leadership(threading.Thread):
         holder = self._session.session_id
         requested = threading.Event()
         requested.set()
+
+        def request() -> None:
+            requested.set()
+            tail.interrupt()
+
         reported: Counter[str] = Counter()
         readings = Readings(group, tail, interpreter.times, self._takeovers)
         while not self._stopping.is_set():
@@ -407,7 +412,7 @@ class Leadership(threading.Thread):
             asked = requested.is_set()
             if asked:
                 requested.clear()
-                self._session.children(paths.requests(self._group), requested.set)
+                self._session.children(paths.requests(self._group), request)
             pause_ms = 0 if asked else group.pause_ms(clock.now_ms(), round(self._settings.poll_s * 1000))
             self._fold(tail, group, pause_ms / 1000, clock)
             self._tell(group)
