@@ -4,8 +4,10 @@ Memory is measured in a process of its own that begins and commits a transaction
 all idle: what the process holds more than with the first thousand names, for each of the others. A turn of housekeeping
 is timed with all of them idle, and once more when all but the first have been closed.
 
-A new session is what a gateway answers InitProducerId with: ``new_session`` and ``unfinished`` of a name. ``separate``
-does the same in the steps that a connection takes at its start.
+A new session is what a gateway answers InitProducerId with: ``new_session`` and ``unfinished`` of a name.
+
+What records of sessions cost a leader is measured with its own procedures, in a ZooKeeper path of their own: what a
+takeover reads, and how long the turns of a search take that removes them all.
 """
 
 from __future__ import annotations
@@ -21,18 +23,37 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import rollbridge
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.site import Site
+from rollbridge.model import paths
+from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.names import GroupName
+from rollbridge.model.records import MINUTE_MS, ClientSession, CreateNode
+from rollbridge.model.sessions import DAY_MS, HOUR_MS
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
+from rollbridge_coordinator.state.effects import (
+    DatedNode,
+    ReadChildren,
+    ReadCounter,
+    ReadDated,
+    ReadNodes,
+    Steps,
+    Write,
+)
+from rollbridge_coordinator.state.group import GroupState, LeaderSettings
+from rollbridge_coordinator.state.sessions import SearchStage
 
 IDLE, TRACED = "idle names", "idle names, traced"
 SESSION: Final = "new sessions"
+RECORDS: Final = "records"
 _WARM: Final = 1_000
 _THREADS: Final = 8
 _SESSIONS: Final = 200
+_AT_ONCE: Final = 1_000
 _PATIENCE_S: Final = 3_600.0
 
 
@@ -47,6 +68,7 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
             IDLE: _idle(site, count, traced=False),
             TRACED: _idle(site, min(count, 5_000), traced=True),
             SESSION: lambda: new_sessions(site),
+            RECORDS: lambda: read_and_remove(site, 2 * count),
         },
         rows=[
             Row(
@@ -100,6 +122,30 @@ def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:
                 better=Better.LESS,
                 ours=SESSION,
             ),
+            Row(
+                name="client-names-takeover",
+                title=f"what a takeover takes to read {2 * count:,} names",
+                metric="takeover_s",
+                unit="s",
+                better=Better.LESS,
+                ours=RECORDS,
+            ),
+            Row(
+                name="client-names-search",
+                title=f"longest turn of a leader that removes {2 * count:,} names",
+                metric="longest_ms",
+                unit="ms",
+                better=Better.LESS,
+                ours=RECORDS,
+            ),
+            Row(
+                name="client-names-removal",
+                title="names that such a leader removes in a second, if it does nothing else",
+                metric="removed",
+                unit="/s",
+                better=Better.MORE,
+                ours=RECORDS,
+            ),
         ],
     )
 
@@ -143,6 +189,69 @@ def new_sessions(site: Site) -> Measured:
     name.close()
     site.bridge.admin.delete_stream(stream)
     return found
+
+
+def read_and_remove(site: Site, count: int) -> Measured:
+    """Put records of sessions under a path of their own, that are two days old, and do what leaders do with them."""
+    name = GroupName("names")
+    with ZooKeeperSession(site.cluster.zookeeper, root=f"/names-{time.monotonic_ns()}") as session:
+        session.ensure(paths.sessions(name))
+        old_ms = int(time.time() * 1000) - 2 * DAY_MS
+        for first in range(0, count, _AT_ONCE):
+            session.multi(
+                [
+                    CreateNode(
+                        paths.session(name, f"flink-0-{number}"),
+                        ClientSession(f"flink-0-{number}", old_ms // MINUTE_MS, old_ms, renews=True).to_json(),
+                    )
+                    for number in range(first, min(first + _AT_ONCE, count))
+                ]
+            )
+        group = GroupState(name, 1, BufferFold(BufferLimits(), lambda *_: None), LeaderSettings())
+        began_s = time.perf_counter()
+        _carry_out(session, load_sessions(group))
+        takeover_s = time.perf_counter() - began_s
+        group.fold.fences.caught_up()
+        turns: list[float] = []
+        began_s = time.perf_counter()
+        now_ms = int(time.time() * 1000) + DAY_MS + HOUR_MS  # ZooKeeper says that they were written now
+        while not turns or group.sessions.stage is not SearchStage.REST:
+            turn_s = time.perf_counter()
+            _carry_out(session, forget_sessions(group, now_ms))
+            turns.append(time.perf_counter() - turn_s)
+        took_s = time.perf_counter() - began_s
+        if session.children(paths.sessions(name)):
+            raise AssertionError("records stay")
+    return {"takeover_s": takeover_s, "longest_ms": max(turns) * 1000, "removed": count / took_s}
+
+
+def _carry_out(session: ZooKeeperSession, steps: Steps[None]) -> None:
+    answer: Any = None
+    while True:
+        try:
+            effect: Any = steps.send(answer)
+        except StopIteration:
+            return
+        match effect:
+            case ReadNodes(names):
+                nodes = session.get_many(names)
+                answer = {path: node and node.value for path, node in zip(names, nodes, strict=True)}
+            case ReadDated(names):
+                nodes = session.get_many(names)
+                answer = {
+                    path: node and DatedNode(node.value, node.version, node.modified_ms)
+                    for path, node in zip(names, nodes, strict=True)
+                }
+            case ReadCounter(path):
+                node = session.get(path)
+                answer = node and (node.value, node.version)
+            case ReadChildren(names):
+                answer = dict(zip(names, session.children_many(names), strict=True))
+            case Write(operations):
+                session.multi(operations)
+                answer = True
+            case _:
+                answer = {}
 
 
 def _median_ms(do: Callable[[int], None]) -> float:

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.errors import CorruptDataError
 from rollbridge.model.cooperative import JointState, JointWork, SharedSession
 from rollbridge.model.fences import CLIENTS_MAX, Fences
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import MINUTE_MS, ClientSession, next_session
 from rollbridge.model.sessions import (
+    _PLAIN,
     DAY_MS,
     HOUR_MS,
     KEPT_MS,
@@ -23,6 +25,7 @@ from rollbridge.model.sessions import (
     highest_floor,
     is_damaged,
     may_go,
+    read_session,
 )
 
 NOW_MS = 20_000 * DAY_MS
@@ -56,6 +59,32 @@ OLD_MS = NOW_MS - KEPT_WITH_WORK_MS - 1
 )
 def test_a_record_goes_when_nobody_can_need_it(session: ClientSession, written_ms: int, goes: bool) -> None:
     assert may_go(session, written_ms, NOW_MS) is goes
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9._:@-]{1,128}", fullmatch=True),
+    st.integers(0, (1 << 31) - 1),
+    st.integers(0, 1 << 50),
+    st.booleans(),
+    st.sampled_from([None, SharedSession("run"), JOINT.shared]),
+)
+def test_a_record_is_read_as_the_mapper_reads_it(
+    name: str, epoch: int, registered_ms: int, renews: bool, shared: SharedSession | None
+) -> None:
+    session = ClientSession(name, epoch, registered_ms, shared, renews)
+    assert read_session(session.to_json()) == session
+
+
+def test_the_usual_record_is_read_without_the_mapper() -> None:
+    assert _PLAIN.fullmatch(OWN.to_json())
+    assert _PLAIN.fullmatch(OTHER.to_json())
+    assert not _PLAIN.fullmatch(JOINT.to_json())
+
+
+@pytest.mark.parametrize("raw", [b"{", b"{}", OWN.to_json()[:-1], OWN.to_json() + b"x", b""])
+def test_a_damaged_record_is_an_error(raw: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        read_session(raw)
 
 
 def test_a_client_looks_at_its_record_long_before_that_may_go() -> None:

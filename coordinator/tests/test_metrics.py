@@ -45,7 +45,7 @@ UNITS = ("seconds", "bytes", "messages", "info", "transactions", "total", "recor
 NUMBERS = (
     "coordinator_healthy", "coordinator_groups", "coordinator_groups_led", "zookeeper_connected", "waiting_changes",
     "merges_beside", "stream_topics", "stream_epochs", "streams_in_error", "stream_error", "adopted_topic",
-    "controller_epoch", "clocks_differ",
+    "controller_epoch", "clocks_differ", "sessions",
 )  # fmt: skip
 
 

@@ -182,8 +182,8 @@ class ClientSessions:
             if group in self.gone:
                 why = f"the session of client {self._client_name} in group {group} was forgotten while it stood still"
             raise ClientFencedError(
-                f"{why}, so this one is over; nothing was written; what became of a transaction can be asked for by its "
-                "id"
+                f"{why}, so this one is over; nothing was written; what became of a transaction can be asked for by "
+                "its id"
             )
 
     def look(self) -> None:

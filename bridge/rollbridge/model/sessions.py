@@ -18,6 +18,7 @@ record has the minutes since 1970 as its epoch; the floor stays a day behind tho
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rollbridge.model.ids import parse_number
@@ -34,6 +35,26 @@ KEPT_OF_OTHERS_MS: Final = 30 * DAY_MS
 KEPT_WITH_WORK_MS: Final = 365 * DAY_MS
 """The same of one that names a joint transaction; without the record, that could be written twice."""
 EPOCH_MAX: Final = (1 << 31) - 1
+
+
+_PLAIN: Final = re.compile(
+    rb'\{"version": 1, "client_name": "([A-Za-z0-9._:@-]+)", "epoch": (\d{1,9}), "registered_ms": (\d{1,15}), '
+    rb'"shared": null(, "renews": true)?\}'
+)
+"""The record of a session that was never shared, as we write it."""
+
+
+def read_session(raw: bytes) -> ClientSession:
+    """Return the session in a record, as :meth:`ClientSession.from_json` does; most take a tenth of the time here.
+
+    Raises:
+        NewerFormatError, CorruptDataError: as that.
+    """
+    plain = _PLAIN.fullmatch(raw)
+    if plain is None:
+        return ClientSession.from_json(raw)
+    name, epoch, registered_ms, renews = plain.groups()
+    return ClientSession(name.decode(), int(epoch), int(registered_ms), None, renews is not None)
 
 
 def floor_of(raw: bytes) -> int:

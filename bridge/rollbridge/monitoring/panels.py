@@ -345,6 +345,12 @@ BUFFERS: Final = PanelRow(
             "bytes",
             ((worst("rollbridge_commit_log_disk_bytes", "group"), "{{group}}"),),
         ),
+        Panel(
+            "Client names on record",
+            "A takeover reads each. Names that are used once go a day after their outcomes are forgotten.",
+            "short",
+            ((worst("rollbridge_sessions", "group"), "{{group}}"),),
+        ),
     ),
 )
 

@@ -27,7 +27,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions
 from rollbridge.model.records import ClientSession, DeleteNode, SetNode, leading
-from rollbridge.model.sessions import HOUR_MS, KEPT_MS, floor_of, highest_floor, is_damaged, may_go
+from rollbridge.model.sessions import HOUR_MS, KEPT_MS, floor_of, highest_floor, is_damaged, may_go, read_session
 from rollbridge_coordinator.state.effects import (
     DatedNode,
     EndOffsets,
@@ -186,7 +186,7 @@ def _learn(group: GroupState, name: str, raw: bytes | None) -> ClientSession | N
     """Note the session on record under a name; None if it is damaged, or recorded under another name than its own."""
     path = paths.session(group.name, name)
     try:
-        session = None if raw is None else ClientSession.from_json(raw)
+        session = None if raw is None else read_session(raw)
     except CorruptDataError as fault:
         logger.warning("%s: %s: %s", group.name, path, fault)
         return None
