@@ -47,6 +47,7 @@ DEFECTS: Final = {
     "no-version": "records go that were written since they were looked at",
     "no-mark": "records go, and the floor keeps its version",
     "no-margin": "records go before their clients look at them again",
+    "learns-at-once": "what was begun before a newer session is refused",
     "buffers-not-read": "records go of clients that have begun something which was not read yet",
     "busy-forgotten": "records go of clients that have something open",
     "floor-not-checked": "clients write what they have read long ago",
@@ -71,6 +72,8 @@ class Session:
     client: str
     epoch: int
     order: int
+    frames: int
+    """So many frames were sent before it registered."""
     begun: bool = False
 
 
@@ -81,6 +84,7 @@ class Txn:
     id: TransactionId
     session: Session
     fresh: bool
+    offset: int
     asked: bool = False
     ended: str = ""
     reason: str = ""
@@ -199,7 +203,13 @@ class Group:
             return dict.fromkeys(effect.paths)
         if "no-floor-in-memory" in self.defects:
             search.floor = 0
-        return self.world.execute(effect, leader.epoch)
+        answer = self.world.execute(effect, leader.epoch)
+        if "learns-at-once" in self.defects and isinstance(effect, ReadDated):
+            for name, node in zip(effect.paths, answer.values(), strict=True):
+                if node is not None:
+                    epoch = ClientSession.from_json(node.value).epoch
+                    leader.group.fold.fences.raise_to(name.rpartition("/")[2], epoch)
+        return answer
 
     def _fold(self, leader: Leader, count: int) -> None:
         fold = leader.group.fold
@@ -237,8 +247,8 @@ class Group:
         if txn.ended == "committed":
             if any(item.begun for item in newer):
                 raise Wrong(f"a zombie's commit counts: {txn}, newer {newer}")
-        elif txn.reason == FENCED and txn.fresh and not newer:
-            raise Wrong(f"somebody legitimate is refused: {txn}")
+        elif txn.reason == FENCED and txn.fresh and all(item.frames > txn.offset for item in newer):
+            raise Wrong(f"somebody legitimate is refused: {txn}, newer {newer}")
 
     # Clients --------------------------------------------------------------------------------------------------------
 
@@ -296,7 +306,7 @@ class Group:
             if not self.world.multi([*check, put]):
                 continue
             known = self.sessions[process.client]
-            session = Session(process.client, fresh.epoch, len(known))
+            session = Session(process.client, fresh.epoch, len(known), len(self.frames))
             if any(item.epoch >= session.epoch for item in known):
                 raise Wrong(f"an epoch is not above those before: {session}, {known}")
             known.append(session)
@@ -341,7 +351,7 @@ class Group:
         fresh = self.world.clock_ms - began_ms < GRACE_MS
         if process.is_old:
             fresh = fresh and self.world.clock_ms - process.looked_ms < KEPT_OF_OTHERS_MS - DAY_MS - SKEW_MS
-        txn = Txn(TransactionId.of(0, self._counter), session, fresh)
+        txn = Txn(TransactionId.of(0, self._counter), session, fresh, len(self.frames))
         self.transactions[txn.id.bytes] = txn
         process.open.append(txn)
         begin = BeginFrame(process.client, session.epoch, None, 10**13, {STREAM: 0})

@@ -8,8 +8,8 @@ A record goes if its client has nothing open, nothing is remembered of it, and i
 register meanwhile:
 
 1. the floor on record is raised to the highest epoch that is to go: whoever registers from now on is above it;
-2. all other records are read that this leader does not know yet: whoever registered before is known now;
-3. once everything is read that was in the buffers when the search began, this leader ends what is not known and not
+2. all other records are read that this leader does not know yet: whoever registered before is among them;
+3. once everything is read that was in the buffers then, this leader knows them, and ends what is not known and not
    above the floor;
 4. the records are deleted, each in the version in which it may go: who has looked at its record meanwhile keeps it.
    With them the floor is written again, on whose version all that clients write about their sessions depends.
@@ -64,7 +64,9 @@ def load_sessions(group: GroupState) -> Steps[None]:
         part = names[first : first + READ_AT_ONCE]
         values = yield from ReadNodes([paths.session(group.name, name) for name in part])
         for name, value in zip(part, values.values(), strict=True):
-            _learn(group, name, value)
+            session = _session_of(group, name, value)
+            if session is not None:
+                fences.raise_to(name, session.epoch)
         del values, value  # they may take a tenth of a gigabyte, as may the next ones
     fences.raise_floor(floor)
     group.sessions.count = len(names)
@@ -90,8 +92,7 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
         case SearchStage.REST:
             if group.housekeeping.is_due("sessions", now_ms, CHECK_MS):
                 names = yield from read_children(paths.sessions(group.name))
-                barrier = yield from EndOffsets(sorted(group.partitions()))
-                search.begin(names, group.fold.fences.strangers(names), barrier, now_ms)
+                search.begin(names, group.fold.fences.strangers(names), now_ms)
         case SearchStage.EXAMINE:
             yield from _examine(group)
         case SearchStage.LEARN:
@@ -127,9 +128,17 @@ def _examine(group: GroupState) -> Steps[None]:
 
 def _learn_others(group: GroupState) -> Steps[None]:
     search, fences = group.sessions, group.fold.fences
-    yield from _read(group, search.take(lambda name: not fences.knows(name)))
-    # What a client began after it had looked at its record is in the buffers long before that may go.
-    if not search.names and group.is_folded(search.barrier):
+    found = yield from _read(group, search.take(lambda name: not fences.knows(name)))
+    search.learned.update((name, session.epoch) for name, (session, _) in found.items())
+    if search.names:
+        return
+    # What an older session of these clients has begun before is in the buffers by now, and counts. So is what a client
+    # began after it had looked at its record, which is long ago for those that go.
+    if search.barrier is None:
+        search.barrier = yield from EndOffsets(sorted(group.partitions()))
+    if group.is_folded(search.barrier):
+        for name, epoch in search.learned.items():
+            fences.raise_to(name, epoch)
         fences.raise_floor(search.floor)
         search.stage = SearchStage.DELETE
 
@@ -170,20 +179,20 @@ def _is_needed(group: GroupState, client: str, needed: set[str]) -> bool:
 
 
 def _read(group: GroupState, names: Sequence[str]) -> Steps[dict[str, tuple[ClientSession, DatedNode]]]:
-    """Read records, and know them from now on."""
+    """Read records; their values are dropped."""
     found = {}
     for first in range(0, len(names), READ_AT_ONCE):
         part = names[first : first + READ_AT_ONCE]
         nodes = yield from ReadDated([paths.session(group.name, name) for name in part])
         for name, node in zip(part, nodes.values(), strict=True):
-            session = _learn(group, name, None if node is None else node.value)
+            session = _session_of(group, name, None if node is None else node.value)
             if session is not None and node is not None:
                 found[name] = (session, node._replace(value=b""))
     return found
 
 
-def _learn(group: GroupState, name: str, raw: bytes | None) -> ClientSession | None:
-    """Note the session on record under a name; None if it is damaged, or recorded under another name than its own."""
+def _session_of(group: GroupState, name: str, raw: bytes | None) -> ClientSession | None:
+    """Return the session on record under a name; None if it is damaged, or of another name than its own."""
     path = paths.session(group.name, name)
     try:
         session = None if raw is None else read_session(raw)
@@ -195,5 +204,4 @@ def _learn(group: GroupState, name: str, raw: bytes | None) -> ClientSession | N
     if session.client_name != name:
         logger.warning("%s: %s: it is a session of another client, so it counts for none", group.name, path)
         return None
-    group.fold.fences.raise_to(session.client_name, session.epoch)
     return session

@@ -38,8 +38,9 @@ class SessionSearch:
         due: Clients whose records may go.
         highest: Highest epoch of these.
         floor: Floor on record, below which everything that is not known will be over.
-        barrier: Ends of the buffers when the search began.
-        began_ms: When that was, by the lowest clock.
+        began_ms: When the search began, by the lowest clock.
+        learned: Sessions on record of which this leader had not heard, by client.
+        barrier: Ends of the buffers after these were read.
         strangers: Clients without a record of which frames had told, when the search began.
         count: Records there are, when they were listed last, without those that have gone since; -1 if not known.
     """
@@ -49,15 +50,17 @@ class SessionSearch:
     due: list[str] = field(default_factory=list)
     highest: int = 0
     floor: int = 0
-    barrier: Mapping[Partition, int] = field(default_factory=dict)
     began_ms: int = 0
+    learned: dict[str, int] = field(default_factory=dict)
+    barrier: Mapping[Partition, int] | None = None
     strangers: list[str] = field(default_factory=list)
     count: int = -1
 
-    def begin(self, names: list[str], strangers: list[str], barrier: Mapping[Partition, int], now_ms: int) -> None:
+    def begin(self, names: list[str], strangers: list[str], now_ms: int) -> None:
         """Begin a search in all records."""
-        self.stage, self.names, self.due, self.highest, self.count = SearchStage.EXAMINE, names, [], 0, len(names)
-        self.strangers, self.barrier, self.began_ms = strangers, barrier, now_ms
+        self.rest()
+        self.stage, self.names, self.count = SearchStage.EXAMINE, names, len(names)
+        self.strangers, self.began_ms = strangers, now_ms
 
     def find(self, client: str, epoch: int) -> None:
         """Note a record that may go."""
@@ -77,4 +80,5 @@ class SessionSearch:
 
     def rest(self) -> None:
         """End the search."""
-        self.stage, self.names, self.due, self.strangers = SearchStage.REST, [], [], []
+        self.stage, self.names, self.due, self.highest = SearchStage.REST, [], [], 0
+        self.learned, self.barrier, self.strangers = {}, None, []
