@@ -39,6 +39,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
         stream, b"state", b"", lambda state, update: state + update
     )
     reader, transactions = b.reader(stream), b.transactions(stream.partition("/")[0])
+    named = b.client("of-a-forking-process")
     open_one = b.begin(stream)
     future = open_one.write(stream, key=b"k", value=b"of the open one")
     log = LogReader(Cluster(servers["bootstrap.servers"]))
@@ -47,6 +48,9 @@ def main(stream: str, servers: dict[str, str]) -> None:
     waiting = writer.write(b"k", b"before the fork")
     ways: dict[str, Callable[[], Any]] = {
         "begin": lambda: b.begin(stream),
+        "begin under another name": lambda: named.begin(stream),
+        "another name": lambda: b.client("another"),
+        "new session": lambda: named.new_session(),
         "write": lambda: open_one.write(stream, key=b"k", value=b"of the child"),
         "write_all": lambda: open_one.write_all(stream, [(b"k", b"of the child")]),
         "flush": open_one.flush,
@@ -83,7 +87,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
                 met[name] = f"no error: {way()!r}"
             except (RollbridgeError, KafkaException) as fault:
                 met[name] = str(fault)
-        for item in (open_one, writer, conditional, shared, consumer, producer, reader, transactions, b):
+        for item in (open_one, named, writer, conditional, shared, consumer, producer, reader, transactions, b):
             if hasattr(item, "close"):
                 item.close()
         with connect() as own, own.transaction(stream) as txn:

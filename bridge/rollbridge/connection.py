@@ -295,6 +295,8 @@ class Bridge(BaseClient):
 
     def _release(self, client: Client) -> None:
         """Forget a client that was closed, and release those who wait for its outcomes."""
+        if is_gone(self._session):
+            return
         with self._shared_lock:
             if self._clients.get(client.client_name) is client:
                 del self._clients[client.client_name]
