@@ -23,11 +23,12 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
-from rollbridge.model.frames import REASON_CHARACTERS_MAX, PieceKey
+from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
+from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
@@ -71,8 +72,13 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
         else:
             if found is None:
                 continue
-            arrived = _arrived(group, question.request)
-            answer = AdminAnswer(ok=True, answered_ms=now_ms, transactions=found, arrived=arrived)
+            answer = AdminAnswer(
+                ok=True,
+                answered_ms=now_ms,
+                transactions=found,
+                arrived=_arrived(group, question.request),
+                savepoint=_savepoint(group, question.request),
+            )
         raw = answer.to_json()
         if len(raw) > ANSWER_BYTES_MAX:
             why = (
@@ -200,10 +206,7 @@ def _absent(absence: Absence, what: str, group: GroupState) -> RollbridgeError:
 
 
 def _opened(item: BufferedTransaction) -> KnownTransaction:
-    pieces: dict[PieceKey, int] = {}
-    for frame in item.frames:
-        if frame.piece.part in item.owners.parts:
-            pieces[frame.piece] = pieces.get(frame.piece, 0) + frame.records
+    pieces = item.arrived()
     return KnownTransaction(
         id=item.transaction_id,
         state=State.OPEN,
@@ -220,18 +223,30 @@ def _opened(item: BufferedTransaction) -> KnownTransaction:
 
 def _arrived(group: GroupState, request: AdminRequest) -> Arrived | None:
     """Return what has arrived of the open transaction that a request looks up by its id; None of any other."""
-    if request.kind is not RequestKind.LOOK_UP or not request.transaction:
-        return None
-    item = group.fold.open.get(TransactionId.parse(request.transaction).bytes)
+    item = _looked_up(group, request)
     if item is None:
         return None
+    left = item.arrived()
     size = others = 0
     for frame in item.frames:
-        if frame.piece.part in item.owners.parts:
-            size += frame.size
-        else:
+        if frame.piece.part not in item.owners.parts:
             others += frame.records
+        elif left.get(frame.piece, 0) >= frame.records:
+            left[frame.piece] -= frame.records
+            size += frame.size
     return Arrived(size, others)
+
+
+def _savepoint(group: GroupState, request: AdminRequest) -> StoredSavepoint | None:
+    """Return what is in force of the savepoints of such a transaction; None if it has none."""
+    item = _looked_up(group, request)
+    return None if item is None or item.savepoint is None else StoredSavepoint.of(item.savepoint)
+
+
+def _looked_up(group: GroupState, request: AdminRequest) -> BufferedTransaction | None:
+    if request.kind is not RequestKind.LOOK_UP or not request.transaction:
+        return None
+    return group.fold.open.get(TransactionId.parse(request.transaction).bytes)
 
 
 def _terminated(client: str, item: Terminated) -> KnownTransaction:
