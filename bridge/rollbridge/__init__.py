@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rollbridge.client.recovery import ResumedTransaction
     from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, PartHandle, TransactionStory
     from rollbridge.client.runtime import ClientOptions
+    from rollbridge.client.savepoints import Savepoint, SavepointFuture
     from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
     from rollbridge.client.writing import Part
     from rollbridge.connection import Bridge, connect
@@ -56,6 +57,7 @@ _NAMES = {
     "rollbridge.client.recovery": "ResumedTransaction",
     "rollbridge.client.results": "ArrivedTransaction CommitResult Outcome PartHandle TransactionStory",
     "rollbridge.client.runtime": "ClientOptions",
+    "rollbridge.client.savepoints": "Savepoint SavepointFuture",
     "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
     "rollbridge.client.writing": "Part",
     "rollbridge.connection": "Bridge connect",
@@ -108,6 +110,8 @@ __all__ = [
     "Reader",
     "Record",
     "ResumedTransaction",
+    "Savepoint",
+    "SavepointFuture",
     "ScalingPolicy",
     "SegmentId",
     "SharedClient",

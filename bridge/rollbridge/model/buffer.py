@@ -55,10 +55,10 @@ from rollbridge.model.frames import (
     unpack_header,
 )
 from rollbridge.model.ids import BEGUN_TWICE, OWNER_PART
+from rollbridge.model.joins import NOTHING, Learned
 from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransaction
 from rollbridge.model.options import GIB, MIB
-from rollbridge.model.joins import NOTHING, Learned
 from rollbridge.model.pieces import (
     CACHED_PRICE,
     FRAME_PRICE,
@@ -101,8 +101,8 @@ _LIMIT: Final = AbortCause.LIMIT
 TOMBSTONES_MAX: Final = 100_000
 """Transactions that have ended and whose ids are kept, so that no BEGIN frame that is read later opens them again."""
 TOLD_LESS: Final = (
-    "it was resumed by somebody who does not know of a stream that joined it just before, and of which its last savepoint "
-    "says that records count"
+    "it was resumed by somebody who does not know of a stream that joined it just before, and of which its last "
+    "savepoint says that records count"
 )
 """Reason of an ABORT record: two owners were at work at the same time."""
 _ROOM_TO_BEGIN: Final = 0.75

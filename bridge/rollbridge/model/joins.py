@@ -5,10 +5,10 @@ in the list. A stream joins when the present owner sends a BEGIN frame to its bu
 behind it; what the header of this frame says of ``segment`` tells it from a BEGIN frame of somebody who resumes the
 transaction. So the list only grows, and places keep their meaning, as long as nobody else comes to own it.
 
-Who resumes a transaction names the list that the leader knew. A stream which a former owner had join meanwhile is not on
-it, and does not count any more, unless the new owner has it join again; then its own records count there, and no earlier
-ones. All of that must come out the same in whatever order the buffers are read. Since the BEGIN frames in the home
-stream's buffer tell who owns the transaction:
+Who resumes a transaction names the list that the leader knew. A stream which a former owner had join meanwhile is not
+on it, and does not count any more, unless the new owner has it join again; then its own records count there, and no
+earlier ones. All of that must come out the same in whatever order the buffers are read. Since the BEGIN frames in the
+home stream's buffer tell who owns the transaction:
 
 - a frame of an owner before the present one changes nothing;
 - what somebody names whose BEGIN frame in the home stream's buffer has not been met is kept apart: such streams are

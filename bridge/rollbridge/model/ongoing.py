@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Final
 
-from rollbridge.model.frames import BeginFrame, PieceKey
 from rollbridge.model import joins
+from rollbridge.model.frames import BeginFrame, PieceKey
 from rollbridge.model.ids import COUNT_MAX, OWNER_PART
 from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.names import Partition, parse_buffer_topic

@@ -642,7 +642,12 @@ class Ages:
             entry = heapq.heappop(self._deadlines)
             item = self._known.get(entry[1])
             # Its deadline has its own entry if it was changed; the same twice stands one behind the other.
-            if item is not None and item.state is State.OPEN and item.deadline_ms == entry[0] and item not in found[-1:]:
+            if (
+                item is not None
+                and item.state is State.OPEN
+                and item.deadline_ms == entry[0]
+                and item not in found[-1:]
+            ):
                 found.append(item)
                 kept.append(entry)
         for entry in kept:

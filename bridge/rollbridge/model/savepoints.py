@@ -1,13 +1,14 @@
-"""Savepoints: what of an open transaction counts up to some moment, in the buffer, for its owner and who comes after it.
+"""Savepoints: what of an open transaction counts up to some moment, in the buffer, for its owner and for its successor.
 
-The value of a SAVEPOINT frame says what a COMMIT frame would say at this moment, and in *notes* whatever its maker wants
-to find again. A savepoint may say only what has changed since the one before (``whole`` is False), so that making one
-often costs little; what is in force is all of them together, which the fold of the buffers keeps for each transaction.
+The value of a SAVEPOINT frame says what a COMMIT frame would say at this moment, and in *notes* whatever its maker
+wants to find again. A savepoint may say only what has changed since the one before (``whole`` is False), so that making
+one often costs little; what is in force is all of them together, which the fold of the buffers keeps for each
+transaction.
 
-Going back to a savepoint needs no more than a commit that names less: frames that a manifest does not name are left out.
-Who goes back takes another part number, under which it begins the transaction anew, and says the state to which it has
-gone back in a whole savepoint. So of parts before that of the last savepoint's maker exactly what it names counts, and
-of its maker's own, and later ones, all that arrives.
+Going back to a savepoint needs no more than a commit that names less: frames that a manifest does not name are left
+out. Who goes back takes another part number, under which it begins the transaction anew, and says the state to which it
+has gone back in a whole savepoint. So of parts before that of the last savepoint's maker exactly what it names counts,
+and of its maker's own, and later ones, all that arrives.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
-from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
+from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
 from rollbridge_coordinator.procedures.moves import move_stream, take_stream
