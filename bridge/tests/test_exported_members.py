@@ -38,6 +38,8 @@ PUBLIC = {
     "Reader",
     "Record",
     "ResumedTransaction",
+    "Savepoint",
+    "SavepointFuture",
     "ScalingPolicy",
     "SegmentId",
     "SharedClient",

@@ -225,11 +225,6 @@ class Transaction(Writing):
         self._span.end_with(self._completion)
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams that it was begun for, and that have joined since: those that it may write to without a look-up."""
-        return tuple(self._plan.begin.streams)
-
-    @property
     def label(self) -> str | None:
         """Label given at its begin."""
         return self._plan.begin.label

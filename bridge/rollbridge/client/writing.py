@@ -86,6 +86,11 @@ class Writing:
         return self._completion.transaction
 
     @property
+    def streams(self) -> tuple[str, ...]:
+        """Streams that the transaction was begun for, and that had joined it as far as is known here."""
+        return tuple(self._plan.begin.streams)
+
+    @property
     def completion(self) -> Completion:
         """Outcome that this writer shares with its futures."""
         return self._completion

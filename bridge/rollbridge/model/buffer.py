@@ -675,8 +675,9 @@ class BufferFold:
         part, owners = header.part, transaction.owners
         is_resumed = part != OWNER_PART
         begin = decode_begin(value)
-        if transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams):
-            self._learned(transaction, joins.learn(transaction, part, begin), appended_ms)
+        is_join = header.segment > 0
+        if is_join or transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams):
+            self._learned(transaction, joins.learn(transaction, part, begin, is_join=is_join), appended_ms)
         event = Event.RESUME if is_resumed else Event.BEGIN
         if transaction.place_of(stream) is None:
             event = Event.ASTRAY
@@ -691,8 +692,9 @@ class BufferFold:
         # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
         transaction.begun_in.add(stream)
         transaction.first_offsets.setdefault(partition, offset)
-        if header.segment and stream != transaction.begin.home:
+        if is_join and stream != transaction.begin.home:
             joins.note_join(transaction, part, stream)
+            self._reprice(transaction, appended_ms)
         if not is_resumed:
             if transaction.state is State.OPEN and not transaction.begin.is_of(begin):
                 self.refuse(transaction.id, BEGUN_TWICE, appended_ms)  # whose its records are cannot be told
@@ -720,6 +722,10 @@ class BufferFold:
         self.cached_bytes -= learned.cached_bytes
         self.extended.add(transaction.id)
         self.ages.extend(transaction)
+        self._reprice(transaction, appended_ms)
+
+    def _reprice(self, transaction: BufferedTransaction, appended_ms: int) -> None:
+        """Count what a transaction makes the fold hold anew, after a change that seldom is."""
         if transaction.state is not State.ABORTING:
             self._charge(transaction, transaction.price() - transaction.held_bytes, appended_ms)
 
@@ -765,7 +771,7 @@ class BufferFold:
             item.owners.hand_over(stream, header.part, begin)
             joins.guess(item, header.part)
         if item.lists is not None:
-            self._charge(item, item.price() - item.held_bytes, appended_ms)
+            self._reprice(item, appended_ms)
         if self.chronicle.is_noting:
             self.chronicle.changed(item.id, state, row.to, _BEGIN, _of_client(begin.client_name, stream))
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:

@@ -60,8 +60,11 @@ def is_same(one: Streams, other: Streams) -> bool:
     return one is other or (len(one) == len(other) and extends(one, other))
 
 
-def learn(item: BufferedTransaction, part: int, begin: BeginFrame) -> Learned:
-    """Take the list of a BEGIN frame of a part, which may stand in any buffer of the transaction."""
+def learn(item: BufferedTransaction, part: int, begin: BeginFrame, *, is_join: bool = True) -> Learned:
+    """Take the list of a BEGIN frame of a part, which may stand in any buffer of the transaction.
+
+    One with which nothing joins says what that in the home buffer says, so of a later owner it need not be kept.
+    """
     lists = item.lists
     named = begin.streams
     if lists is not None and lists.is_guessed and part == OWNER_PART:
@@ -74,7 +77,9 @@ def learn(item: BufferedTransaction, part: int, begin: BeginFrame) -> Learned:
         return NOTHING
     if part < item.lister or item.state is not State.OPEN or begin.home != item.begin.home:
         return NOTHING
-    if is_same(named, item.begin.streams) or (lists is not None and part in lists.barred):
+    if not is_join and is_same(named, item.begin.streams):
+        return NOTHING
+    if lists is not None and part in lists.barred:
         return NOTHING
     lists = _lists_of(item)
     known = lists.later.get(part)
