@@ -55,7 +55,6 @@ from rollbridge.model.frames import (
     unpack_header,
 )
 from rollbridge.model.ids import BEGUN_TWICE, OWNER_PART
-from rollbridge.model.joins import NOTHING, Learned
 from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransaction
 from rollbridge.model.options import GIB, MIB
@@ -677,7 +676,8 @@ class BufferFold:
         begin = decode_begin(value)
         is_join = header.segment > 0
         if is_join or transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams):
-            self._learned(transaction, joins.learn(transaction, part, begin, is_join=is_join), appended_ms)
+            if joins.learn(transaction, part, begin, is_join=is_join):
+                self._learned(transaction, appended_ms)
         event = Event.RESUME if is_resumed else Event.BEGIN
         if transaction.place_of(stream) is None:
             event = Event.ASTRAY
@@ -687,7 +687,8 @@ class BufferFold:
         if row is not Stay.TAKEN:
             self._drop(row)
             if event is Event.RESUME_OF_FORMER and stream == transaction.begin.home:
-                self._learned(transaction, joins.bar(transaction, part), appended_ms)
+                joins.bar(transaction, part)
+                self._reprice(transaction, appended_ms)
             return
         # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
         transaction.begun_in.add(stream)
@@ -712,14 +713,11 @@ class BufferFold:
         """Go on with the streams of a new owner; refuse a transaction of which more was promised than it knows."""
         if joins.told_less(transaction, begin):
             self.refuse(transaction.id, TOLD_LESS, appended_ms)
-        else:
-            self._learned(transaction, joins.hand_over(transaction, part, begin), appended_ms)
+        elif joins.hand_over(transaction, part, begin):
+            self._learned(transaction, appended_ms)
 
-    def _learned(self, transaction: BufferedTransaction, learned: Learned, appended_ms: int) -> None:
-        """Account for streams that have joined a transaction, or are none of it any more."""
-        if learned is NOTHING:
-            return
-        self.cached_bytes -= learned.cached_bytes
+    def _learned(self, transaction: BufferedTransaction, appended_ms: int) -> None:
+        """Account for streams that have joined a transaction, or are not on its list any more."""
         self.extended.add(transaction.id)
         self.ages.extend(transaction)
         self._reprice(transaction, appended_ms)

@@ -140,8 +140,7 @@ class OngoingTransaction:
             transaction.begin = replace(transaction.begin, lease_ms=deadline_ms - transaction.begun_ms)
         transaction.owners.restore(stream, self.owners, self.owner)
         place = transaction.place_of(stream)
-        if place is None:
-            return  # a former owner had it join
+        assert place is not None  # it is on the list of this record, so at least a stray
         if self.is_begun:
             transaction.begun_in.add(stream)
         for part in self.joins:

@@ -352,7 +352,8 @@ class StreamLists:
         is_guessed: Whether the list in force is that of somebody who resumed it, as no BEGIN frame of the owner who
             began it has been met.
         later: Lists of those who may come to own it: part numbers above that of the list in force.
-        strays: Streams that only those name, with their reference epochs, and at which place their pieces stand.
+        strays: Streams that are not on the list in force, with their reference epochs, and at which place their pieces
+            stand.
         joins: For each stream that joined late: the parts with which it did, in the order of its buffer.
         barred: Parts that will never own it, as their BEGIN frame in the home stream's buffer did not count.
         next_place: Place of the next stray.
@@ -448,21 +449,21 @@ class BufferedTransaction:
         return TransactionId.from_bytes(self.id)
 
     def place_of(self, stream: str) -> int | None:
-        """Return at which place the pieces of a stream stand, also of one that only a later owner names; else None."""
+        """Return at which place the pieces of a stream stand, also of one that another owner named; else None."""
         place = self.begin.places.get(stream)
         if place is None and self.lists is not None and stream in self.lists.strays:
             return self.lists.strays[stream][1]
         return place
 
     def all_streams(self) -> Mapping[str, int]:
-        """Return its streams with their reference epochs, also those that only a later owner names."""
+        """Return its streams with their reference epochs, also those that only another owner named."""
         if self.lists is None or not self.lists.strays:
             return self.begin.streams
         return {name: epoch for name, (epoch, _) in self.lists.strays.items()} | dict(self.begin.streams)
 
     def is_settled_whose(self) -> bool:
-        """Return whether it is known whose list of streams is in force, as far as its frames have been met."""
-        return self.lists is None or not (self.lists.is_guessed or self.lists.later)
+        """Return whether there is no doubt about its streams, as far as its frames have been met."""
+        return self.lists is None or not (self.lists.is_guessed or self.lists.later or self.lists.strays)
 
     def names_beyond(self) -> bool:
         """Return whether the manifest names a stream of which no BEGIN frame has been met: one that joined late."""
