@@ -217,6 +217,8 @@ class BufferFold:
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
         late_streams: the streams of which it is noted in ``late`` that they were named; None: any.
         late_bytes: memory that ``late`` takes, by its price.
+        joined_late: of a leader: where BEGIN frames stand with which streams joined transactions that were aborted
+            before that was met, until it takes note.
     """
 
     def __init__(
@@ -235,7 +237,7 @@ class BufferFold:
         self.limits = limits
         self._check_batch = check_batch
         self._terminated = terminated
-        self._tombstones: OrderedDict[bytes, None] = OrderedDict()
+        self._tombstones: OrderedDict[bytes, bool] = OrderedDict()
         self.open: dict[bytes, BufferedTransaction] = {}
         self.ages = Ages(self.open)
         self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
@@ -254,6 +256,7 @@ class BufferFold:
         self.late: dict[bytes, LateBegin] | None = None
         self.late_streams: Collection[str] | None = None
         self.late_bytes = 0
+        self.joined_late: list[tuple[bytes, Partition, int]] = []
         self.chronicle = Chronicle()
 
     def fold(
@@ -385,7 +388,7 @@ class BufferFold:
         self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
-        self._bury(transaction, ended=True)
+        self._bury(transaction, ended=True, aborted=event is not _MERGED)
 
     def restore(self, stream: str, partition: Partition, known: OngoingTransaction) -> None:
         """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
@@ -495,10 +498,10 @@ class BufferFold:
         if isinstance(row, Drop):
             self.dropped[row] += 1
 
-    def _bury(self, transaction: bytes, *, ended: bool = False) -> None:
+    def _bury(self, transaction: bytes, *, ended: bool = False, aborted: bool = False) -> None:
         if ended and self.ended is not None:
             self.ended.add(transaction)
-        self._tombstones[transaction] = None
+        self._tombstones[transaction] = aborted
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
 
@@ -742,6 +745,8 @@ class BufferFold:
             # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
             if self.late is not None and event is _BEGIN and header.transaction in self._terminated:
                 self.note_late(header.transaction, decode_begin(value).streams, partition, offset)
+            elif header.segment and self.ended is not None and self._tombstones.get(header.transaction):
+                self.joined_late.append((header.transaction, partition, offset))
             return
         begin = decode_begin(value)
         price, room = begin_price(begin), self.limits.held_bytes_max
