@@ -168,7 +168,7 @@ STEPS = st.lists(
 
 
 def play(steps: Sequence[tuple[str, int, str, int]], *streams: str) -> Writers:
-    """Owners that write, have streams join, make savepoints and go back to them; former ones do not know that they are."""
+    """Owners write, have streams join, make savepoints and go back to them; former ones do not know that they are."""
     writers = Writers(*streams)
     told: list[tuple[int, BufferFold]] = []
     saved: dict[int, list[Manifest]] = {}

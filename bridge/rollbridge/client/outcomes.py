@@ -249,8 +249,10 @@ class OutcomeClient:
         request = self._request(transaction=str(identifier), owner=client or "")
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
 
-    def arrived(self, identifier: TransactionId, timeout_s: float) -> tuple[Known, Arrived | None]:
-        """Return what is known of a transaction, and what has arrived of it: None if it is not open.
+    def arrived(
+        self, identifier: TransactionId, timeout_s: float
+    ) -> tuple[Known, Arrived | None, HeldSavepoint | None]:
+        """Return what is known of a transaction, what has arrived of it (None if it is not open), its last savepoint.
 
         Raises:
             InvalidRequestError: a leader of an older version, which does not tell; nothing was changed.
@@ -263,7 +265,7 @@ class OutcomeClient:
                 f"the leader of group {where} is of an older version, which does not tell what has arrived of "
                 f"{identifier}; nothing was changed: update all coordinators first"
             )
-        return (where, known), answer.arrived
+        return (where, known), answer.arrived, None if answer.savepoint is None else answer.savepoint.held()
 
     def with_savepoint(
         self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None, client: str | None = None

@@ -23,9 +23,9 @@ from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offset
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import ClientSessions
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, outcome_of
-from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, TransactionStory
+from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, Savepoint, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
-from rollbridge.client.savepoints import Savepoint, SavepointLog, savepoint_of
+from rollbridge.client.savepoints import SavepointLog, savepoint_of
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
@@ -297,22 +297,28 @@ class Resuming(ABC):
             return resumer.arrived(TransactionId.of_any(transaction), resumer.seconds(timeout))
 
     def commit_arrived(
-        self, transaction: TransactionId | str, *, records: int | None = None, timeout: Timeout = None
+        self,
+        transaction: TransactionId | str,
+        *,
+        records: int | None = None,
+        at_savepoint: bool = False,
+        timeout: Timeout = None,
     ) -> CommitResult:
         """Commit an open transaction in the place of its owner, which is gone, with all that has arrived of it.
 
         Of each segment that is everything up to where the owner's last message arrived. What it had not sent yet is
-        lost, as are the conditions and offsets of consumer groups that it would have committed. An owner that comes
-        back can neither write nor end it any more. Asking again gives the same answer.
+        lost. Conditions and offsets of consumer groups are those of its last savepoint; without one they are lost, too.
+        An owner that comes back can neither write nor end it any more. Asking again gives the same answer.
 
         Args:
             transaction: Its id.
             records: How many records it is to hold, as :meth:`arrived` said; with any other number nothing is done.
+            at_savepoint: Leave out what came after its last savepoint.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
             ConflictError: only its owner can commit it, as ``obstacle`` of :meth:`arrived` says, or it holds another
-                number of records; nothing was changed.
+                number of records, or has no savepoint; nothing was changed.
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             AlreadyAbortedError, TransactionAbortedError, TransactionExpiredError: nothing of it is visible.
             OutcomeUnknownError: no answer in time; ask again.
@@ -320,7 +326,11 @@ class Resuming(ABC):
         resumer = self._resumer_if_open()
         deadline = Deadline(resumer.seconds(timeout))
         with answers_within(deadline.left()):
-            resumed = resumer.take_over_arrived(TransactionId.of_any(transaction), records, deadline.left())
+            resumed = resumer.take_over_arrived(
+                TransactionId.of_any(transaction), records, deadline.left(), at_savepoint=at_savepoint
+            )
+        if at_savepoint and resumed.last_savepoint is not None:
+            resumed.rollback_to(resumed.last_savepoint, deadline.left())
         return resumed.commit(timeout=deadline.left())
 
     def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout = None) -> datetime:
@@ -408,20 +418,22 @@ class Resumer:
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
         """See :meth:`Resuming.arrived`."""
-        (group, known), arrived = self._inquiry.arrived(transaction, timeout_s)
+        (group, known), arrived, held = self._inquiry.arrived(transaction, timeout_s)
         node = self._metadata.session.get(paths.session(group, known.client_name))
         session = None if node is None else ClientSession.from_json(node.value)
-        return arrived_of((group, known), arrived, session)
+        savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
+        return arrived_of((group, known), arrived, session, savepoint)
 
     def take_over_arrived(
-        self, transaction: TransactionId, records: int | None, timeout_s: float
+        self, transaction: TransactionId, records: int | None, timeout_s: float, *, at_savepoint: bool = False
     ) -> ResumedTransaction:
         """Take over a transaction that somebody else than its owner may commit; see :meth:`Resuming.commit_arrived`."""
         deadline = Deadline(timeout_s)
-        check_commit(self.arrived(transaction, deadline.left()), records)
+        check_commit(self.arrived(transaction, deadline.left()), records, at_savepoint=at_savepoint)
 
-        def check(group: GroupName, known: KnownTransaction, _: HeldSavepoint | None) -> None:
-            check_records(transaction, group, known.records, records)
+        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
+            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
+            check_records(transaction, group, holds, records)
 
         return self.resume(transaction, deadline.left(), check=check)
 

@@ -15,12 +15,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rollbridge.calls import Deadline, LightFuture, call_back
 from rollbridge.client.futures import Completion
-from rollbridge.client.results import Piece
+from rollbridge.client.results import Piece, Savepoint
 from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
@@ -28,9 +28,7 @@ from rollbridge.errors import (
     RollbridgeError,
     TransactionTooLargeError,
 )
-from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.frames import Manifest, PieceKey
-from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.savepoints import SAVEPOINT_BYTES_MAX, HeldSavepoint, SavepointFrame, notes_bytes, notes_fault
 
@@ -41,29 +39,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 """Seconds after which whoever waits for a savepoint looks whether the transaction has ended meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Savepoint:
-    """State of an open transaction to which it can be rolled back, by its owner or by who resumes it. Can be pickled.
-
-    Attributes:
-        transaction: Id of the transaction.
-        number: Number within the transaction, from 1; later ones have higher numbers.
-        notes: All notes in force: those given with this savepoint, and those of earlier ones that it did not replace.
-        records: Records that count, by stream.
-    """
-
-    transaction: TransactionId
-    number: int
-    notes: Mapping[str, bytes] = field(hash=False)
-    records: Mapping[str, int] = field(hash=False)
-    pieces: tuple[Piece, ...] = field(default=(), repr=False, compare=False)
-    """What the records stand for; of somebody else's the counts of the first and the last one are not known."""
-    offsets: tuple[GroupOffsets, ...] = field(default=(), repr=False, compare=False)
-    """Consumer group offsets that were to be committed."""
-    conditions: tuple[StreamCondition, ...] = field(default=(), repr=False, compare=False)
-    """Conditions that had to hold."""
 
 
 def savepoint_of(transaction: TransactionId, streams: Sequence[str], held: HeldSavepoint) -> Savepoint:

@@ -35,10 +35,9 @@ from rollbridge.client.frame_writer import (
 )
 from rollbridge.client.futures import Completion, OutcomeFuture, PartStream
 from rollbridge.client.identity import AskedCommit
-from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
+from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
 from rollbridge.client.runtime import BeginPlan, Runtime, extension_ms, new_condition, with_condition
 from rollbridge.client.savepoints import (
-    Savepoint,
     SavepointFuture,
     SavepointLog,
     Waiting,

@@ -678,9 +678,9 @@ class BufferFold:
         is_resumed = part != OWNER_PART
         begin = decode_begin(value)
         is_join = header.segment > 0
-        if is_join or transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams):
-            if joins.learn(transaction, part, begin, is_join=is_join):
-                self._learned(transaction, appended_ms)
+        differs = transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams)
+        if (is_join or differs) and joins.learn(transaction, part, begin, is_join=is_join):
+            self._learned(transaction, appended_ms)
         event = Event.RESUME if is_resumed else Event.BEGIN
         if transaction.place_of(stream) is None:
             event = Event.ASTRAY

@@ -47,7 +47,8 @@ def is_same(one: Streams, other: Streams) -> bool:
 def learn(item: BufferedTransaction, part: int, begin: BeginFrame, *, is_join: bool = True) -> bool:
     """Take the list of a BEGIN frame of a part, which may stand in any buffer of the transaction.
 
-    Returns whether anything has changed. One with which nothing joins says what that in the home buffer says, so of a later owner it need not be kept.
+    Returns whether anything has changed. One with which nothing joins says what that in the home buffer says, so of a
+    later owner it need not be kept.
     """
     lists = item.lists
     named = begin.streams
