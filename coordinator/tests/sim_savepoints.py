@@ -75,7 +75,11 @@ class SavingClient(RestartingClient):
         streams = {**attempt.begin.streams, str(stream): self._reference(stream)}
         attempt.begin = replace(attempt.begin, streams=streams)
         header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part, known)
-        self._send(attempt, str(stream), header, attempt.begin.encode())
+        self._send(attempt, str(stream), header, self._begun(attempt))
+
+    def _begun(self, attempt: Attempt) -> bytes:
+        """The value of a BEGIN frame of this session, also if an earlier one began the transaction."""
+        return replace(attempt.begin, client_epoch=self.epoch).encode()
 
     def _save(self, attempt: Attempt) -> None:
         self.saved += 1
@@ -98,7 +102,7 @@ class SavingClient(RestartingClient):
         attempt.pieces, attempt.records = dict(point.frame.manifest.pieces), list(point.records)
         header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part, 0, former + 1)
         for name in attempt.begin.streams:
-            self._send(attempt, name, header, attempt.begin.encode())
+            self._send(attempt, name, header, self._begun(attempt))
         self._whole_due.add(attempt.id)
         self._save(attempt)
 

@@ -448,10 +448,15 @@ class BufferFold:
         """
         assert self.late is not None
         known = self.late.get(transaction)
+        wanted = self.late_streams
+        named = tuple(streams) if wanted is None else tuple(intern(name) for name in streams if name in wanted)
         if known is None:
-            wanted = self.late_streams
-            named = tuple(streams) if wanted is None else tuple(intern(name) for name in streams if name in wanted)
             known = self.late[transaction] = LateBegin(named)
+            self.late_bytes += late_price(known)
+        elif not set(named) <= set(known.streams):  # some have joined late
+            self.late_bytes -= late_price(known)
+            whole = tuple(dict.fromkeys((*known.streams, *named)))
+            known = self.late[transaction] = LateBegin(whole, known.first_offsets)
             self.late_bytes += late_price(known)
         if partition not in known.first_offsets:
             known.first_offsets[partition] = offset
