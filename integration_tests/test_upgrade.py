@@ -460,9 +460,7 @@ def test_an_earlier_coordinator_commits_nothing_in_part_that_it_does_not_underst
         party.await_leader("old")
         txn = b.begin(first)
         txn.write(first, key=b"k", value=b"one")
-        with pytest.raises(
-            InvalidRequestError, match=r"old, of release 0\.2\.0, does not know savepoints; nothing was"
-        ):
+        with pytest.raises(InvalidRequestError, match=r"old, of release 0\.2\.0, does not know savepoints"):
             txn.savepoint()
         assert txn.commit().records == 1, "it is as it was"
         joined = b.begin(first)

@@ -153,7 +153,7 @@ def test_foreign_messages_are_counted_and_skipped(key: bytes | None, value: byte
     t = buffer.begin(1)
     assert buffer.fold.dropped == {"foreign": 1}
     assert buffer.fold.stranger is not None
-    assert buffer.fold.stranger[:2] == ((f"{A}-buffer", 0), 0)
+    assert buffer.fold.stranger[:2] == (buffer_of(A), 0)
     begins = [None if content is None else content[:STRANGER_BYTES] for content in (key, value)]
     assert [buffer.fold.stranger.key, buffer.fold.stranger.value] == begins
     assert list(buffer.fold.open) == [t]

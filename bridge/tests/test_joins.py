@@ -144,6 +144,7 @@ def known(fold: BufferFold) -> dict[str, Any]:
         "savepoint": item.savepoint,
         "complete": item.is_complete(),
         "fault": item.manifest_fault(),
+        "bytes": dict(item.bytes_by_stream()),
         "merged": sorted((ref.partition, ref.offset) for ref in item.merged_frames()) if item.manifest else None,
         "owner": (item.owners.part, item.owners.session),
     }

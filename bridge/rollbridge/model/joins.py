@@ -156,6 +156,8 @@ def _put_in_force(item: BufferedTransaction, begin: BeginFrame) -> bool:
     moved = {place: after for name, place in places.items() if (after := _place_of(item, name)) != place}
     if moved:
         item.frames.move(moved)
+        if item.beside is not None:
+            item.beside = {moved.get(place, place): size for place, size in item.beside.items()}
         item.last_count = {
             piece._replace(stream=moved.get(piece.stream, piece.stream)): count
             for piece, count in item.last_count.items()

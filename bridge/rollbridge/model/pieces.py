@@ -435,8 +435,9 @@ class BufferedTransaction:
         """Iterate over its streams that have frames, with the bytes of these."""
         left = self.bytes
         for place, size in (self.beside or {}).items():
-            yield self.begin.epochs[place][0], size
             left -= size
+            if place < len(self.begin.epochs):  # not of one that only another owner named
+                yield self.begin.epochs[place][0], size
         if left:
             yield self.begin.home, left
 
