@@ -358,7 +358,12 @@ def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
 
 PROGRAMS: Final = {
     "Reading and writing": ["produce.py", "consume.py", "first_look.sh"],
-    "Rolling transactions": ["rolling_transaction.py", "resume_after_crash.py", "read_transactions.py"],
+    "Rolling transactions": [
+        "rolling_transaction.py",
+        "resume_after_crash.py",
+        "savepoints.py",
+        "read_transactions.py",
+    ],
     "Conditional writes": ["conditional_write.py", "shared_state.py"],
     "Consumer groups, and moving from confluent-kafka": [
         "group_with_offsets.py",

@@ -47,6 +47,7 @@ def test_every_program_runs_twice_in_any_order(environment: dict[str, str], tmp_
         assert "refused: " in said["conditional_write.py"]
         assert "committed 2 records" in said["resume_after_crash.py"]
         assert "\ncommitted with 2 records" in said["resume_after_crash.py"]
+        assert "went on at line 3 and committed 4 records" in said["savepoints.py"]
         assert "[b'shipped']" in said["consume.py"]
         assert "invoices" in said["group_with_offsets.py"]
         assert "rolling-transactions" in said["rolling_transaction.py"]

@@ -21,11 +21,12 @@ from typing import Any, Final
 
 import pytest
 
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch
-from integration_tests.patience import end, eventually
-from rollbridge.errors import ClientFencedError, NewerFormatError
+from integration_tests.patience import PATIENCE_S, end, eventually
+from rollbridge.errors import ClientFencedError, InvalidRequestError, NewerFormatError, TransactionAbortedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
@@ -495,3 +496,53 @@ def test_a_leader_of_the_release_before_fences_sessions_and_lists_what_they_left
         [found] = name.unfinished(group=party.group)
         assert found.transaction == left.id
         assert name.resume(left.id).commit().records == 1
+
+
+def test_an_earlier_coordinator_commits_nothing_in_part_that_it_does_not_understand(
+    party: Party, released: str
+) -> None:
+    party.start("old", released)
+    options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S, commit_timeout_s=PATIENCE_S)
+    where = {"zookeeper": party.cluster.zookeeper, "zookeeper_root": party.root}
+    eventually(lambda: _coordinators(party), "the coordinator is there")
+    with rollbridge.connect(party.cluster.bootstrap_servers, **where, client_name="new", options=options) as b:
+        first, second = f"{party.scope}/first", f"{party.scope}/second"
+        for stream in (first, second):
+            b.admin.create_stream(stream)
+        party.await_leader("old")
+        txn = b.begin(first)
+        txn.write(first, key=b"k", value=b"one")
+        with pytest.raises(InvalidRequestError, match=r"old, of release 0\.2\.0, does not know savepoints"):
+            txn.savepoint()
+        assert txn.commit().records == 1, "it is as it was"
+        joined = b.begin(first)
+        joined.write(first, key=b"k", value=b"two")
+        joined.flush()
+        eventually(lambda: b.outcome(joined.id).state == "open", "its leader knows it")
+        joined.write(second, key=b"k", value=b"three")
+        with pytest.raises(TransactionAbortedError, match=r"the transaction has 1 streams|incomplete"):
+            joined.commit()
+        # If one led that does not know them, after all: by a later version of the frame.
+        b._resumer._knows_savepoints = True
+        saved = b.begin(first)
+        saved.write(first, key=b"k", value=b"four")
+        saved.flush()
+        saved.savepoint()
+        with pytest.raises(TransactionAbortedError, match="upgrade all coordinators first"):
+            saved.commit()
+        values = {stream: [item.value for item in b.reader(stream, follow=False)] for stream in (first, second)}
+        assert values == {first: [b"one"], second: []}
+        party.start("new", HEAD)
+        party.stop("old")
+        party.await_leader("new")
+        again = b.begin(first)
+        again.write(second, key=b"k", value=b"five")
+        point = again.savepoint()
+        again.write(second, key=b"k", value=b"six")
+        again.rollback_to(point)
+        assert again.commit().records == 1
+
+
+def _coordinators(party: Party) -> list[str]:
+    with party.metadata() as metadata:
+        return metadata.coordinators()

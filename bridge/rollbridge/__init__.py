@@ -27,8 +27,16 @@ if TYPE_CHECKING:
     from rollbridge.client.cooperative import JointTicket, JointTransaction, SharedClient
     from rollbridge.client.futures import WriteFuture
     from rollbridge.client.recovery import ResumedTransaction
-    from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, PartHandle, TransactionStory
+    from rollbridge.client.results import (
+        ArrivedTransaction,
+        CommitResult,
+        Outcome,
+        PartHandle,
+        Savepoint,
+        TransactionStory,
+    )
     from rollbridge.client.runtime import ClientOptions
+    from rollbridge.client.savepoints import SavepointFuture
     from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
     from rollbridge.client.writing import Part
     from rollbridge.connection import Bridge, connect
@@ -56,8 +64,9 @@ _NAMES = {
     "rollbridge.client.cooperative": "JointTicket JointTransaction SharedClient",
     "rollbridge.client.futures": "WriteFuture",
     "rollbridge.client.recovery": "ResumedTransaction",
-    "rollbridge.client.results": "ArrivedTransaction CommitResult Outcome PartHandle TransactionStory",
+    "rollbridge.client.results": "ArrivedTransaction CommitResult Outcome PartHandle Savepoint TransactionStory",
     "rollbridge.client.runtime": "ClientOptions",
+    "rollbridge.client.savepoints": "SavepointFuture",
     "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
     "rollbridge.client.writing": "Part",
     "rollbridge.connection": "Bridge connect",
@@ -111,6 +120,8 @@ __all__ = [
     "Reader",
     "Record",
     "ResumedTransaction",
+    "Savepoint",
+    "SavepointFuture",
     "ScalingPolicy",
     "SegmentId",
     "SharedClient",

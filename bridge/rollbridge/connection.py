@@ -202,6 +202,8 @@ class Bridge(BaseClient):
             self._lease_end,
             self._events,
             self._is_led,
+            check_savepoints=self._check_savepoints,
+            claim_part=self._claim_part,
         )
         self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
@@ -753,6 +755,12 @@ class Bridge(BaseClient):
 
     def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         return self._resumer.lease_end(group, transaction, timeout_s)
+
+    def _check_savepoints(self) -> None:
+        self._resumer.check_savepoints()
+
+    def _claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
+        return self._resumer.claim_part(group, transaction, timeout_s)
 
     def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:
         """Return the last events of a transaction, for error messages; bounded by ``_EXPLAIN_S``."""

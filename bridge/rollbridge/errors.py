@@ -31,6 +31,7 @@ The tree::
     │  ├─ ReplayDiffersError             what comes again is not what was committed
     │  ├─ CasWriteError                  a condition does not hold; carries what was expected and the actual SN
     │  ├─ InvalidTransitionError         carries transaction, state and request
+    │  ├─ RolledBackError                a record of a transaction that was rolled back to a savepoint before it
     │  └─ TransactionClosedError         write or commit after the end; carries the outcome when known
     │     ├─ TransactionAbortedError     carries the reason
     │     │  ├─ AlreadyAbortedError      when its commit was asked for
@@ -306,6 +307,12 @@ class CasWriteError(ConflictError):
         self.status_code = CAS_WRITE_EXCEPTION
         self.expected = expected
         self.actual = actual
+
+
+class RolledBackError(ConflictError):
+    """The record was written to a transaction that was rolled back to a savepoint before it; it does not count."""
+
+    code = "rolled-back"
 
 
 class TransactionClosedError(ConflictError, WithEvents):

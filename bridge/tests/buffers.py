@@ -19,9 +19,14 @@ from rollbridge.model.frames import (
     encode_abort,
 )
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import Partition
+from rollbridge.model.names import Partition, StreamName
 
 STREAMS = ("s/a", "s/b", "s/c")
+
+
+def buffer_of(stream: str, number: int = 0) -> Partition:
+    """A partition of a stream's buffer."""
+    return StreamName.parse(stream).buffer_topic(), number
 
 
 class Message(NamedTuple):
@@ -64,7 +69,7 @@ class Buffer:
         self.log: list[Message] = []
 
     def raw(self, key: bytes | None, value: bytes | None, stream: str = STREAMS[0]) -> None:
-        partition = (f"{stream}-buffer", 0)
+        partition = buffer_of(stream)
         offset = sum(message.partition == partition for message in self.log)
         message = Message(stream, partition, offset, self.now_ms, key, value)
         self.log.append(message)
@@ -226,7 +231,7 @@ def _noise(draw: st.DrawFn, truth: Truth, after: bool) -> list[Frame]:
 def worlds(draw: st.DrawFn, *, corrupt: bool = True, transactions_max: int = 4) -> World:
     """Buffers of up to three streams with up to two partitions, written by interleaved transactions."""
     partitions = {stream: draw(st.integers(1, 2)) for stream in STREAMS}
-    world = World({(f"{stream}-buffer", number): [] for stream in STREAMS for number in range(partitions[stream])}, [])
+    world = World({buffer_of(stream, number): [] for stream in STREAMS for number in range(partitions[stream])}, [])
     scripts: list[list[Frame]] = []
     for counter in range(draw(st.integers(1, transactions_max))):
         streams = tuple(draw(st.permutations(STREAMS)))[: draw(st.integers(1, 3))]
@@ -246,7 +251,7 @@ def worlds(draw: st.DrawFn, *, corrupt: bool = True, transactions_max: int = 4) 
         place = draw(st.sampled_from([place for place, script in enumerate(scripts) if script]))
         stream, header, value = scripts[place].pop(0)
         number = buffer_partition(TransactionId.from_bytes(world.truths[place].id), partitions[stream])
-        partition = (f"{stream}-buffer", number)
+        partition = buffer_of(stream, number)
         key = value if header is None else header.pack()
         log = world.logs[partition]
         log.append(Message(stream, partition, len(log), now, key, value))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bridge.tests.buffers import STREAMS, Buffer, check_batch, fold_all
+from bridge.tests.buffers import STREAMS, Buffer, buffer_of, check_batch, fold_all
 from rollbridge.errors import InvalidTransitionError
 from rollbridge.model import buffer as buffer_module
 from rollbridge.model.buffer import STRANGER_BYTES, BufferFold, BufferLimits
@@ -153,11 +153,11 @@ def test_foreign_messages_are_counted_and_skipped(key: bytes | None, value: byte
     t = buffer.begin(1)
     assert buffer.fold.dropped == {"foreign": 1}
     assert buffer.fold.stranger is not None
-    assert buffer.fold.stranger[:2] == ((f"{A}-buffer", 0), 0)
+    assert buffer.fold.stranger[:2] == (buffer_of(A), 0)
     begins = [None if content is None else content[:STRANGER_BYTES] for content in (key, value)]
     assert [buffer.fold.stranger.key, buffer.fold.stranger.value] == begins
     assert list(buffer.fold.open) == [t]
-    assert buffer.fold.positions == {(f"{A}-buffer", 0): 2}
+    assert buffer.fold.positions == {buffer_of(A): 2}
 
 
 def test_a_begin_frame_in_the_buffer_of_another_stream_opens_nothing() -> None:
@@ -490,7 +490,7 @@ def test_outcomes_from_the_commit_log_hold_after_the_fold_has_caught_up(monkeypa
     fold_all(again, first.log)
     assert not again.open
     assert again.dropped == {"late": 1, "zombie": 1}
-    assert {item: begun.first_offsets for item, begun in again.late.items()} == {t: {(f"{A}-buffer", 0): 0}}
+    assert {item: begun.first_offsets for item, begun in again.late.items()} == {t: {buffer_of(A): 0}}
     again.caught_up()
     assert not fold_all(again, [first.log[0]._replace(offset=2)]).open
     assert list(again._tombstones) == [t], "the latest, up to the bound"
@@ -527,10 +527,10 @@ def test_the_log_floor_is_where_the_oldest_open_transaction_began() -> None:
     old = buffer.begin(1)
     buffer.fold.log_position = 9
     buffer.begin(2)
-    assert buffer.fold.log_floor() == {(f"{A}-buffer", 0): 5}
+    assert buffer.fold.log_floor() == {buffer_of(A): 5}
     buffer.commit(old, {})
     buffer.fold.settle(old)
-    assert buffer.fold.log_floor() == {(f"{A}-buffer", 0): 9}
+    assert buffer.fold.log_floor() == {buffer_of(A): 9}
 
 
 def test_the_low_water_mark_is_the_first_frame_of_what_is_undecided() -> None:
@@ -539,7 +539,7 @@ def test_the_low_water_mark_is_the_first_frame_of_what_is_undecided() -> None:
     buffer.data(early, 0, 1)
     buffer.begin(2, A, B, into=B)
     buffer.raw(None, b"foreign", stream=B)
-    topic_a, topic_b = (f"{A}-buffer", 0), (f"{B}-buffer", 0)
+    topic_a, topic_b = buffer_of(A), buffer_of(B)
     assert buffer.fold.low_water() == {topic_a: 0, topic_b: 0}
     buffer.abort(early)
     assert buffer.fold.low_water() == {topic_a: 0, topic_b: 0}, "decided, but not yet in the commit log"

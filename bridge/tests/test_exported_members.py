@@ -39,6 +39,8 @@ PUBLIC = {
     "Reader",
     "Record",
     "ResumedTransaction",
+    "Savepoint",
+    "SavepointFuture",
     "ScalingPolicy",
     "SegmentId",
     "SharedClient",

@@ -16,6 +16,7 @@ from rollbridge.errors import InvalidTransitionError
 from rollbridge.model.buffer import BufferLimits
 from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, encode_abort, encode_extend
 from rollbridge.model.ids import OWNER_PART, TransactionId
+from rollbridge.model.savepoints import SavepointFrame
 from rollbridge.model.transaction import DECISIONS, Drop, Event, Move, Row, State, Stay, decide
 
 TERMINAL = (State.COMMITTED, State.ABORTED)
@@ -34,8 +35,11 @@ data-again            -       d    d          -        -
 data-of-former-owner  -       e    e          l        -
 commit                z       C    l          l        z
 abort                 z       T    l          l        z
+savepoint             z       t    l          l        z
+savepoint-again       -       d    -          -        -
 extend                z       t    l          l        z
 end-of-former-owner   -       e    e          e        -
+resume-of-former-owner -      e    e          e        -
 astray                f       f    f          f        -
 corrupt               r       r    r          r        r
 expire                -       T    i          i        -
@@ -108,8 +112,9 @@ def frame(buffer: Buffer, kind: FrameKind, part: int = OWNER, stream: str = A, v
     if value is None:
         begin, end = begin_frame(A, B).encode(), encode_abort("client")
         commit, extend = Manifest({}).encode(), encode_extend(5)
-        kinds = (FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT, FrameKind.EXTEND)
-        value = dict(zip(kinds, (begin, commit, end, extend), strict=True))[kind]
+        savepoint = SavepointFrame(3, True, Manifest({})).encode()
+        kinds = (FrameKind.BEGIN, FrameKind.COMMIT, FrameKind.ABORT, FrameKind.EXTEND, FrameKind.SAVEPOINT)
+        value = dict(zip(kinds, (begin, commit, end, extend, savepoint), strict=True))[kind]
     buffer.raw(FrameHeader(kind, T, part).pack(), value, stream)
 
 
@@ -125,6 +130,13 @@ def astray(buffer: Buffer) -> None:
         frame(buffer, FrameKind.BEGIN, OWNER_PART, C)
 
 
+def savepoint(buffer: Buffer, number: int) -> None:
+    """One with this number more than the one before; those that are made in a row never have the same."""
+    known = buffer.fold.open[T].savepoint if T in buffer.fold.open else None
+    number += 0 if known is None else known.frame.number - 2
+    frame(buffer, FrameKind.SAVEPOINT, value=SavepointFrame(max(number, 1), True, Manifest({})).encode())
+
+
 DRIVE: Final[dict[Event, Callable[[Buffer], object]]] = {
     Event.BEGIN: lambda buffer: frame(buffer, FrameKind.BEGIN, OWNER_PART),
     Event.RESUME: lambda buffer: frame(buffer, FrameKind.BEGIN, OWNER),
@@ -134,8 +146,13 @@ DRIVE: Final[dict[Event, Callable[[Buffer], object]]] = {
     Event.DATA_OF_FORMER: lambda buffer: buffer.data(T, 10, 1, part=OWNER_PART),
     Event.COMMIT: lambda buffer: frame(buffer, FrameKind.COMMIT),
     Event.ABORT: lambda buffer: frame(buffer, FrameKind.ABORT),
+    Event.SAVEPOINT: lambda buffer: savepoint(buffer, 3),
+    Event.SAVEPOINT_AGAIN: lambda buffer: savepoint(buffer, 2),
     Event.EXTEND: lambda buffer: frame(buffer, FrameKind.EXTEND),
     Event.END_OF_FORMER: lambda buffer: frame(buffer, FrameKind.ABORT, OWNER_PART),
+    Event.RESUME_OF_FORMER: lambda buffer: buffer.raw(
+        FrameHeader(FrameKind.BEGIN, T, OWNER + 1, first_count=OWNER_PART + 1).pack(), begin_frame(A, B).encode(), A
+    ),
     Event.ASTRAY: astray,
     Event.CORRUPT: lambda buffer: frame(buffer, FrameKind.ABORT, value=b""),
     Event.EXPIRE: lambda buffer: buffer.fold.expire(T, 10**9),
@@ -186,6 +203,7 @@ def in_state(state: State) -> Buffer:
         DRIVE[event](buffer)
         if event is Event.RESUME:
             buffer.data(T, 0, 2, part=OWNER)
+            savepoint(buffer, 3)
     return buffer
 
 

@@ -24,6 +24,7 @@ from rollbridge.model.frames import (
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.names import StreamName
+from rollbridge.model.savepoints import SavepointFrame
 from rollbridge.model.sn import EMPTY
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import Suspended, Wait
@@ -98,6 +99,9 @@ def rubbish(draw: st.DrawFn) -> list[Frame]:
         FrameKind.BUNDLE: st.just(pack_bundle(inner)[1]),
         FrameKind.DATA: st.just(b"data"),
         FrameKind.EXTEND: st.integers(-(1 << 63), (1 << 63) - 1).map(encode_extend),
+        FrameKind.SAVEPOINT: st.builds(
+            SavepointFrame, st.integers(0, 3), st.booleans(), manifests, st.dictionaries(st.text(), st.binary())
+        ).map(SavepointFrame.encode),
     }
     return [(draw(st.sampled_from(STREAMS[:3])), header, draw(values[kind] | st.binary(max_size=60)))]
 

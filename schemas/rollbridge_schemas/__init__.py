@@ -46,6 +46,7 @@ NAMES: Final = (
     "ongoing_transactions",
     "request",
     "retention",
+    "savepoint_frame",
     "scaling",
     "scaling_waits",
     "snapshot_indexes",

@@ -233,23 +233,26 @@ def abort(context: CliContext, transaction: str, reason: str) -> None:
 @click.option(
     "--records", type=click.IntRange(0), metavar="N", help="Do nothing if it holds another number of records than N."
 )
+@click.option("--savepoint", is_flag=True, help="Leave out what came after its last savepoint.")
 @click.pass_obj
-def commit(context: CliContext, transaction: str, yes: bool, records: int | None) -> None:
+def commit(context: CliContext, transaction: str, yes: bool, records: int | None, savepoint: bool) -> None:
     """Commit an open transaction in the place of its owner, which is gone, with all that has arrived of it.
 
-    Shows what that is, and asks. What its owner had not sent yet is lost, as are conditions and consumer offsets that
-    it would have committed. An owner that comes back can neither write nor end it. Refused if other processes have
-    written parts of it, or if it is a joint transaction, such as a Spark job's: what to commit is not known then.
+    Shows what that is, and asks. What its owner had not sent yet is lost. Conditions and consumer offsets are those of
+    its last savepoint; without one they are lost, too. An owner that comes back can neither write nor end it. Refused
+    if other processes have written parts of it, or if it is a joint transaction, such as a Spark job's: what to commit
+    is not known then.
     """
     identifier = TransactionId.parse(transaction)
     with connected(context) as b:
         found = b.arrived(identifier)
         if found.state is State.OPEN:
-            check_commit(found, records)
+            check_commit(found, records, at_savepoint=savepoint)
             if not yes:
-                _confirm(context, found)
-            records = found.records
-        done = b.commit_arrived(identifier, records=records)
+                _confirm(context, found, at_savepoint=savepoint)
+            point = found.savepoint if savepoint else None
+            records = found.records if point is None else sum(point.records.values())
+        done = b.commit_arrived(identifier, records=records, at_savepoint=savepoint)
     again = "was committed before" if found.committed else "is committed"
     context.answer(
         {"transaction": str(identifier), "committed": True, "records": done.records, "position": done.position},
@@ -257,7 +260,7 @@ def commit(context: CliContext, transaction: str, yes: bool, records: int | None
     )
 
 
-def _confirm(context: CliContext, found: ArrivedTransaction) -> None:
+def _confirm(context: CliContext, found: ArrivedTransaction, *, at_savepoint: bool) -> None:
     """Show what would be committed, and ask; raise an error if nobody can answer, or the answer is no."""
     if not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked, as standard input is no terminal: give --yes; nothing was done")
@@ -275,12 +278,23 @@ def _confirm(context: CliContext, found: ArrivedTransaction) -> None:
     ]
     for line in [f"{name:<9}{value}" for name, value in rows]:
         context.tell(line)
-    streams = [(name, f"{records:,}") for name, records in found.streams.items()]
+    point = found.savepoint
+    counted_of = found.streams if point is None or not at_savepoint else point.records
+    streams = [(name, f"{records:,}") for name, records in counted_of.items()]
     context.tell(table(("STREAM", "RECORDS"), streams, right=("RECORDS",)))
-    context.tell(
-        "These records become visible for good. Conditions and consumer offsets that its owner would have committed "
-        "are not known, and are left out; if it is still at work, it is kept out."
-    )
+    if point is None:
+        told = (
+            "Conditions and consumer offsets that its owner would have committed are not known, as it made no "
+            "savepoint, and are left out"
+        )
+    else:
+        offsets = sum(len(item.offsets) for item in point.offsets)
+        groups = ", ".join(printable(item.group_id) for item in point.offsets)
+        told = (
+            f"With them go {counted(offsets, 'consumer offset')}{f' of {groups}' if groups else ''} and "
+            f"{counted(len(point.conditions), 'condition')} of its last savepoint, number {point.number}"
+        )
+    context.tell(f"These records become visible for good. {told}; if its owner is still at work, it is kept out.")
     click.confirm("Commit this transaction?", abort=True, err=True)
 
 

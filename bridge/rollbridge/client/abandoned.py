@@ -1,8 +1,9 @@
 """Transactions whose owner is gone: what has arrived of them, and the commit that somebody else asks for in its place.
 
 A commit names what it makes visible, and only the owner knows what that was to be. Somebody else can name what stands
-in the buffers: of each segment everything up to where the owner's last message arrived. What the owner had not sent yet
-is lost with it, and so are the conditions and the offsets of consumer groups that it would have sent with its commit.
+in the buffers: of each segment everything up to where the owner's last message arrived, or what its last savepoint
+names. What the owner had not sent yet is lost with it. Conditions and offsets of consumer groups, which it would have
+sent with its commit, are those of its last savepoint; without one they are lost, too.
 
 What cannot be told from the buffers is refused: records that other processes wrote as parts may come from attempts that
 their owner would not have named, and a joint transaction is one of a series, in which whoever comes next has to find
@@ -17,14 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rollbridge.client.outcomes import Known
-from rollbridge.client.results import ArrivedTransaction
+from rollbridge.client.results import ArrivedTransaction, Savepoint
 from rollbridge.errors import ConflictError
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import ClientSession
 from rollbridge.model.transaction import Arrived, KnownTransaction, State
 
 
-def arrived_of(known: Known, arrived: Arrived | None, session: ClientSession | None) -> ArrivedTransaction:
+def arrived_of(
+    known: Known, arrived: Arrived | None, session: ClientSession | None, savepoint: Savepoint | None = None
+) -> ArrivedTransaction:
     """Return what has arrived of a transaction; ``session`` is what is on record of its client's newest session."""
     group, item = known
     is_open = item.state is State.OPEN
@@ -42,6 +45,7 @@ def arrived_of(known: Known, arrived: Arrived | None, session: ClientSession | N
         streams=records_by_stream(item),
         lease_ends_ms=item.decided_ms + item.lease_ms if is_open else 0,
         obstacle=_obstacle(item, arrived, session) if is_open else "",
+        savepoint=savepoint,
     )
 
 
@@ -70,12 +74,13 @@ def _obstacle(known: KnownTransaction, arrived: Arrived | None, session: ClientS
     return ""
 
 
-def check_commit(found: ArrivedTransaction, records: int | None) -> None:
+def check_commit(found: ArrivedTransaction, records: int | None, *, at_savepoint: bool = False) -> None:
     """Check that somebody else than its owner may commit a transaction.
 
     Args:
         found: The transaction, as it was just found.
         records: How many records whoever asks expects it to hold; None if any number will do.
+        at_savepoint: Whether what came after its last savepoint is to be left out.
 
     Raises:
         ConflictError: it is open, and what its commit would have to name is not known, or it holds another number of
@@ -88,7 +93,15 @@ def check_commit(found: ArrivedTransaction, records: int | None) -> None:
             f"transaction {found.transaction} cannot be committed in its owner's place: {found.obstacle}; nothing was "
             "changed: run its program again if it goes on where it was, or abort it with `rollbridge txn abort`"
         )
-    check_records(found.transaction, found.group, found.records, records)
+    if at_savepoint and found.savepoint is None:
+        raise ConflictError(
+            f"transaction {found.transaction} has no savepoint; nothing was changed: commit all that has arrived of "
+            "it, or abort it"
+        )
+    holds = found.records
+    if at_savepoint and found.savepoint is not None:
+        holds = sum(found.savepoint.records.values())
+    check_records(found.transaction, found.group, holds, records)
 
 
 def check_records(transaction: object, group: GroupName, records: int, expected: int | None) -> None:

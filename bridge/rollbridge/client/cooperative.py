@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Final
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds, patience_s
+from rollbridge.client.frame_writer import Join
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import GroupCounters
 from rollbridge.client.recovery import Resumer
@@ -124,9 +125,15 @@ class JointPart(Part):
 
 
 class JointEnding(Transaction):
-    """Cooperative transaction in the process that ends it: parts have written all of it, its begin included."""
+    """Cooperative transaction in the process that ends it: parts have written all of it, its begin included.
+
+    All processes of the session have agreed on its streams, so none joins it late.
+    """
 
     __slots__ = ()
+
+    def _joining(self) -> Join | None:
+        return None
 
     def __init__(self, runtime: Runtime, plan: BeginPlan, transaction: TransactionId) -> None:
         completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -183,6 +183,9 @@ def offsets_bytes(item: GroupOffsets) -> int:
 Emit = Callable[[int, bytes, bytes], None]
 """Takes the place of the stream, and the key and value of a frame. If it raises, it is called again later."""
 
+Join = Callable[[str], PartStream]
+"""Has a stream join the transaction of a part; raises if it cannot."""
+
 _DATA: Final = int(FrameKind.DATA)
 
 
@@ -204,8 +207,10 @@ class PartWriter:
         "_base",
         "_client_epoch",
         "_emit",
+        "_join",
         "_key",
         "_limits",
+        "_sticky",
         "bytes",
         "completion",
         "count",
@@ -227,6 +232,7 @@ class PartWriter:
         sticky: int = 0,
         client_epoch: int = 0,
         room: ManifestRoom | None = None,
+        join: Join | None = None,
     ) -> None:
         """Start with nothing written.
 
@@ -239,6 +245,7 @@ class PartWriter:
             sticky: Place of the segment that gets records without a key first.
             client_epoch: Session epoch that frames carry.
             room: Size limit of the manifest; by default as the first stream's buffer allows.
+            join: Has another stream join the transaction, where the part may do that.
         """
         self.completion = completion
         self.part = part
@@ -255,7 +262,9 @@ class PartWriter:
         self._base = local_sequence(part, 0)
         self._limits = limits
         self._emit = emit
+        self._join = join
         self._client_epoch = client_epoch
+        self._sticky = sticky
 
     def write(
         self, stream: str, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int | None
@@ -407,7 +416,7 @@ class PartWriter:
         Raises:
             TransactionTooLargeError: the batch was not taken.
         """
-        lane = self.lanes[stream]
+        lane = self.lanes.get(stream) or self.lane_of(stream)
         self._check_room(len(batch))
         slot = lane.slots[at] or self._open_slot(lane, at)
         key = HEADER.pack(MAGIC, VERSION, _DATA, self._key, self.part, slot.number, first, records, self._client_epoch)
@@ -459,6 +468,17 @@ class PartWriter:
     def release(self) -> None:
         """Drop ``emit``: no frames are handed over any more."""
         self._emit = _nowhere
+        self._join = None
+
+    def slots(self) -> Iterator[PartSegment]:
+        """Iterate over the segments that were written to."""
+        return (slot for lane in self.lanes.values() for slot in lane.slots if slot is not None)
+
+    def add(self, route: Route) -> PartStream:
+        """Add a stream behind all others."""
+        lane = PartStream(route, len(self.lanes), self._limits, self._sticky)
+        self.lanes[route.stream] = lane
+        return lane
 
     def _open_slot(self, lane: PartStream, at: int) -> PartSegment:
         self.room.take(
@@ -583,20 +603,24 @@ class PartWriter:
     def lane_of(self, name: str) -> PartStream:
         """Return the lane of a stream by its name, or by that of the topic that it has adopted.
 
+        A stream that is none of the transaction's joins it, if the part may do that.
+
         Raises:
             InvalidRequestError: not a stream of the transaction.
         """
         lane = self.lanes.get(name)
         if lane is None and name:
             lane = next((item for item in self.lanes.values() if item.route.topic == name), None)
-        if lane is None:
+        if lane is not None:
+            return lane
+        if self._join is None:
             raise self._foreign(name)
-        return lane
+        return self._join(name)
 
     def _foreign(self, stream: str) -> InvalidRequestError:
         return InvalidRequestError(
             f"{stream} is not a stream of transaction {self.completion.transaction}, which was begun for "
-            f"{', '.join(self.lanes)}; the record was not written"
+            f"{', '.join(self.lanes)}, and only its owner may have others join; the record was not written"
         )
 
 

@@ -16,6 +16,7 @@ together. there is no partial failure state".
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from abc import abstractmethod
 from bisect import bisect_right
@@ -32,6 +33,7 @@ from rollbridge.errors import (
     InvalidRequestError,
     OutcomeUnknownError,
     RollbridgeError,
+    RolledBackError,
     TransactionAbortedError,
     TransactionClosedError,
     TransactionCommittedError,
@@ -64,6 +66,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ONE: Final = b"\1"
+_ALL: Final = sys.maxsize
 _NAME_AT = 3
 """Offset of the client name in a control record without a reason: behind version, kind and an empty text."""
 _STEPS_BYTES_MAX: Final = 36 * 1024
@@ -459,6 +462,7 @@ class PartSegment:
         "first_in_batch",
         "in_batch",
         "is_each",
+        "kept",
         "last",
         "number",
         "opened_s",
@@ -488,6 +492,8 @@ class PartSegment:
         self.first = 0
         self.last = 0
         self.segment: SegmentId | None = None
+        self.kept = _ALL
+        """How many of the records count: all, until the transaction is rolled back to a savepoint."""
         self.is_each = is_each
         """True if each record carries rollbridge's header, not only the first of a batch."""
         self.steps = bytearray()
@@ -514,6 +520,11 @@ class PartSegment:
 
     def locate(self, index: int, count: int) -> DLSN:
         """Return the DLSN of the part's ``index``-th record in this segment; raise the transaction's error."""
+        if index >= self.kept:
+            raise RolledBackError(
+                f"transaction {self.completion.transaction} was rolled back to a savepoint before this record: it does "
+                "not count, and is visible nowhere"
+            )
         error = self.completion.error()
         if error is not None:
             raise error
@@ -649,6 +660,31 @@ class WriteFuture(OutcomeFuture[DLSN]):
     @property
     def _completion(self) -> Completion:
         return self.slot.completion
+
+    def result(self, timeout: float | None = None) -> DLSN:
+        """Wait for the outcome of the transaction; return where the record stands.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Raises:
+            RolledBackError: the record does not count, as the transaction was rolled back to a savepoint before it.
+
+        Raises also what the future of a commit does.
+        """
+        if self.index >= self.slot.kept:
+            return self._value()  # which raises
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, then return what :meth:`result` would raise; None if it would not."""
+        if self.index >= self.slot.kept:
+            timeout = 0.0
+        return super().exception(timeout)
+
+    def done(self) -> bool:
+        """Return True if :meth:`result` would not wait."""
+        return self.index >= self.slot.kept or super().done()
 
     def _value(self) -> DLSN:
         return self.slot.locate(self.index, self.count)

@@ -45,7 +45,8 @@ from rollbridge.model.client_metrics import CommitAsked, TransactionCounts
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
-from rollbridge.model.requests import AdminRequest, RequestKind, Story
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, Story
+from rollbridge.model.savepoints import HeldSavepoint
 from rollbridge.model.transaction import Arrived, KnownTransaction, State
 from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 from rollbridge.zookeeper.metadata import Metadata
@@ -248,30 +249,47 @@ class OutcomeClient:
         request = self._request(transaction=str(identifier), owner=client or "")
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
 
-    def arrived(self, identifier: TransactionId, timeout_s: float) -> tuple[Known, Arrived | None]:
-        """Return what is known of a transaction, and what has arrived of it: None if it is not open.
+    def arrived(
+        self, identifier: TransactionId, timeout_s: float
+    ) -> tuple[Known, Arrived | None, HeldSavepoint | None]:
+        """Return what is known of a transaction, what has arrived of it (None if it is not open), its last savepoint.
 
         Raises:
             InvalidRequestError: a leader of an older version, which does not tell; nothing was changed.
 
         Raises also what :meth:`transaction` does.
         """
-        request = self._request(transaction=str(identifier), owner="")
-        found: dict[GroupName, Arrived | None] = {}
-
-        def ask(where: GroupName) -> list[Known]:
-            answer = self._metadata.ask(where, request, timeout_s)
-            if not answer.ok:
-                raise admin_refusal(answer, request.transaction)
-            found[where] = answer.arrived
-            return [(where, item) for item in answer.transactions]
-
-        where, known = self._one(ask, f"transaction {identifier}", None)
-        if known.state is State.OPEN and found[where] is None:
+        (where, known), answer = self._looked_up(identifier, timeout_s, None, "")
+        if known.state is State.OPEN and answer.arrived is None:
             raise InvalidRequestError(
                 f"the leader of group {where} is of an older version, which does not tell what has arrived of "
                 f"{identifier}; nothing was changed: update all coordinators first"
             )
+        return (where, known), answer.arrived, None if answer.savepoint is None else answer.savepoint.held()
+
+    def with_savepoint(
+        self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None, client: str | None = None
+    ) -> tuple[Known, HeldSavepoint | None]:
+        """Return what is known of a transaction, and the last savepoint of one that is open; None without any.
+
+        Raises as :meth:`transaction` does, and CorruptDataError if the savepoint cannot be read.
+        """
+        known, answer = self._looked_up(identifier, timeout_s, group, client or "")
+        return known, None if answer.savepoint is None else answer.savepoint.held()
+
+    def _looked_up(
+        self, identifier: TransactionId, timeout_s: float, group: GroupName | None, client: str
+    ) -> tuple[Known, AdminAnswer]:
+        request = self._request(transaction=str(identifier), owner=client)
+        found: dict[GroupName, AdminAnswer] = {}
+
+        def ask(where: GroupName) -> list[Known]:
+            answer = found[where] = self._metadata.ask(where, request, timeout_s)
+            if not answer.ok:
+                raise admin_refusal(answer, request.transaction)
+            return [(where, of_client(item, client)) for item in answer.transactions]
+
+        where, known = self._one(ask, f"transaction {identifier}", group)
         return (where, known), found[where]
 
     def story(self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None) -> TransactionStory:

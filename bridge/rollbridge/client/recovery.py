@@ -19,11 +19,12 @@ from typing import Final
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.abandoned import arrived_of, check_commit, check_records
-from rollbridge.client.frame_writer import piece_bytes
+from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, by_age, outcome_of
-from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, TransactionStory
+from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, Savepoint, TransactionStory
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
+from rollbridge.client.savepoints import SavepointLog, savepoint_of
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
@@ -43,7 +44,8 @@ from rollbridge.model.control import FENCED, ControlKind, ControlRecord
 from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import ClientSession
+from rollbridge.model.records import SAVEPOINTS, ClientSession
+from rollbridge.model.savepoints import HeldSavepoint
 from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.metadata import Metadata
@@ -61,16 +63,20 @@ class ResumedTransaction(Transaction):
     If it has ended before, its commit and its abort give the same answer as the first time.
     """
 
-    __slots__ = ("_earlier", "_known")
+    __slots__ = ("_known", "_last", "_others")
 
     def __init__(
-        self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int, known: KnownTransaction
+        self,
+        runtime: Runtime,
+        plan: BeginPlan,
+        completion: Completion,
+        part: int,
+        known: KnownTransaction,
+        savepoint: HeldSavepoint | None = None,
     ) -> None:
         """Take over a transaction as the leader knows it; return once the brokers have acknowledged that."""
-        self._known = known
-        self._earlier = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
         self._prepare(runtime, plan, completion, known.id.counter, part)
-        self._writer.room.bytes += sum(piece_bytes(key) for key in known.pieces)
+        self._take(known, savepoint)
         if known.state is State.OPEN:
             header = self._key_of(FrameKind.BEGIN)
             runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
@@ -84,16 +90,41 @@ class ResumedTransaction(Transaction):
         """Label given at its begin."""
         return self._known.label
 
+    def look_again(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
+        """Take what the leader says once former owners cannot write any more; nothing has been written here."""
+        if known.state is State.OPEN:
+            self._take(known, savepoint)
+
+    def _take(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
+        self._known = known
+        names = tuple(known.streams)
+        self._before = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
+        self._others = frozenset(piece.part for piece in self._before)
+        self._last = None if savepoint is None else savepoint_of(known.id, names, savepoint)
+        room = self._writer.room
+        room.bytes = ManifestRoom(0).bytes + sum(piece_bytes(key) for key in known.pieces)
+        if self._last is not None:
+            # Offsets and conditions are sent with the commit, so its former owner's are those of its last savepoint.
+            self._savepoints = SavepointLog(self._last.number, self._last.notes)
+            self._offsets = {item.group_id: item for item in self._last.offsets}
+            self._conditions = self._last.conditions
+            room.bytes += sum(map(offsets_bytes, self._last.offsets))
+            room.bytes += sum(map(condition_bytes, self._last.conditions))
+            self._others |= {piece.part for piece in self._last.pieces}
+
+    @property
+    def last_savepoint(self) -> Savepoint | None:
+        """The last savepoint of its former owners, as its leader has it; None if they made none, or it has ended."""
+        return self._last
+
     @property
     def earlier_records(self) -> Mapping[str, int]:
         """Records of its earlier owners that count, by stream; empty if it had ended before."""
         found = dict.fromkeys(self.streams, 0)
-        for piece in self._earlier:
-            found[self.streams[piece.stream]] += piece.records
+        for piece in self._before:
+            if piece.part in self._others:
+                found[self.streams[piece.stream]] += piece.records
         return found
-
-    def _own_pieces(self) -> list[Piece]:
-        return [*self._earlier, *super()._own_pieces()]
 
     def _is_mine(self) -> bool:
         return self._known.state is not State.OPEN or super()._is_mine()
@@ -102,7 +133,7 @@ class ResumedTransaction(Transaction):
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
     def _merged_pieces(self) -> Sequence[Piece]:
-        return self._writer.pieces()
+        return [piece for piece in self._pieces if piece.part not in self._others]
 
 
 def settled(known: KnownTransaction) -> Completion:
@@ -137,6 +168,8 @@ def _over(transaction: TransactionId) -> TransactionClosedError:
 
 logger = logging.getLogger(__name__)
 
+Check = Callable[[GroupName, KnownTransaction, HeldSavepoint | None], None]
+"""Takes what a leader says of a transaction that is about to be taken over; raises to leave it as it is."""
 _LOOK_AGAIN_S: Final = 0.05
 _FENCED_ASK_S: Final = 5.0
 
@@ -266,22 +299,28 @@ class Resuming(ABC):
             return resumer.arrived(TransactionId.of_any(transaction), resumer.seconds(timeout))
 
     def commit_arrived(
-        self, transaction: TransactionId | str, *, records: int | None = None, timeout: Timeout = None
+        self,
+        transaction: TransactionId | str,
+        *,
+        records: int | None = None,
+        at_savepoint: bool = False,
+        timeout: Timeout = None,
     ) -> CommitResult:
         """Commit an open transaction in the place of its owner, which is gone, with all that has arrived of it.
 
         Of each segment that is everything up to where the owner's last message arrived. What it had not sent yet is
-        lost, as are the conditions and offsets of consumer groups that it would have committed. An owner that comes
-        back can neither write nor end it any more. Asking again gives the same answer.
+        lost. Conditions and offsets of consumer groups are those of its last savepoint; without one they are lost, too.
+        An owner that comes back can neither write nor end it any more. Asking again gives the same answer.
 
         Args:
             transaction: Its id.
             records: How many records it is to hold, as :meth:`arrived` said; with any other number nothing is done.
+            at_savepoint: Leave out what came after its last savepoint.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
             ConflictError: only its owner can commit it, as ``obstacle`` of :meth:`arrived` says, or it holds another
-                number of records; nothing was changed.
+                number of records, or has no savepoint; nothing was changed.
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             AlreadyAbortedError, TransactionAbortedError, TransactionExpiredError: nothing of it is visible.
             OutcomeUnknownError: no answer in time; ask again.
@@ -289,7 +328,11 @@ class Resuming(ABC):
         resumer = self._resumer_if_open()
         deadline = Deadline(resumer.seconds(timeout))
         with answers_within(deadline.left()):
-            resumed = resumer.take_over_arrived(TransactionId.of_any(transaction), records, deadline.left())
+            resumed = resumer.take_over_arrived(
+                TransactionId.of_any(transaction), records, deadline.left(), at_savepoint=at_savepoint
+            )
+        if at_savepoint and resumed.last_savepoint is not None:
+            resumed.rollback_to(resumed.last_savepoint, deadline.left())
         return resumed.commit(timeout=deadline.left())
 
     def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout = None) -> datetime:
@@ -336,6 +379,7 @@ class Resumer:
         self._runtime = runtime
         self._sessions = sessions
         self._inquiry = OutcomeClient(metadata, client_name)
+        self._knows_savepoints = False
 
     def seconds(self, timeout: Timeout) -> float:
         """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
@@ -392,20 +436,22 @@ class Resumer:
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
         """See :meth:`Resuming.arrived`."""
-        (group, known), arrived = self._inquiry.arrived(transaction, timeout_s)
+        (group, known), arrived, held = self._inquiry.arrived(transaction, timeout_s)
         node = self._metadata.session.get(paths.session(group, known.client_name))
         session = None if node is None else ClientSession.from_json(node.value)
-        return arrived_of((group, known), arrived, session)
+        savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
+        return arrived_of((group, known), arrived, session, savepoint)
 
     def take_over_arrived(
-        self, transaction: TransactionId, records: int | None, timeout_s: float
+        self, transaction: TransactionId, records: int | None, timeout_s: float, *, at_savepoint: bool = False
     ) -> ResumedTransaction:
         """Take over a transaction that somebody else than its owner may commit; see :meth:`Resuming.commit_arrived`."""
         deadline = Deadline(timeout_s)
-        check_commit(self.arrived(transaction, deadline.left()), records)
+        check_commit(self.arrived(transaction, deadline.left()), records, at_savepoint=at_savepoint)
 
-        def check(group: GroupName, known: KnownTransaction) -> None:
-            check_records(transaction, group, known.records, records)
+        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
+            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
+            check_records(transaction, group, holds, records)
 
         return self.resume(transaction, deadline.left(), check=check)
 
@@ -415,7 +461,7 @@ class Resumer:
         timeout: Timeout,
         client: str | None = None,
         *,
-        check: Callable[[GroupName, KnownTransaction], None] | None = None,
+        check: Check | None = None,
     ) -> ResumedTransaction:
         """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before.
 
@@ -431,11 +477,18 @@ class Resumer:
             self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
             self._await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
-            group, known = self._inquiry.transaction(identifier, deadline.left(), group=group, client=client)
+            (group, known), savepoint = self._inquiry.with_savepoint(
+                identifier, deadline.left(), group=group, client=client
+            )
             if known.state is State.OPEN:
                 if check is not None:
-                    check(group, known)
-                return self._take_over(group, known, epoch)
+                    check(group, known, savepoint)
+                resumed = self._take_over(group, known, epoch, savepoint)
+                if check is None:
+                    # What former owners wrote until the BEGIN frames fenced them counts, too, and what they promised.
+                    (_, known), savepoint = self._inquiry.with_savepoint(identifier, deadline.left(), group=group)
+                    resumed.look_again(known, savepoint)
+                return resumed
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
 
@@ -562,7 +615,34 @@ class Resumer:
             waiting.pop(item.id.bytes, None)
             completion.fence()
 
-    def _take_over(self, group: GroupName, known: KnownTransaction, epoch: int) -> ResumedTransaction:
+    def claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
+        """Return a part number that nobody has had, for the owner of a transaction to go on with.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        self._await_record(transaction, Deadline(timeout_s))
+        return self._metadata.claim_part(group, transaction)
+
+    def check_savepoints(self) -> None:
+        """Check that all coordinators know savepoints; once they do, it is not looked again.
+
+        Raises:
+            InvalidRequestError: one does not; nothing was written.
+            UnavailableError: nobody could be asked.
+        """
+        if self._knows_savepoints:
+            return
+        lacking = self._metadata.lacking(SAVEPOINTS)
+        if lacking is not None:
+            raise InvalidRequestError(
+                f"coordinator {lacking}, does not know savepoints; nothing was written: upgrade all coordinators first"
+            )
+        self._knows_savepoints = True
+
+    def _take_over(
+        self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
+    ) -> ResumedTransaction:
         plan = self._plan(group, known, epoch)
         part = self._metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
@@ -570,7 +650,7 @@ class Resumer:
         completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._client_name)
         waiting[known.id.bytes] = completion
         try:
-            resumed = ResumedTransaction(self._runtime, plan, completion, part, known)
+            resumed = ResumedTransaction(self._runtime, plan, completion, part, known, savepoint)
         except BaseException:
             waiting.pop(known.id.bytes, None)
             raise

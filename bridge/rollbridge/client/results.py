@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.frames import PieceKey
+from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.ids import TransactionId, local_sequence
 from rollbridge.model.names import GroupName
 from rollbridge.model.sn import DLSN
@@ -47,6 +49,29 @@ class PartHandle:
     def records(self) -> int:
         """Number of records."""
         return sum(piece.records for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """State of an open transaction to which it can be rolled back, by its owner or by who resumes it. Can be pickled.
+
+    Attributes:
+        transaction: Id of the transaction.
+        number: Number within the transaction, from 1; later ones have higher numbers.
+        notes: All notes in force: those given with this savepoint, and those of earlier ones that it did not replace.
+        records: Records that count, by stream.
+    """
+
+    transaction: TransactionId
+    number: int
+    notes: Mapping[str, bytes] = field(hash=False)
+    records: Mapping[str, int] = field(hash=False)
+    pieces: tuple[Piece, ...] = field(default=(), repr=False, compare=False)
+    """What the records stand for; of somebody else's the counts of the first and the last one are not known."""
+    offsets: tuple[GroupOffsets, ...] = field(default=(), repr=False, compare=False)
+    """Consumer group offsets that were to be committed."""
+    conditions: tuple[StreamCondition, ...] = field(default=(), repr=False, compare=False)
+    """Conditions that had to hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +140,15 @@ class ArrivedTransaction(Outcome):
         streams: Records by stream, also of those that nothing was written to; empty if it has ended.
         lease_ends_ms: When its lease ends, ms since 1970; 0 if it has ended.
         obstacle: Why only its owner can commit it; empty if anybody may.
+        savepoint: Its last savepoint, if it has any: with the offsets of consumer groups and the conditions that are
+            committed with it.
     """
 
     bytes: int
     streams: Mapping[str, int]
     lease_ends_ms: int
     obstacle: str = ""
+    savepoint: Savepoint | None = None
 
 
 Ends = tuple[DLSN | None, DLSN | None]

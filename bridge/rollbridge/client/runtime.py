@@ -64,6 +64,11 @@ class Runtime:
     counts: TransactionCounts = field(default_factory=TransactionCounts)
     tracer: Tracer | None = field(default_factory=find_tracer)
     """Records spans; None without OpenTelemetry."""
+    check_savepoints: Callable[[], None] = lambda: None
+    """Raises if some coordinator that may lead does not know savepoints."""
+    claim_part: Callable[[GroupName, TransactionId, float], int] = lambda *_: 1
+    """Returns a part number of an open transaction that nobody has had, once it is on record. Takes a time-out in
+    seconds."""
 
 
 @dataclass(frozen=True)
@@ -290,22 +295,12 @@ class Planner:
 # Conditions of a transaction
 
 
-def new_condition(
-    runtime: Runtime, plan: BeginPlan, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
-) -> StreamCondition:
-    """Return the condition that a user states.
+def new_condition(runtime: Runtime, stream: str, key: bytes | None, sn: Expected, scope: Scope | str) -> Condition:
+    """Return the condition that a user states about a stream.
 
     Raises:
-        InvalidRequestError: not one of the transaction's streams, or no record of this key can have that SN.
+        InvalidRequestError: no record of this key can have that SN.
     """
-    place = plan.begin.places.get(stream)
-    if place is None:
-        place = next((at for at, route in enumerate(plan.routes) if route.topic == stream != ""), None)
-    if place is None:
-        raise InvalidRequestError(
-            f"{stream} is not one of the transaction's streams, which are {', '.join(plan.begin.streams)}; nothing was "
-            "sent"
-        )
     if not isinstance(key, bytes | None):
         raise InvalidRequestError(f"a key is bytes, not {type(key).__name__}; nothing was sent")
     condition = Condition(as_sn(sn), as_scope(scope), key)
@@ -314,7 +309,7 @@ def new_condition(
     except InvalidRequestError:
         # The SN may come from an epoch that is not cached here yet.
         _check_place(runtime.catalog.read(stream), stream, condition)
-    return StreamCondition(place, condition)
+    return condition
 
 
 def with_condition(known: tuple[StreamCondition, ...], condition: StreamCondition) -> tuple[StreamCondition, ...]:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache, partial
@@ -24,11 +25,27 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from confluent_kafka import TopicPartition
 
 from rollbridge.calls import Deadline, Timeout, answers_within
-from rollbridge.client.frame_writer import condition_bytes, offsets_bytes, piece_bytes
-from rollbridge.client.futures import Completion, OutcomeFuture
+from rollbridge.client.frame_writer import (
+    Join,
+    ManifestRoom,
+    PartWriter,
+    condition_bytes,
+    offsets_bytes,
+    piece_bytes,
+)
+from rollbridge.client.futures import Completion, OutcomeFuture, PartStream
 from rollbridge.client.identity import AskedCommit
-from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, find_ends
+from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
 from rollbridge.client.runtime import BeginPlan, Runtime, extension_ms, new_condition, with_condition
+from rollbridge.client.savepoints import (
+    SavepointFuture,
+    SavepointLog,
+    Waiting,
+    check_notes,
+    fault_of,
+    pieces_of,
+    records_by_stream,
+)
 from rollbridge.client.sender import Delivered, Undelivered
 from rollbridge.client.writing import Writing
 from rollbridge.consumer.commits import check_offsets
@@ -36,6 +53,7 @@ from rollbridge.errors import (
     AlreadyAbortedError,
     AlreadyCommittedError,
     ClientFencedError,
+    GroupMismatchError,
     InvalidRequestError,
     OutcomeUnknownError,
     RollbridgeError,
@@ -55,6 +73,8 @@ from rollbridge.model.frames import (
     HEADER,
     MAGIC,
     REASON_CHARACTERS_MAX,
+    SAVEPOINT_VERSION,
+    STREAMS_MAX,
     VERSION,
     FrameKind,
     Manifest,
@@ -100,7 +120,19 @@ class Transaction(Writing):
     Made by :meth:`rollbridge.Bridge.begin`. Nothing of it is visible before :meth:`commit`, and then all of it is.
     """
 
-    __slots__ = ("_asked", "_conditions", "_held", "_offsets", "_pieces", "_result", "_span", "_wish")
+    __slots__ = (
+        "_asked",
+        "_before",
+        "_conditions",
+        "_former",
+        "_held",
+        "_offsets",
+        "_pieces",
+        "_result",
+        "_savepoints",
+        "_span",
+        "_wish",
+    )
 
     def __init__(self, runtime: Runtime, plan: BeginPlan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
@@ -135,6 +167,9 @@ class Transaction(Writing):
         completion.ends_here = True
         self._wish = _Wish.NONE
         self._pieces: list[Piece] = []
+        self._before: list[Piece] = []  # of parts before the present one, and in force
+        self._former: list[PartWriter] = []  # that wrote here before the transaction was rolled back
+        self._savepoints: SavepointLog | None = None
         self._offsets: dict[str, GroupOffsets] = {}
         self._conditions: tuple[StreamCondition, ...] = ()
         self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
@@ -142,16 +177,51 @@ class Transaction(Writing):
         self._asked: AskedCommit | None = None
         self._span: TransactionSpan | None = None
 
+    def _joining(self) -> Join | None:
+        return self._join
+
+    def _join(self, name: str) -> PartStream:
+        """Have a stream join the transaction; called under the lock. If this raises, nothing has changed."""
+        known, plan = self._writer.lanes, self._plan
+        view = self._runtime.catalog.view(name)
+        route = view.route
+        if route.stream in known:
+            return known[route.stream]
+        if view.config.group != plan.group:
+            raise GroupMismatchError(
+                f"{route.stream} belongs to group {view.config.group} and transaction {self.id} to group {plan.group}; "
+                "a transaction spans streams of one group only; nothing was written"
+            )
+        if len(plan.routes) >= STREAMS_MAX:
+            raise InvalidRequestError(
+                f"a transaction spans at most {STREAMS_MAX} streams; {route.stream} did not join {self.id}, and "
+                "nothing was written"
+            )
+        self._send_outbox()
+        place = len(plan.routes)
+        streams = {**plan.begin.streams, route.stream: route.epoch}
+        grown = replace(plan, begin=replace(plan.begin, streams=streams), routes=(*plan.routes, route))
+        topic, partitions = grown.buffers[place]
+        buffer = topic, self._completion.transaction.counter % partitions
+        header = self._key_of(FrameKind.BEGIN, known=place)
+        self._sent_at.append(1)
+        self._acked_at.append(0)
+        try:
+            self._runtime.sender.send(*buffer, header, grown.begin_value, partial(self._delivered_elsewhere, place))
+        except BaseException:
+            del self._sent_at[place:], self._acked_at[place:]
+            raise
+        self._outbox = None  # from now on ends wait for acknowledgements, and nothing is gained by holding frames back
+        self._sent_elsewhere += 1
+        self._buffers.append(buffer)
+        self._plan = grown
+        return self._writer.add(route)
+
     def _trace(self, tracer: Tracer) -> None:
         """Begin the span of the transaction, which ends with its outcome."""
         begin = self._plan.begin
         self._span = TransactionSpan(tracer, str(self.id), begin.client_name, tuple(begin.streams), begin.label)
         self._span.end_with(self._completion)
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams that the transaction may write to."""
-        return tuple(self._plan.begin.streams)
 
     @property
     def label(self) -> str | None:
@@ -267,7 +337,8 @@ class Transaction(Writing):
         there. Several conditions must all hold.
 
         Args:
-            stream: One of the transaction's streams, or its adopted topic; the transaction need not write to it.
+            stream: ``scope/stream`` of the transaction's group, or its adopted topic; it joins the transaction if it is
+                not one of its streams, which need not write to it.
             key: Chooses the segment; may be left out for a stream of one segment.
             sn: SN or DLSN of the last record, as a conditional writer's ``tail`` or ``write`` returns it; ``EMPTY``:
                 there is none.
@@ -278,14 +349,197 @@ class Transaction(Writing):
             TransactionTooLargeError: the condition takes more than is left of a commit's size; the transaction stays
                 usable.
             TransactionClosedError: its end was asked for.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError: as
+                :meth:`write`; the transaction stays usable.
         """
-        condition = new_condition(self._runtime, self._plan, stream, key, sn, scope)
+        lane = self._writer.lanes.get(stream)
+        wanted = new_condition(self._runtime, stream if lane is None else lane.route.stream, key, sn, scope)
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
+            condition = StreamCondition(self._writer.lane_of(stream).place, wanted)
             conditions = with_condition(self._conditions, condition)
             self._writer.room.take(condition_bytes(condition), self.id, "this condition was not taken, the others were")
             self._conditions = conditions
+
+    def savepoint(self, notes: Mapping[str, bytes] | None = None, timeout: Timeout = None) -> Savepoint:
+        """Make a savepoint: what was written, sent as offsets and expected so far can be gone back to.
+
+        By :meth:`rollback_to`, here or in whatever process resumes the transaction, for as long as it is open. Records
+        of parts that other processes write are not in it. One costs a message, so it may be made often.
+
+        Args:
+            notes: What to find again with the savepoint: names to bytes, up to 64 KiB. They are added to those of
+                earlier savepoints, or replace them.
+            timeout: How long to wait until the brokers have it; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            InvalidRequestError: some coordinator does not know savepoints, or the notes are no such thing, or too many;
+                no savepoint was made.
+            TransactionTooLargeError: it would take more than a message may; no savepoint was made.
+            BackpressureError, CoordinatorUnavailableError, ZooKeeperUnavailableError: no savepoint was made; try again.
+            IncompleteError: the brokers refused something that it counts; the transaction can only be aborted.
+            UnavailableError: not acknowledged in time; it is still being sent.
+            TransactionClosedError: its end was asked for, or it has ended.
+        """
+        timeout_s = self._seconds(timeout)
+        with answers_within(timeout_s):
+            future = self.savepoint_async(notes)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError as fault:
+            raise UnavailableError(str(fault)) from fault
+
+    def savepoint_async(self, notes: Mapping[str, bytes] | None = None) -> SavepointFuture:
+        """Make a savepoint without waiting for brokers; the future returns what :meth:`savepoint` returns.
+
+        The first one of a connection looks in ZooKeeper whether all coordinators know savepoints.
+
+        Raises as :meth:`savepoint` does where no savepoint was made.
+        """
+        fresh = check_notes(notes or {})
+        self._runtime.check_savepoints()
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._check_deliveries()
+            self._writer.cut_all()
+            return self._save(self._own_pieces(), fresh)
+
+    def _save(self, pieces: Sequence[Piece], notes: Mapping[str, bytes]) -> SavepointFuture:
+        """Send a savepoint, or have it wait for other buffers; called under the lock, with all batches cut."""
+        log = self._log()
+        manifest = Manifest(pieces_of(pieces), tuple(self._offsets.values()), self._conditions)
+        frame = log.make(manifest, notes, self.id)
+        names = self.streams
+        savepoint = Savepoint(
+            self.id,
+            frame.number,
+            {**log.notes, **notes},
+            records_by_stream(names, pieces),
+            tuple(pieces),
+            manifest.offsets,
+            manifest.conditions,
+        )
+        sender = self._runtime.sender
+        future = SavepointFuture(savepoint, self._completion, sender.wait_until)
+        key, value = self._key_of(FrameKind.SAVEPOINT), frame.encode()
+        if self._outbox is None:
+            with log.lock:
+                log.waiting.append(Waiting(tuple(self._sent_at), key, value, future))
+            self._sent += 1
+        else:
+            if not self._outbox.has_room(value):
+                self._send_outbox()
+            self._send_with_outbox(key, value, partial(self._savepoint_delivered, future, not self._sent))
+            self._sent += 1
+        log.made(manifest, frame, notes)
+        self._send_savepoints()
+        return future
+
+    def _log(self) -> SavepointLog:
+        if self._savepoints is None:
+            self._savepoints = SavepointLog()
+        return self._savepoints
+
+    def rollback_to(self, savepoint: Savepoint, timeout: Timeout = None) -> None:
+        """Go back to a savepoint: what was written, sent as offsets or expected after it does not count.
+
+        Futures of such records raise :class:`~rollbridge.errors.RolledBackError`; those of earlier ones stay good. The
+        transaction goes on from there, with the streams that it has by now. Savepoints after this one are gone. What
+        was written and does not count still counts towards the limits of a transaction, and it can be resumed and
+        rolled back 1,000 times in all.
+
+        Args:
+            savepoint: One of this transaction that was made by this object, or the ``last_savepoint`` of a resumed one,
+                or one that its former owner handed on.
+            timeout: How long to wait until the brokers have all of it; the connection's ``commit_timeout`` by default.
+
+        Raises:
+            InvalidRequestError: not a savepoint of this transaction, or one that is gone; nothing was changed.
+            BackpressureError, ZooKeeperUnavailableError, CoordinatorUnavailableError: nothing was changed; try again.
+            IncompleteError: the brokers refused something; the transaction can only be aborted.
+            UnavailableError: not acknowledged in time; it is rolled back here, and that is still being sent.
+            TransactionClosedError: its end was asked for, or it has ended.
+        """
+        deadline = Deadline(self._seconds(timeout))
+        self._runtime.check_savepoints()
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._check_deliveries()
+            log = self._log()
+            log.check(savepoint, self.id)
+            own = {piece.key: piece.records for piece in self._writer.pieces()}
+            if own != {piece.key: piece.records for piece in savepoint.pieces if piece.part == self._writer.part}:
+                with answers_within(deadline.left()):
+                    part = self._runtime.claim_part(self._plan.group, self.id, deadline.left())
+                self._go_on_as(part)
+            self._before = [piece for piece in savepoint.pieces if piece.part != self._writer.part]
+            kept = pieces_of(savepoint.pieces)
+            for slot in [slot for writer in self._former for slot in writer.slots()]:
+                slot.kept = kept.get(PieceKey(slot.part, slot.place, slot.number), 0)
+            self._offsets = {item.group_id: item for item in savepoint.offsets}
+            self._conditions = savepoint.conditions
+            self._writer.room.bytes = self._room_of(savepoint)
+            log.undone.append(range(savepoint.number + 1, log.number + 1))
+            log.begin_anew(savepoint.notes)
+            future = self._save(self._own_pieces(), {})
+        try:
+            future.result(deadline.left())
+        except TimeoutError as fault:
+            raise UnavailableError(
+                f"the brokers have not acknowledged that transaction {self.id} was rolled back to savepoint "
+                f"{savepoint.number}; it is rolled back here, and that is still being sent"
+            ) from fault
+        self._check_deliveries()
+
+    def _go_on_as(self, part: int) -> None:
+        """Go on under another part number, so that nothing counts any more which the present one has written since.
+
+        BEGIN frames say so in all buffers, as where somebody resumes the transaction. They count only while nobody has
+        done that.
+        """
+        old = self._writer
+        header = self._key_of(FrameKind.BEGIN, part=part, former=old.part)
+        if self._outbox is not None:
+            self._outbox.clear()  # only what was written after the savepoint
+        for place, buffer in enumerate(self._buffers):
+            delivered = self._delivered if not place else partial(self._delivered_elsewhere, place)
+            self._runtime.sender.send_soon(*buffer, header, self._plan.begin_value, delivered)
+            if place:
+                self._sent_elsewhere += 1
+                self._sent_at[place] += 1
+            else:
+                self._sent += 1
+        self._former.append(old)
+        self._writer = PartWriter(
+            self._completion,
+            part,
+            self._plan.routes,
+            self._runtime.limits,
+            self._emit,
+            sticky=self._completion.transaction.counter,
+            client_epoch=self._plan.begin.client_epoch,
+            room=old.room,
+            join=self._joining(),
+        )
+        self._writer.frames, self._writer.bytes = old.frames, old.bytes
+        old.release()
+
+    def _room_of(self, savepoint: Savepoint) -> int:
+        """Return the bytes of a manifest that names what a savepoint names, at most."""
+        return ManifestRoom(0).bytes + (
+            sum(piece_bytes(piece.key) for piece in savepoint.pieces)
+            + sum(map(offsets_bytes, savepoint.offsets))
+            + sum(map(condition_bytes, savepoint.conditions))
+        )
+
+    @property
+    def records(self) -> int:
+        """Number of records written through this object that count."""
+        former = {writer.part for writer in self._former}
+        return self._writer.count + sum(piece.records for piece in self._before if piece.part in former)
 
     def extend(self, lease: timedelta, timeout: Timeout = None) -> datetime:
         """Let the transaction stay open for longer: until so long after now, and never for less than before.
@@ -409,7 +663,8 @@ class Transaction(Writing):
 
     def _own_pieces(self) -> list[Piece]:
         """Return the pieces that the manifest names beside the parts of other processes."""
-        return self._writer.pieces()
+        pieces = self._writer.pieces()
+        return [*self._before, *pieces] if self._before else pieces
 
     def _merged_pieces(self) -> Sequence[Piece]:
         """Return the pieces among which the first and the last committed record stand."""
@@ -500,6 +755,7 @@ class Transaction(Writing):
                 delivered = self._commit_delivered if self._sent else self._whole_delivered
                 self._send_with_outbox(self._key_of(FrameKind.COMMIT, asked.order), manifest, delivered)
             elif self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
+                self._send_savepoints()
                 self._runtime.sender.send(*self._commit_frame(manifest, asked.order))
             else:
                 self._held.append(manifest)
@@ -513,6 +769,7 @@ class Transaction(Writing):
 
     def _send_held(self) -> None:
         """Send the COMMIT frame that waited, once, on whichever thread comes first."""
+        self._send_savepoints()
         try:
             manifest = self._held.pop()
         except IndexError:
@@ -538,10 +795,46 @@ class Transaction(Writing):
         key = self._key_of(FrameKind.ABORT, None if self._asked is None else self._asked.order)
         self._runtime.sender.send_soon(*self._buffers[0], key, value, self._abort_delivered)
 
-    def _key_of(self, kind: FrameKind, order: CommitOrder | None = None) -> bytes:
+    def _key_of(
+        self, kind: FrameKind, order: CommitOrder | None = None, *, part: int = -1, known: int = 0, former: int = -1
+    ) -> bytes:
+        """Return the header of a frame.
+
+        Args:
+            kind: Its kind.
+            order: Position of an end among those of the connection.
+            part: Whose frame it is; by default the present part's.
+            known: Of a BEGIN frame with which a stream joins: how many there were before.
+            former: Of a BEGIN frame with which this owner goes on under another part number: the one before.
+        """
         epoch = self._plan.begin.client_epoch
-        fields = (0, 0, 0) if order is None else order.fields()
-        return HEADER.pack(MAGIC, VERSION, kind, self._completion.key, self._writer.part, *fields, epoch)
+        fields = (known, former + 1, 0) if order is None else order.fields()
+        version = SAVEPOINT_VERSION if kind is FrameKind.SAVEPOINT else VERSION
+        whose = self._writer.part if part < 0 else part
+        return HEADER.pack(MAGIC, version, kind, self._completion.key, whose, *fields, epoch)
+
+    def _send_savepoints(self) -> None:
+        """Send the savepoints that have waited for other buffers and need not any more, on whichever thread this is."""
+        log = self._savepoints
+        if log is None or not log.waiting:
+            return
+        acked = self._acked_at
+        with log.lock:
+            while log.waiting:
+                item = log.waiting[0]
+                if any(count > acked[place] for place, count in enumerate(item.needs)):
+                    return
+                log.waiting.popleft()
+                if self._completion.failure is None:
+                    delivered = partial(self._savepoint_delivered, item.future, False)
+                    self._runtime.sender.send_soon(*self._buffers[0], item.key, item.value, delivered)
+                else:
+                    log.unsent += 1
+                    item.future.settle(self._completion.failure)
+
+    def _answered(self) -> int:
+        log = self._savepoints
+        return super()._answered() + (0 if log is None else log.unsent)
 
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
         """Ask, retrying while that is not possible, and wait for the answer."""
@@ -590,8 +883,13 @@ class Transaction(Writing):
         if fault is not None and not self._completion.settled:
             self._send_abort_soon(f"its commit was refused: {fault}")
 
-    def _delivered_elsewhere(self, fault: Undelivered | None) -> None:
-        super()._delivered_elsewhere(fault)
+    def _savepoint_delivered(self, future: SavepointFuture, is_first: bool, fault: Undelivered | None) -> None:
+        (self._first_delivered if is_first else self._delivered)(fault)
+        future.settle(fault_of(self._completion, fault))
+
+    def _delivered_elsewhere(self, place: int, fault: Undelivered | None) -> None:
+        super()._delivered_elsewhere(place, fault)
+        self._send_savepoints()
         if self._held and self._acked_elsewhere >= self._sent_elsewhere:
             self._send_held()
 

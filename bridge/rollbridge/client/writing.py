@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from rollbridge.calls import Timeout, as_seconds, in_chunks
-from rollbridge.client.frame_writer import HOLD_S, Outbox, PartWriter, check_parts
+from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
 from rollbridge.client.futures import Completion, Headers, PartStream, WriteFuture
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import BeginPlan, Runtime
@@ -30,6 +31,7 @@ class Writing:
 
     __slots__ = (
         "_acked",
+        "_acked_at",
         "_acked_elsewhere",
         "_buffers",
         "_completion",
@@ -39,6 +41,7 @@ class Writing:
         "_plan",
         "_runtime",
         "_sent",
+        "_sent_at",
         "_sent_elsewhere",
         "_writer",
     )
@@ -57,6 +60,9 @@ class Writing:
         self._sent_elsewhere = 0
         self._acked = 0
         self._acked_elsewhere = 0
+        # The same of each buffer but the first, at its place.
+        self._sent_at = [0] * len(self._buffers)
+        self._acked_at = [0] * len(self._buffers)
         self._writer = PartWriter(
             completion,
             part,
@@ -65,14 +71,24 @@ class Writing:
             self._emit,
             sticky=counter,
             client_epoch=plan.begin.client_epoch,
+            join=self._joining(),
         )
         completion.group = plan.group
         completion.writers = (*completion.writers, self)
+
+    def _joining(self) -> Join | None:
+        """Return what has another stream join the transaction; None if that is not for this writer to do."""
+        return None
 
     @property
     def id(self) -> TransactionId:
         """Id of the transaction; pass it to ``join`` in another process."""
         return self._completion.transaction
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Streams that the transaction was begun for, and that had joined it as far as is known here."""
+        return tuple(self._plan.begin.streams)
 
     @property
     def completion(self) -> Completion:
@@ -96,7 +112,8 @@ class Writing:
         """Write a record; the commit makes it visible at the place that the future then returns.
 
         Args:
-            stream: One of the transaction's streams, ``scope/stream``.
+            stream: ``scope/stream``, or an adopted topic. One that the transaction was not begun for joins it if it is
+                of the same group, and this is the owner.
             key: Decides the segment; records with the same key stay in order. None: any segment.
             value: None is a tombstone.
             headers: Kept in their order; the name ``rollbridge`` is taken.
@@ -105,6 +122,9 @@ class Writing:
         Raises:
             RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
                 written, and the transaction stays usable.
+            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError: likewise; the stream cannot
+                join the transaction.
+            ZooKeeperUnavailableError: likewise; a stream that is to join could not be looked up.
             TransactionClosedError: its end was asked for, or it has ended: aborted, expired or committed.
         """
         if timestamp is not None and timestamp < 0:
@@ -136,6 +156,33 @@ class Writing:
 
         return in_chunks(records, write)
 
+    @property
+    def compression(self) -> Compression:
+        """Codec of its frames."""
+        return Compression(self._runtime.limits.compression)
+
+    def lane(self, stream: str) -> PartStream:
+        """Return a stream as this writer writes to it, with its segments and limits; for :meth:`put_batch`.
+
+        Raises as :meth:`write` does for a stream that is none of the transaction's.
+        """
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            return self._writer.lane_of(stream)
+
+    def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
+        """Write a ready-made record batch; see ``PartWriter.put_batch``.
+
+        Raises:
+            TransactionTooLargeError, BackpressureError: these records were not written.
+            TransactionClosedError: the transaction has ended, or the part is finished.
+        """
+        with self._lock:
+            if self._finished or self._completion.closed:
+                raise self._refusal()
+            self._writer.put_batch(stream, at, batch, first, last, records)
+
     def flush(self, timeout: Timeout = None) -> None:
         """Wait until the brokers have acknowledged everything written so far.
 
@@ -149,12 +196,16 @@ class Writing:
                 self._send_outbox()
             sent = self._sent + self._sent_elsewhere
         timeout_s = self._seconds(timeout)
-        if not self._runtime.sender.wait_until(lambda: self._acked + self._acked_elsewhere >= sent, timeout_s):
+        if not self._runtime.sender.wait_until(lambda: self._answered() >= sent, timeout_s):
             raise UnavailableError(
                 f"the brokers have not acknowledged everything of transaction {self.id} within {timeout_s:g} s; "
                 "it is still being sent"
             )
         self._check_deliveries()
+
+    def _answered(self) -> int:
+        """Return how many messages have been answered."""
+        return self._acked + self._acked_elsewhere
 
     def leave(self) -> None:
         """Refuse everything from now on: the transaction belongs to the process that forked this one."""
@@ -202,8 +253,10 @@ class Writing:
         topic, partition = self._buffers[place]
         outbox = self._outbox
         if place:
-            self._runtime.sender.send(topic, partition, key, value, self._delivered_elsewhere)
+            delivered = partial(self._delivered_elsewhere, place)
+            self._runtime.sender.send(topic, partition, key, value, delivered)
             self._sent_elsewhere += 1
+            self._sent_at[place] += 1
         elif outbox is None:
             self._runtime.sender.send(topic, partition, key, value, self._delivered)
             self._sent += 1
@@ -241,9 +294,10 @@ class Writing:
     def _first_delivered(self, fault: Undelivered | None) -> None:
         self._delivered(fault)
 
-    def _delivered_elsewhere(self, fault: Undelivered | None) -> None:
+    def _delivered_elsewhere(self, place: int, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
+        self._acked_at[place] += 1
         self._acked_elsewhere += 1
 
     def _fail(self, fault: Undelivered) -> None:
@@ -276,15 +330,6 @@ class Part(Writing):
         """Number of the part, 1 or more."""
         return self._writer.part
 
-    @property
-    def compression(self) -> Compression:
-        """Codec of its frames."""
-        return Compression(self._runtime.limits.compression)
-
-    def lane(self, stream: str) -> PartStream:
-        """Return one of the streams as this part writes to it, with its segments and limits; for :meth:`put_batch`."""
-        return self._writer.lane_of(stream)
-
     def check_parts(self, parts: int, each: int | None = None) -> None:
         """Refuse a number of parts, this one included, if each writes to all segments, or to ``each`` at most.
 
@@ -294,18 +339,6 @@ class Part(Writing):
         lanes = self._writer.lanes.values()
         segments = [(lane.place, number) for lane in lanes for number in lane.route.numbers]
         check_parts(parts, segments, each, self._writer.room.limit)
-
-    def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
-        """Write a ready-made record batch; see ``PartWriter.put_batch``.
-
-        Raises:
-            TransactionTooLargeError, BackpressureError: these records were not written.
-            TransactionClosedError: the transaction has ended, or the part is finished.
-        """
-        with self._lock:
-            if self._finished or self._completion.closed:
-                raise self._refusal()
-            self._writer.put_batch(stream, at, batch, first, last, records)
 
     def finish(self, timeout: Timeout = None) -> PartHandle:
         """Wait until the brokers have everything; return the handle that the owner passes to ``commit(parts=[...])``.

@@ -24,6 +24,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Final, NamedTuple
 
+from rollbridge.model import joins
 from rollbridge.model.commit_order import CommitLines, CommitOrder, LineKey
 from rollbridge.model.control import (
     EXPIRED,
@@ -41,6 +42,7 @@ from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX, Fences
 from rollbridge.model.frames import (
     ANYBODY,
     VERSION,
+    BeginFrame,
     FrameHeader,
     FrameKind,
     decode_abort,
@@ -70,8 +72,10 @@ from rollbridge.model.pieces import (
     begin_price,
     late_price,
     manifest_price,
+    savepoint_price,
     text_price,
 )
+from rollbridge.model.savepoints import HeldSavepoint, decode_savepoint
 from rollbridge.model.transaction import DECISIONS, AbortCause, Chronicle, Drop, Event, Move, Row, State, Stay, decide
 
 # Looking a member up in its enum takes longer, in CPython 3.11, than all else that the table costs a DATA frame.
@@ -89,11 +93,17 @@ _BEGIN_FRAME: Final = FrameKind.BEGIN
 _COMMIT_FRAME: Final = FrameKind.COMMIT
 _ABORT_FRAME: Final = FrameKind.ABORT
 _EXTEND_FRAME: Final = FrameKind.EXTEND
+_SAVEPOINT_FRAME: Final = FrameKind.SAVEPOINT
 _BUNDLE: Final = FrameKind.BUNDLE
 _LIMIT: Final = AbortCause.LIMIT
 
 TOMBSTONES_MAX: Final = 100_000
 """Transactions that have ended and whose ids are kept, so that no BEGIN frame that is read later opens them again."""
+TOLD_LESS: Final = (
+    "it was resumed by somebody who does not know of a stream that joined it just before, and of which its last "
+    "savepoint says that records count"
+)
+"""Reason of an ABORT record: two owners were at work at the same time."""
 _ROOM_TO_BEGIN: Final = 0.75
 """Share of the memory up to which transactions may begin; more is for those that are open, to grow."""
 _ROOM_TO_GROW: Final = 0.875
@@ -201,11 +211,14 @@ class BufferFold:
         log_position: an offset that the commit log had reached before what is folded next was folded.
         chronicle: what happened to the transactions, for the log of whoever folds.
         fresh: while it is not None, the ids of transactions that were opened and whose ids are still to be looked at.
-        extended: the ids of transactions whose leases were extended, until whoever folds takes note.
+        extended: the ids of transactions whose leases were extended, or whose streams have changed, until whoever folds
+            takes note.
         ended: while it is not None, every transaction that has ended; a leader has that.
         late: while it is not None, the ``terminated`` transactions whose owners' BEGIN frames were met.
         late_streams: the streams of which it is noted in ``late`` that they were named; None: any.
         late_bytes: memory that ``late`` takes, by its price.
+        joined_late: of a leader: where BEGIN frames stand with which streams joined transactions that were aborted
+            before that was met, until it takes note.
     """
 
     def __init__(
@@ -224,7 +237,7 @@ class BufferFold:
         self.limits = limits
         self._check_batch = check_batch
         self._terminated = terminated
-        self._tombstones: OrderedDict[bytes, None] = OrderedDict()
+        self._tombstones: OrderedDict[bytes, bool] = OrderedDict()
         self.open: dict[bytes, BufferedTransaction] = {}
         self.ages = Ages(self.open)
         self.decided: OrderedDict[bytes, BufferedTransaction] = OrderedDict()
@@ -243,6 +256,7 @@ class BufferFold:
         self.late: dict[bytes, LateBegin] | None = None
         self.late_streams: Collection[str] | None = None
         self.late_bytes = 0
+        self.joined_late: list[tuple[bytes, Partition, int]] = []
         self.chronicle = Chronicle()
 
     def fold(
@@ -374,18 +388,18 @@ class BufferFold:
         self.ages.shed()
         # A BEGIN frame of it may still stand unread, in another stream's buffer or doubled by a writer that is not
         # idempotent: it must not open the transaction again, which would end it a second time.
-        self._bury(transaction, ended=True)
+        self._bury(transaction, ended=True, aborted=event is not _MERGED)
 
     def restore(self, stream: str, partition: Partition, known: OngoingTransaction) -> None:
         """Put back what a partition said of an open transaction; nothing of the partition has been folded yet."""
         item = self.open.get(known.id)
         if item is None:
             item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms), begin_price(known.begin))
-            item.log_position = known.log_position
+            item.log_position, item.lister = known.log_position, known.lister
             self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
         before_ms = item.deadline_ms
         known.restore(item, stream, partition)
-        if item.deadline_ms > before_ms:
+        if item.deadline_ms != before_ms:
             self.ages.extend(item)
         price = item.price()
         self.held_bytes += price - item.held_bytes
@@ -434,10 +448,15 @@ class BufferFold:
         """
         assert self.late is not None
         known = self.late.get(transaction)
+        wanted = self.late_streams
+        named = tuple(streams) if wanted is None else tuple(intern(name) for name in streams if name in wanted)
         if known is None:
-            wanted = self.late_streams
-            named = tuple(streams) if wanted is None else tuple(intern(name) for name in streams if name in wanted)
             known = self.late[transaction] = LateBegin(named)
+            self.late_bytes += late_price(known)
+        elif not set(named) <= set(known.streams):  # some have joined late
+            self.late_bytes -= late_price(known)
+            whole = tuple(dict.fromkeys((*known.streams, *named)))
+            known = self.late[transaction] = LateBegin(whole, known.first_offsets)
             self.late_bytes += late_price(known)
         if partition not in known.first_offsets:
             known.first_offsets[partition] = offset
@@ -469,7 +488,7 @@ class BufferFold:
         """Return, per stream of an undecided transaction, the lowest epoch to which one refers."""
         lowest: dict[str, int] = {}
         for item in self.open.values():
-            for stream, epoch in item.begin.streams.items():
+            for stream, epoch in item.all_streams().items():
                 lowest[stream] = min(lowest.get(stream, epoch), epoch)
         return lowest
 
@@ -484,10 +503,10 @@ class BufferFold:
         if isinstance(row, Drop):
             self.dropped[row] += 1
 
-    def _bury(self, transaction: bytes, *, ended: bool = False) -> None:
+    def _bury(self, transaction: bytes, *, ended: bool = False, aborted: bool = False) -> None:
         if ended and self.ended is not None:
             self.ended.add(transaction)
-        self._tombstones[transaction] = None
+        self._tombstones[transaction] = aborted
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
 
@@ -526,6 +545,8 @@ class BufferFold:
                         self._meet(transaction, order)
             elif kind is _EXTEND_FRAME:
                 self._extend(transaction, header, stream, decode_extend(value), appended_ms)
+            elif kind is _SAVEPOINT_FRAME:
+                self._savepoint(transaction, header, stream, value, appended_ms)
         except CorruptDataError:
             self._corrupt(header, appended_ms)
 
@@ -556,6 +577,41 @@ class BufferFold:
             cause = f"its lease ends {deadline_ms - appended_ms} ms after the frame"
             state = transaction.state
             self.chronicle.changed(transaction.id, state, state, Event.EXTEND, cause, is_unusual=True)
+
+    def _savepoint(
+        self,
+        transaction: BufferedTransaction | None,
+        header: FrameHeader,
+        stream: str,
+        value: bytes,
+        appended_ms: int,
+    ) -> None:
+        """Keep what the present owner says that counts.
+
+        A session that a newer one has fenced is heard, unlike when it asks for an end: what is said here decides
+        nothing, all of it is in the buffers, and where later leaders read it again they know of newer sessions.
+        """
+        if transaction is None:
+            self._drop(decide(self._state_of(header.transaction), Event.SAVEPOINT))
+            return
+        said = decode_savepoint(value)
+        event = Event.SAVEPOINT if stream == transaction.begin.home else Event.ASTRAY
+        before = transaction.savepoint
+        is_next = before is not None and before.part == header.part
+        if header.part != transaction.owners.part:
+            event = Event.END_OF_FORMER
+        elif event is Event.SAVEPOINT and transaction.state is _OPEN and before is not None and is_next:
+            event = Event.SAVEPOINT_AGAIN if said.number <= before.frame.number else event
+        row = decide(transaction.state, event, transaction)
+        if row is not _TAKEN:
+            self._drop(row)
+            return
+        if before is not None and is_next:
+            said = said.after(before.frame)
+        elif not said.whole:
+            raise CorruptDataError("the first savepoint of an owner does not say all that counts")
+        transaction.savepoint = HeldSavepoint(header.part, said)
+        self._charge(transaction, savepoint_price(transaction.savepoint) - savepoint_price(before), appended_ms)
 
     def _hear_end(
         self,
@@ -619,23 +675,65 @@ class BufferFold:
         appended_ms: int,
         value: bytes,
     ) -> None:
-        """Take a further BEGIN frame: in another stream's buffer, doubled, or of somebody who goes on with it."""
-        is_resumed = header.part != OWNER_PART
+        """Take a further BEGIN frame: in another stream's buffer, doubled, or of somebody who goes on with it.
+
+        A stream may join with it, or come with the list of whoever goes on.
+        """
+        part, owners = header.part, transaction.owners
+        is_resumed = part != OWNER_PART
+        begin = decode_begin(value)
+        is_join = header.segment > 0
+        differs = transaction.lists is not None or not joins.is_same(begin.streams, transaction.begin.streams)
+        if (is_join or differs) and joins.learn(transaction, part, begin, is_join=is_join):
+            self._learned(transaction, appended_ms)
         event = Event.RESUME if is_resumed else Event.BEGIN
-        row = decide(transaction.state, event if stream in transaction.begin.places else Event.ASTRAY, transaction)
+        if transaction.place_of(stream) is None:
+            event = Event.ASTRAY
+        elif is_resumed and header.first_count and owners.last(stream) not in (header.first_count - 1, part):
+            event = Event.RESUME_OF_FORMER
+        row = decide(transaction.state, event, transaction)
         if row is not Stay.TAKEN:
             self._drop(row)
+            if event is Event.RESUME_OF_FORMER and stream == transaction.begin.home:
+                joins.bar(transaction, part)
+                self._reprice(transaction, appended_ms)
             return
         # Whoever resumes it begins it in all its buffers, also where the one before died before it had.
         transaction.begun_in.add(stream)
+        transaction.first_offsets.setdefault(partition, offset)
+        if is_join and stream != transaction.begin.home:
+            joins.note_join(transaction, part, stream)
+            self._reprice(transaction, appended_ms)
         if not is_resumed:
-            transaction.first_offsets.setdefault(partition, offset)
-            if transaction.state is State.OPEN and not transaction.begin.is_of(decode_begin(value)):
+            if transaction.state is State.OPEN and not transaction.begin.is_of(begin):
                 self.refuse(transaction.id, BEGUN_TWICE, appended_ms)  # whose its records are cannot be told
-        elif transaction.owners.is_full(stream):
+            elif appended_ms < transaction.begun_ms and stream == transaction.begin.home:
+                transaction.begun_ms = appended_ms  # what was met before is that of a stream which joined late
+                self.ages.extend(transaction)
+        elif owners.is_full(stream):
             self.refuse(transaction.id, f"it was resumed more than {OWNERS_MAX} times", appended_ms, _LIMIT)
-        elif transaction.owners.hand_over(stream, header.part, decode_begin(value)):
+        elif owners.hand_over(stream, part, begin):
             self._charge(transaction, OWNER_PRICE, appended_ms)
+            if stream == transaction.begin.home and transaction.state is State.OPEN:
+                self._hand_over(transaction, part, begin, appended_ms)
+
+    def _hand_over(self, transaction: BufferedTransaction, part: int, begin: BeginFrame, appended_ms: int) -> None:
+        """Go on with the streams of a new owner; refuse a transaction of which more was promised than it knows."""
+        if joins.told_less(transaction, begin):
+            self.refuse(transaction.id, TOLD_LESS, appended_ms)
+        elif joins.hand_over(transaction, part, begin):
+            self._learned(transaction, appended_ms)
+
+    def _learned(self, transaction: BufferedTransaction, appended_ms: int) -> None:
+        """Account for streams that have joined a transaction, or are not on its list any more."""
+        self.extended.add(transaction.id)
+        self.ages.extend(transaction)
+        self._reprice(transaction, appended_ms)
+
+    def _reprice(self, transaction: BufferedTransaction, appended_ms: int) -> None:
+        """Count what a transaction makes the fold hold anew, after a change that seldom is."""
+        if transaction.state is not State.ABORTING:
+            self._charge(transaction, transaction.price() - transaction.held_bytes, appended_ms)
 
     def _begin(
         self, header: FrameHeader, stream: str, partition: Partition, offset: int, appended_ms: int, value: bytes
@@ -644,12 +742,16 @@ class BufferFold:
         state = self._state_of(header.transaction)
         if state is _UNKNOWN and self.ended is not None and self.ended.is_lost(header.transaction, appended_ms):
             state = _ENDED
-        event = _BEGIN if header.part == OWNER_PART else Event.RESUME
+        is_owners = header.part == OWNER_PART
+        # The buffer of a stream that joined somebody who has resumed it holds nothing from before.
+        event = _BEGIN if is_owners or header.segment else Event.RESUME
         if state is _ENDED:
             self._drop(decide(state, event))
             # Only its owner's BEGIN could open it again; what is left in the buffer may be one of whoever resumed it.
             if self.late is not None and event is _BEGIN and header.transaction in self._terminated:
                 self.note_late(header.transaction, decode_begin(value).streams, partition, offset)
+            elif header.segment and self.ended is not None and self._tombstones.get(header.transaction):
+                self.joined_late.append((header.transaction, partition, offset))
             return
         begin = decode_begin(value)
         price, room = begin_price(begin), self.limits.held_bytes_max
@@ -671,6 +773,13 @@ class BufferFold:
             price,
         )
         item.first_offsets[partition] = offset
+        if header.segment and stream != begin.home:
+            joins.note_join(item, header.part, stream)
+        if not is_owners:
+            item.owners.hand_over(stream, header.part, begin)
+            joins.guess(item, header.part)
+        if item.lists is not None:
+            self._reprice(item, appended_ms)
         if self.chronicle.is_noting:
             self.chronicle.changed(item.id, state, row.to, _BEGIN, _of_client(begin.client_name, stream))
         if len(self.open) - len(self.decided) > self.limits.open_transactions_max:
@@ -681,7 +790,7 @@ class BufferFold:
             self.refuse(item.id, long_lease_reason(begin.lease_ms, self.limits.lease_ms_max), appended_ms, _LIMIT)
         if is_crowded:
             self.refuse(item.id, crowded_reason(room), appended_ms, _LIMIT)
-        if self.fences.epoch_of(begin.client_name) == begin.client_epoch:
+        if not is_owners or self.fences.epoch_of(begin.client_name) == begin.client_epoch:
             return  # its session is the newest, as it mostly is
         if self.fences.refuses(item.owners.session):
             self.refuse(item.id, FENCED, appended_ms, AbortCause.FENCED)
@@ -746,6 +855,8 @@ class BufferFold:
                 self.dropped[row] += 1
             return
         place = transaction.begin.places.get(stream)
+        if place is None:
+            place = transaction.place_of(stream)
         if place is None:
             self._drop(decide(transaction.state, Event.ASTRAY, transaction))
             return

@@ -159,6 +159,15 @@ class Owners:
         """Return True if it was resumed as often as it may be."""
         return len(self._parts.get(stream, _FIRST)) > OWNERS_MAX
 
+    def adopt(self, begin: BeginFrame) -> None:
+        """Take the BEGIN frame of the owner who began it, where one of somebody else was met first."""
+        if self.part == OWNER_PART:
+            self.session = (begin.client_name, begin.client_epoch)
+
+    def last(self, stream: str) -> int:
+        """Return the part number of the present owner, by a stream's buffer."""
+        return self._parts.get(stream, _FIRST)[-1]
+
     def hand_over(self, stream: str, part: int, begin: BeginFrame) -> bool:
         """Note that somebody resumes it; return False, and change nothing, if a later one has done so before."""
         known = self._parts.get(stream, _FIRST)

@@ -6,15 +6,17 @@ Its value is a ready-made record batch (DATA) or an Avro record (all others but 
     key, 44 bytes, big-endian                                                   value
     +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
     | magic | ver | kind | transaction id | part | segment | first count | records | epoch  |   | record batch |
-    | "RB"  |  1  | 1..6 |                |      |         |             |         |        |   | or Avro      |
+    | "RB"  | 1,2 | 1..7 |                |      |         |             |         |        |   | or Avro      |
     +-------+-----+------+----------------+------+---------+-------------+---------+--------+   +--------------+
     0       2     3      4                20     24        28            36        40      44
 
-    kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE, 6 EXTEND
+    kind         1 BEGIN, 2 DATA, 3 COMMIT, 4 ABORT, 5 BUNDLE, 6 EXTEND, 7 SAVEPOINT
     part         of an EXTEND frame of an administrator: the highest number, which no part has
-    ver          of all that follows, values too; magic, version, kind and transaction id stand there in every version
-    segment      DATA: segment number; else 0
-    first count  DATA: local sequence count of the first record; else 0
+    ver          of all that follows, values too; magic, version, kind and transaction id stand there in every version.
+                 2 for SAVEPOINT, and a BUNDLE that holds one, which leaders that do not know them must not pass over
+    segment      DATA: segment number; BEGIN with which a stream joins late: how many streams there were before; else 0
+    first count  DATA: local sequence count of the first record; BEGIN with which an owner goes on under another part
+                 number: its former one and 1; else 0
     records      DATA: number of records; BUNDLE: number of frames; else 0
     epoch        epoch of the client's session; 0 in a BUNDLE
 
@@ -36,7 +38,7 @@ is a header as above with kind 5, its value the frames in order, each without ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache, partial
@@ -56,6 +58,9 @@ from rollbridge.model.outcomes import RETAIN_DEFAULT
 HEADER: Final = Struct(">2sBB16sIIQII")
 MAGIC: Final = b"RB"
 VERSION: Final = 1
+SAVEPOINT_VERSION: Final = 2
+"""Of a SAVEPOINT frame and of a BUNDLE that holds one: releases before 0.3.0 refuse the transaction, and say why, where
+they would pass over a kind of frame that they do not know."""
 
 LABEL_CHARACTERS_MAX: Final = 1_000
 FRAME_BYTES_DEFAULT: Final = 896 * 1024
@@ -83,6 +88,7 @@ class FrameKind(IntEnum):
     ABORT = 4
     BUNDLE = 5
     EXTEND = 6
+    SAVEPOINT = 7
 
 
 class FrameHeader(NamedTuple):
@@ -98,7 +104,8 @@ class FrameHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the 44 bytes of the header."""
-        return HEADER.pack(MAGIC, VERSION, *self)
+        version = SAVEPOINT_VERSION if self.kind is _SAVEPOINT else VERSION
+        return HEADER.pack(MAGIC, version, *self)
 
     @property
     def order(self) -> CommitOrder | None:
@@ -117,6 +124,12 @@ ANYBODY: Final = PART_MAX
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 _ENDS: Final = (FrameKind.COMMIT, FrameKind.ABORT)
 _BUNDLE: Final = FrameKind.BUNDLE
+_SAVEPOINT: Final = FrameKind.SAVEPOINT
+_KINDS_OF_VERSION: Final[Mapping[int, Mapping[int, FrameKind]]] = {
+    VERSION: {number: kind for number, kind in _KINDS.items() if kind is not _SAVEPOINT},
+    SAVEPOINT_VERSION: {int(kind): kind for kind in (_SAVEPOINT, _BUNDLE)},
+}
+_NO_KINDS: Final[Mapping[int, FrameKind]] = {}
 
 
 def unpack_header(key: bytes | None) -> FrameHeader | None:
@@ -124,8 +137,8 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
     if key is None or len(key) != HEADER.size:
         return None
     magic, version, kind, transaction, part, segment, first_count, records, client_epoch = HEADER.unpack(key)
-    known = _KINDS.get(kind)
-    if magic != MAGIC or version != VERSION or known is None or transaction[2:4] != b"\0\0":
+    known = _KINDS_OF_VERSION.get(version, _NO_KINDS).get(kind)
+    if magic != MAGIC or known is None or transaction[2:4] != b"\0\0":
         return None
     if part > PART_MAX or segment > SEGMENT_NUMBER_MAX or (first_count > COUNT_MAX and known not in _ENDS):
         return None
@@ -133,9 +146,14 @@ def unpack_header(key: bytes | None) -> FrameHeader | None:
 
 
 def newer_version(key: bytes | None) -> tuple[bytes, int] | None:
-    """Return transaction and version of a frame that only a newer release can read; None of any other message."""
+    """Return transaction and version of a frame that only a newer release can read; None of any other message.
+
+    The message is no frame that :func:`unpack_header` knows.
+    """
     if key is None or len(key) < _TRANSACTION_BYTES.stop or key[:2] != MAGIC or key[2] <= VERSION:
         return None
+    if key[2] == SAVEPOINT_VERSION and key[3] in _KINDS_OF_VERSION[SAVEPOINT_VERSION]:
+        return None  # known, but malformed
     return key[_TRANSACTION_BYTES], key[2]
 
 
@@ -146,6 +164,7 @@ def is_foreign(key: bytes | None, value: bytes | None) -> bool:
 
 _INNER: Final = Struct(">BIIQIII")
 _SIZE: Final = Struct(">I")
+_VERSION_AT: Final = 2
 _KIND_BYTE: Final = slice(3, 4)
 _TRANSACTION_BYTES: Final = slice(4, 20)
 _AFTER_TRANSACTION: Final = slice(20, HEADER.size)
@@ -158,10 +177,13 @@ BUNDLE_BYTES_MAX: Final = 16 * 1024
 def pack_bundle(frames: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
     """Bundle frames of one transaction, each a packed header and a value; return the bundle's header and value."""
     parts: list[bytes] = []
+    version = VERSION
     for key, value in frames:
         parts += (key[_KIND_BYTE], key[_AFTER_TRANSACTION], _SIZE.pack(len(value)), value)
+        if key[_VERSION_AT] > version:
+            version = key[_VERSION_AT]
     head = frames[0][0]
-    whole = HEADER.pack(MAGIC, VERSION, FrameKind.BUNDLE, head[_TRANSACTION_BYTES], 0, 0, 0, len(frames), 0)
+    whole = HEADER.pack(MAGIC, version, FrameKind.BUNDLE, head[_TRANSACTION_BYTES], 0, 0, 0, len(frames), 0)
     return whole, b"".join(parts)
 
 
@@ -244,7 +266,7 @@ def decode_begin(value: bytes) -> BeginFrame:
 
 
 def _begin(value: bytes) -> BeginFrame:
-    datum = _decode("begin_frame", value)
+    datum = decode_value("begin_frame", value)
     if not datum["streams"]:
         raise CorruptDataError("a BEGIN frame names no stream")
     begin = _BEGINS.of_datum({**datum, "retain_ms": max(datum["retain_ms"], RETAIN_DEFAULT)})
@@ -297,15 +319,23 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the frame's value in Avro binary."""
-        return rollbridge_schemas.codec("commit_frame").encode(
-            {
-                "entries": [
-                    {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
-                    for key, records in self.pieces.items()
-                ],
-                "offsets": list(map(_OFFSETS.to_datum, self.offsets)),
-                "conditions": list(map(_CONDITIONS.to_datum, self.conditions)),
-            }
+        return rollbridge_schemas.codec("commit_frame").encode(self.to_datum())
+
+    def to_datum(self) -> rollbridge_schemas.Datum:
+        """Return its fields as they stand in a record."""
+        return {
+            "entries": [
+                {"part": key.part, "stream": key.stream, "segment": key.segment, "records": records}
+                for key, records in self.pieces.items()
+            ],
+            "offsets": list(map(_OFFSETS.to_datum, self.offsets)),
+            "conditions": list(map(_CONDITIONS.to_datum, self.conditions)),
+        }
+
+    def names_beyond(self, streams: int) -> bool:
+        """Return True if it names a stream at a place of ``streams`` or more."""
+        return any(key.stream >= streams for key in self.pieces) or any(
+            item.stream >= streams for item in self.conditions
         )
 
 
@@ -320,27 +350,36 @@ def decode_manifest(value: bytes) -> Manifest:
 
 
 def _manifest(value: bytes) -> Manifest:
+    return manifest_of(decode_value("commit_frame", value), "COMMIT")
+
+
+def manifest_of(datum: rollbridge_schemas.Datum, kind: str) -> Manifest:
+    """Return the manifest in the fields of a frame of a kind; raise as :func:`decode_manifest` does."""
     pieces: dict[PieceKey, int] = {}
-    datum = _decode("commit_frame", value)
     for entry in datum["entries"]:
         key = PieceKey(entry["part"], entry["stream"], entry["segment"])
         if key in pieces or entry["records"] <= 0 or min(key) < 0:
-            raise CorruptDataError(f"a COMMIT frame names {key} twice, below 0 or with {entry['records']} records")
+            raise CorruptDataError(f"a {kind} frame names {key} twice, below 0 or with {entry['records']} records")
         pieces[key] = entry["records"]
     try:
         offsets = tuple(map(_OFFSETS.of_datum, datum["offsets"]))
         conditions = tuple(map(_CONDITIONS.of_datum, datum["conditions"]))
     except InvalidRequestError as fault:
-        raise CorruptDataError(f"a COMMIT frame holds impossible offsets or conditions: {fault}") from fault
+        raise CorruptDataError(f"a {kind} frame holds impossible offsets or conditions: {fault}") from fault
+    check_named(offsets, conditions, kind)
+    return Manifest(pieces, offsets, conditions)
+
+
+def check_named(offsets: Iterable[GroupOffsets], conditions: Sequence[StreamCondition], kind: str) -> None:
+    """Raise CorruptDataError if a frame of a kind names too many offsets or conditions, or a stream below 0."""
     if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:
         raise CorruptDataError(
-            f"a COMMIT frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"
+            f"a {kind} frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"
         )
     if sum(len(item.condition.key or b"") for item in conditions) > KEY_BYTES_MAX:
-        raise CorruptDataError(f"a COMMIT frame holds conditions with more than {KEY_BYTES_MAX} bytes of keys")
+        raise CorruptDataError(f"a {kind} frame holds conditions with more than {KEY_BYTES_MAX} bytes of keys")
     if any(item.stream < 0 for item in conditions):
-        raise CorruptDataError("a COMMIT frame holds a condition on a stream below 0")
-    return Manifest(pieces, offsets, conditions)
+        raise CorruptDataError(f"a {kind} frame holds a condition on a stream below 0")
 
 
 _cached_manifest = lru_cache(maxsize=_CACHED_VALUES_MAX)(_manifest)
@@ -362,7 +401,7 @@ def decode_extend(value: bytes) -> int:
     Raises:
         CorruptDataError: The value does not decode.
     """
-    return max(int(_decode("extend_frame", value)["lease_ms"]), 0)
+    return max(int(decode_value("extend_frame", value)["lease_ms"]), 0)
 
 
 def decode_abort(value: bytes) -> str:
@@ -371,10 +410,15 @@ def decode_abort(value: bytes) -> str:
     Raises:
         CorruptDataError: The value does not decode.
     """
-    return str(_decode("abort_frame", value)["reason"])[:REASON_CHARACTERS_MAX]
+    return str(decode_value("abort_frame", value)["reason"])[:REASON_CHARACTERS_MAX]
 
 
-def _decode(schema: str, value: bytes) -> rollbridge_schemas.Datum:
+def decode_value(schema: str, value: bytes) -> rollbridge_schemas.Datum:
+    """Decode a frame's value of a schema.
+
+    Raises:
+        CorruptDataError: The value does not decode.
+    """
     try:
         return rollbridge_schemas.codec(schema).decode(value)
     except rollbridge_schemas.SchemaError as fault:

@@ -11,15 +11,17 @@ Source: PIP-196 (a snapshot ends at the max read position, which the oldest ongo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Final
 
+from rollbridge.model import joins
 from rollbridge.model.frames import BeginFrame, PieceKey
-from rollbridge.model.ids import COUNT_MAX
+from rollbridge.model.ids import COUNT_MAX, OWNER_PART
 from rollbridge.model.mapper import Mapper, StoredAs
 from rollbridge.model.names import Partition, parse_buffer_topic
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames
+from rollbridge.model.savepoints import HeldSavepoint, StoredSavepoint
 from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
 from rollbridge_schemas import Datum
 
@@ -86,7 +88,10 @@ def _differences(first: int, values: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTransaction:
-    """What one partition knows of an open transaction; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``."""
+    """What one partition knows of an open transaction; see ``schemas/rollbridge_schemas/ongoing_transactions.avsc``.
+
+    The last three fields stand there among the additions.
+    """
 
     id: Annotated[bytes, StoredAs(write=_id_parts, read=_id_of)]
     begin: BeginFrame
@@ -97,6 +102,14 @@ class OngoingTransaction:
     owners: tuple[int, ...] = ()
     owner: Annotated[tuple[str, int], StoredAs(fields=("owner_name", "owner_epoch"))] = ("", 0)
     frames: Annotated[Sequence[FrameRef], StoredAs(write=_columns, read=_frames_of)] = ()
+    lister: int = OWNER_PART
+    joins: tuple[int, ...] = ()
+    savepoint: HeldSavepoint | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is anything to say of it among the additions."""
+        return self.lister != OWNER_PART or bool(self.joins) or self.savepoint is not None
 
     @classmethod
     def of(cls, transaction: BufferedTransaction, stream: str, partition: Partition) -> OngoingTransaction:
@@ -111,37 +124,80 @@ class OngoingTransaction:
             owners=transaction.owners.of(stream),
             owner=transaction.owners.session,
             frames=HeldFrames(replace(item, batch=None) for item in transaction.frames if item.partition == partition),
+            lister=transaction.lister,
+            joins=() if transaction.lists is None else transaction.lists.joins.get(stream, ()),
+            savepoint=transaction.savepoint if stream == transaction.begin.home else None,
         )
 
     def restore(self, transaction: BufferedTransaction, stream: str, partition: Partition) -> None:
         """Put it back into a transaction that nothing of this partition has been folded into."""
+        deadline_ms = max(self.begun_ms + self.begin.lease_ms, transaction.deadline_ms)
+        # What another buffer's record said may be older: of fewer streams, or of those of another owner.
+        joins.learn(transaction, self.lister, self.begin)
+        transaction.begun_ms = min(transaction.begun_ms, self.begun_ms)
+        if deadline_ms > transaction.deadline_ms:
+            # It was extended, and the record of another buffer is older.
+            transaction.begin = replace(transaction.begin, lease_ms=deadline_ms - transaction.begun_ms)
+        transaction.owners.restore(stream, self.owners, self.owner)
+        place = transaction.place_of(stream)
+        assert place is not None  # it is on the list of this record, so at least a stray
         if self.is_begun:
             transaction.begun_in.add(stream)
-        if self.begin.lease_ms > transaction.begin.lease_ms:
-            # It was extended, and the record of another buffer is older.
-            transaction.begin = self.begin
+        for part in self.joins:
+            joins.note_join(transaction, part, stream)
         transaction.first_offsets[partition] = self.first_position
-        transaction.owners.restore(stream, self.owners, self.owner)
-        transaction.frames.extend(self.frames)
-        size = sum(item.size for item in self.frames)
-        transaction.bytes += size
-        place = transaction.begin.places.get(stream)
-        if place and size:
-            transaction.note_beside(place, size)
+        if self.savepoint is not None:
+            transaction.savepoint = self.savepoint
         for item in self.frames:
+            if item.piece.stream != place:
+                item.piece = item.piece._replace(stream=place)
+            transaction.frames.append(item)
+            transaction.bytes += item.size
+            if place:
+                transaction.note_beside(place, item.size)
             transaction.last_count[item.piece] = item.first_count
+        if stream == transaction.begin.home and transaction.owners.part > transaction.lister:
+            joins.hand_over(transaction, transaction.owners.part, self.begin)
 
 
 _TRANSACTION: Final = Mapper(OngoingTransaction, "ongoing_transactions.transactions")
 
 
+def _additions(transactions: Sequence[OngoingTransaction]) -> list[Datum]:
+    return [
+        {
+            "transaction": number,
+            "lister": item.lister,
+            "joins": list(item.joins),
+            "savepoint": None if item.savepoint is None else asdict(StoredSavepoint.of(item.savepoint)),
+        }
+        for number, item in enumerate(transactions)
+        if item.has_more
+    ]
+
+
 def _transactions_of(datum: Datum) -> tuple[OngoingTransaction, ...]:
     place = {"partition": (datum["topic"], datum["partition"])}
-    return tuple(_TRANSACTION.of_datum(item | place) for item in datum["transactions"])
+    found = [_TRANSACTION.of_datum(item | place) for item in datum["transactions"]]
+    for more in datum["additions"]:
+        number, stored = more["transaction"], more["savepoint"]
+        if not 0 <= number < len(found):
+            raise ValueError(f"there is no transaction {number} in a record of {len(found)}")
+        found[number] = replace(
+            found[number],
+            lister=more["lister"],
+            joins=tuple(more["joins"]),
+            savepoint=None if stored is None else StoredSavepoint(**stored).held(),
+        )
+    return tuple(found)
 
 
 _TRANSACTIONS: Final = StoredAs(
-    write=lambda record: {"transactions": list(map(_TRANSACTION.to_datum, record.transactions))}, read=_transactions_of
+    write=lambda record: {
+        "transactions": list(map(_TRANSACTION.to_datum, record.transactions)),
+        "additions": _additions(record.transactions),
+    },
+    read=_transactions_of,
 )
 
 

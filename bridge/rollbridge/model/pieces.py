@@ -19,7 +19,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self, overload
 
@@ -28,8 +28,9 @@ from rollbridge.model.conditions import RefusedCondition
 from rollbridge.model.control import is_too_scattered, scattered_reason
 from rollbridge.model.fences import NO_SESSION, Owners, SessionName
 from rollbridge.model.frames import BeginFrame, Manifest, PieceKey
-from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, TransactionId
+from rollbridge.model.ids import COUNT_BITS, COUNT_MAX, OWNER_PART, TransactionId
 from rollbridge.model.names import Partition
+from rollbridge.model.savepoints import HeldSavepoint
 from rollbridge.model.transaction import AbortCause, State
 
 # Held frames.
@@ -150,6 +151,19 @@ class HeldFrames(Sequence[FrameRef]):
                 yield pieces[words[at + 1] >> _HALF_BITS], words[at] >> _HALF_BITS
                 at += _WORDS
 
+    def move(self, places: Mapping[int, int]) -> None:
+        """Give the streams of pieces other places."""
+
+        def moved(piece: PieceKey) -> PieceKey:
+            return piece._replace(stream=places.get(piece.stream, piece.stream))
+
+        for frame in self._cached:
+            frame.piece = moved(frame.piece)
+        packed = self._packed
+        if packed is not None:
+            packed.pieces = [moved(piece) for piece in packed.pieces]
+            packed.numbers = {piece: number for number, piece in enumerate(packed.pieces)}
+
     def __len__(self) -> int:
         packed = self._packed
         return len(self._cached) if packed is None else len(self._cached) + len(packed.words) // _WORDS
@@ -254,6 +268,14 @@ LATE_PLACE_PRICE: Final = 200
 """A partition in which such a frame stands: 60 to 170."""
 NAMED_PRICE: Final = 350
 """A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
+SAVEPOINT_PRICE: Final = 600
+"""A savepoint without what it names: 500."""
+NOTE_PRICE: Final = 250
+"""A note of one, besides its bytes: 200."""
+LISTS_PRICE: Final = 1_200
+"""What is noted once the BEGIN frames of a transaction name different streams: 1,000."""
+LATER_PRICE: Final = 400
+"""An owner who may come to own it and names other streams, besides these: 330."""
 
 
 def text_price(text: str | None) -> int:
@@ -274,6 +296,15 @@ def manifest_price(manifest: Manifest) -> int:
     texts = sum(len(item.condition.key or b"") for item in manifest.conditions)
     texts += sum(text_price(topic) for item in manifest.offsets for topic, _ in item.offsets)
     return NAMED_PRICE * named + texts
+
+
+def savepoint_price(held: HeldSavepoint | None) -> int:
+    """Return the price of what is in force of the savepoints of a transaction."""
+    if held is None:
+        return 0
+    notes = held.frame.notes
+    texts = sum(text_price(name) + len(value) for name, value in notes.items())
+    return SAVEPOINT_PRICE + manifest_price(held.frame.manifest) + NOTE_PRICE * len(notes) + texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +340,37 @@ class _Matched(NamedTuple):
                     misfit = f"a frame of {piece} holds {records} records where the commit names {left} more"
                 missing[piece] = left - records
         return cls(manifest, len(frames), all(left <= 0 for left in missing.values()), misfit)
+
+
+@dataclass(slots=True)
+class StreamLists:
+    """What is known of the streams of a transaction whose BEGIN frames do not all name the same.
+
+    See :mod:`rollbridge.model.joins`, which changes it.
+
+    Attributes:
+        is_guessed: Whether the list in force is that of somebody who resumed it, as no BEGIN frame of the owner who
+            began it has been met.
+        later: Lists of those who may come to own it: part numbers above that of the list in force.
+        strays: Streams that are not on the list in force, with their reference epochs, and at which place their pieces
+            stand.
+        joins: For each stream that joined late: the parts with which it did, in the order of its buffer.
+        barred: Parts that will never own it, as their BEGIN frame in the home stream's buffer did not count.
+        next_place: Place of the next stray.
+    """
+
+    is_guessed: bool = False
+    later: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    strays: dict[str, tuple[int, int]] = field(default_factory=dict)
+    joins: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    barred: set[int] = field(default_factory=set)
+    next_place: int = 1 << 24
+
+    def price(self) -> int:
+        """Return its memory."""
+        names = sum(STREAM_PRICE + text_price(name) for name in self.strays)
+        later = sum(LATER_PRICE + LATE_STREAM_PRICE * len(item) for item in self.later.values())
+        return LISTS_PRICE + names + later + STREAM_PRICE * len(self.joins) + OWNER_PRICE * len(self.barred)
 
 
 @dataclass(slots=True, eq=False)
@@ -347,6 +409,12 @@ class BufferedTransaction:
     """Session that asked for its end; another one may have resumed the transaction since."""
     order: CommitOrder | None = None
     """Position of its commit among those of the requesting connection; None if it is not numbered."""
+    savepoint: HeldSavepoint | None = None
+    """What is in force of its savepoints; None if it has none."""
+    lister: int = OWNER_PART
+    """Part of the owner whose list of streams is in force: that of ``begin``."""
+    lists: StreamLists | None = None
+    """What else is known of its streams; None if all of its BEGIN frames name the same."""
     _match: _Matched | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -367,8 +435,9 @@ class BufferedTransaction:
         """Iterate over its streams that have frames, with the bytes of these."""
         left = self.bytes
         for place, size in (self.beside or {}).items():
-            yield self.begin.epochs[place][0], size
             left -= size
+            if place < len(self.begin.epochs):  # not of one that only another owner named
+                yield self.begin.epochs[place][0], size
         if left:
             yield self.begin.home, left
 
@@ -380,11 +449,67 @@ class BufferedTransaction:
         """Transaction id as a value."""
         return TransactionId.from_bytes(self.id)
 
+    def place_of(self, stream: str) -> int | None:
+        """Return at which place the pieces of a stream stand, also of one that another owner named; else None."""
+        place = self.begin.places.get(stream)
+        if place is None and self.lists is not None and stream in self.lists.strays:
+            return self.lists.strays[stream][1]
+        return place
+
+    def all_streams(self) -> Mapping[str, int]:
+        """Return its streams with their reference epochs, also those that only another owner named."""
+        if self.lists is None or not self.lists.strays:
+            return self.begin.streams
+        return {name: epoch for name, (epoch, _) in self.lists.strays.items()} | dict(self.begin.streams)
+
+    def is_settled_whose(self) -> bool:
+        """Return whether there is no doubt about its streams, as far as its frames have been met."""
+        return self.lists is None or not (self.lists.is_guessed or self.lists.later or self.lists.strays)
+
+    def names_beyond(self) -> bool:
+        """Return whether the manifest names a stream of which no BEGIN frame has been met: one that joined late."""
+        return self.manifest is not None and self.manifest.names_beyond(len(self.begin.epochs))
+
     def is_complete(self) -> bool:
         """Return whether all frames that the manifest names have arrived, and a BEGIN frame in each stream's buffer."""
-        if self.manifest is None or len(self.begun_in) < len(self.begin.streams):
+        manifest = self.manifest
+        if manifest is None or len(self.begun_in) < len(self.begin.streams):
             return False
-        return self._is_plain() or self._matched(self.manifest).is_complete
+        # Of pieces in a stream that has not joined, no frame has arrived.
+        if (manifest.conditions and self.names_beyond()) or (self.lists is not None and not self._all_begun()):
+            return False
+        return self._is_plain() or self._matched(manifest).is_complete
+
+    def _all_begun(self) -> bool:
+        return not self.names_beyond() and self.begun_in.issuperset(self.begin.streams)
+
+    def arrived(self) -> dict[PieceKey, int]:
+        """Return how many records of each piece of its owners have arrived and count, as far as anybody can tell.
+
+        Of owners before the one who made the last savepoint that is exactly what it names.
+        """
+        found: dict[PieceKey, int] = {}
+        counted = [self._counted(name) for name in self.begin.streams]
+        for piece, records in self.frames.counts():
+            if piece.stream < len(counted) and piece.part in counted[piece.stream]:
+                found[piece] = found.get(piece, 0) + records
+        held = self.savepoint
+        if held is None:
+            return found
+        chain = self.owners.parts
+        before = frozenset(chain[: chain.index(held.part)] if held.part in chain else ())
+        for piece in [item for item in found if item.part in before]:
+            records = min(found.pop(piece), held.pieces.get(piece, 0))
+            if records:
+                found[piece] = records
+        return found
+
+    def _counted(self, stream: str) -> Collection[int]:
+        """Return the parts of owners whose records in a stream count: all, but for a stream that joined since."""
+        chain = self.owners.parts
+        joined = () if self.lists is None else self.lists.joins.get(stream, ())
+        since = max((chain.index(part) for part in joined if part in chain), default=0)
+        return chain[since:]
 
     def manifest_fault(self) -> str | None:
         """Return why the complete set of frames can never match the manifest; None if it does."""
@@ -456,6 +581,8 @@ class BufferedTransaction:
             + PIECE_PRICE * len(self.last_count)
             + OWNER_PRICE * self.owners.resumed
             + (0 if self.manifest is None else manifest_price(self.manifest))
+            + (0 if self.savepoint is None else savepoint_price(self.savepoint))
+            + (0 if self.lists is None else self.lists.price())
         )
 
     def _matched(self, manifest: Manifest) -> _Matched:
@@ -506,7 +633,7 @@ class Ages:
         self._young.append(item)
 
     def extend(self, item: BufferedTransaction) -> None:
-        """Note that the lease of a transaction ends later than was known."""
+        """Note that the lease of a transaction does not end when it was known to."""
         heapq.heappush(self._deadlines, (item.deadline_ms, item.id))
 
     def overdue(self, now_ms: int) -> list[BufferedTransaction]:
@@ -516,7 +643,13 @@ class Ages:
         while self._deadlines and self._deadlines[0][0] < now_ms:
             entry = heapq.heappop(self._deadlines)
             item = self._known.get(entry[1])
-            if item is not None and item.state is State.OPEN and item.deadline_ms <= entry[0]:
+            # Its deadline has its own entry if it was changed; the same twice stands one behind the other.
+            if (
+                item is not None
+                and item.state is State.OPEN
+                and item.deadline_ms == entry[0]
+                and item not in found[-1:]
+            ):
                 found.append(item)
                 kept.append(entry)
         for entry in kept:

@@ -451,6 +451,10 @@ class ControllerEpoch(NodeRecord):
     since_ms: int
 
 
+SAVEPOINTS: Final = "savepoints"
+"""What a coordinator knows that takes SAVEPOINT frames, hands them out, and lets owners go back to them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Coordinator(NodeRecord):
     """A coordinator that is alive, and those of its settings that others judge its work by.
@@ -463,6 +467,7 @@ class Coordinator(NodeRecord):
         lease_ms_max: The longest lease that it grants; 0 if it does not say.
         release: The version of rollbridge that it runs; empty before 0.2.0.
         page: Where its live page is, a URL; empty if it has none, or none that others reach.
+        knows: What clients ask for before they use it: :data:`SAVEPOINTS`.
     """
 
     SCHEMA: ClassVar = "coordinator"
@@ -475,6 +480,7 @@ class Coordinator(NodeRecord):
     lease_ms_max: int = 0
     release: str = ""
     page: str = ""
+    knows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

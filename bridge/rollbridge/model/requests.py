@@ -11,6 +11,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import DEFAULT_GROUP
 from rollbridge.model.records import Retention
+from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.scaling import ScalingPolicy
 from rollbridge.model.transaction import Arrived, KnownTransaction, TransactionEvent
 
@@ -96,8 +97,8 @@ class Story:
 class AdminAnswer(NodeRecord):
     """The answer to an admin request; ``code`` is that of the error class that the client raises.
 
-    ``story`` is that of the one transaction that was described, ``arrived`` that of an open one that was looked up by
-    its id.
+    ``story`` is that of the one transaction that was described, ``arrived`` and ``savepoint`` are those of an open one
+    that was looked up by its id.
     """
 
     SCHEMA: ClassVar = "answer"
@@ -110,6 +111,7 @@ class AdminAnswer(NodeRecord):
     transactions: tuple[KnownTransaction, ...] = ()
     story: Story | None = None
     arrived: Arrived | None = None
+    savepoint: StoredSavepoint | None = None
 
 
 def refusing(code: str, why: str, now_ms: int) -> AdminAnswer:

@@ -80,10 +80,17 @@ class Event(StrEnum):
     """The COMMIT frame, in the buffer of its first stream."""
     ABORT = "abort"
     """The ABORT frame, in the buffer of its first stream, or an admin request."""
+    SAVEPOINT = "savepoint"
+    """A SAVEPOINT frame, in the buffer of its first stream."""
+    SAVEPOINT_AGAIN = "savepoint-again"
+    """A SAVEPOINT frame whose owner has made a later one, or this one."""
     EXTEND = "extend"
     """An EXTEND frame, in the buffer of its first stream."""
     END_OF_FORMER = "end-of-former-owner"
-    """A COMMIT, ABORT or EXTEND frame of a former owner, or of a session that a newer one has fenced."""
+    """A COMMIT, ABORT or EXTEND frame of a former owner, or of a session that a newer one has fenced; or a SAVEPOINT
+    frame of a former owner."""
+    RESUME_OF_FORMER = "resume-of-former-owner"
+    """A BEGIN frame with which an owner goes on under another part number, after somebody else has resumed it."""
     ASTRAY = "astray"
     """A frame in the buffer of a stream that is not one of its own, or an end that is not in that of the first."""
     CORRUPT = "corrupt"
@@ -175,6 +182,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA: _D.ZOMBIE,
         _E.COMMIT: _D.ZOMBIE,
         _E.ABORT: _D.ZOMBIE,
+        _E.SAVEPOINT: _D.ZOMBIE,
         _E.EXTEND: _D.ZOMBIE,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
@@ -187,8 +195,11 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.FENCED,
         _E.COMMIT: Move(_S.COMMITTING),
         _E.ABORT: Move(_S.ABORTING),
+        _E.SAVEPOINT: Stay.TAKEN,
+        _E.SAVEPOINT_AGAIN: _D.DUPLICATE,
         _E.EXTEND: Stay.TAKEN,
         _E.END_OF_FORMER: _D.FENCED,
+        _E.RESUME_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
         _E.EXPIRE: Move(_S.ABORTING),
@@ -203,8 +214,10 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.FENCED,
         _E.COMMIT: _D.LATE,
         _E.ABORT: _D.LATE,
+        _E.SAVEPOINT: _D.LATE,
         _E.EXTEND: _D.LATE,
         _E.END_OF_FORMER: _D.FENCED,
+        _E.RESUME_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
         _E.EXPIRE: Stay.IGNORED,  # the lease ends with the request to commit
@@ -219,8 +232,10 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA_OF_FORMER: _D.LATE,
         _E.COMMIT: _D.LATE,
         _E.ABORT: _D.LATE,
+        _E.SAVEPOINT: _D.LATE,
         _E.EXTEND: _D.LATE,
         _E.END_OF_FORMER: _D.FENCED,
+        _E.RESUME_OF_FORMER: _D.FENCED,
         _E.ASTRAY: _D.FOREIGN,
         _E.CORRUPT: _D.CORRUPT,
         _E.EXPIRE: Stay.IGNORED,
@@ -234,6 +249,7 @@ DECISIONS: Final[Mapping[State, Mapping[Event, Row]]] = {
         _E.DATA: _D.ZOMBIE,
         _E.COMMIT: _D.ZOMBIE,
         _E.ABORT: _D.ZOMBIE,
+        _E.SAVEPOINT: _D.ZOMBIE,
         _E.EXTEND: _D.ZOMBIE,
         _E.CORRUPT: _D.CORRUPT,
     },

@@ -229,6 +229,27 @@ class Metadata:
         node = self.session.get(paths.coordinator(name))
         return Coordinator.from_json(node.value) if node is not None and node.value else None
 
+    def lacking(self, what: str) -> str | None:
+        """Return a coordinator that is alive and does not say that it knows something; None if all of them say so.
+
+        Raises:
+            CoordinatorUnavailableError: none is alive, so nobody can tell.
+        """
+        names = self.coordinators()
+        if not names:
+            raise CoordinatorUnavailableError(
+                f"no coordinator is there to say whether it knows {what}; nothing was written: try again later"
+            )
+        for name in names:
+            node = self.session.get(paths.coordinator(name))
+            if node is None:
+                continue  # it has just gone
+            found = Coordinator.from_json(node.value) if node.value else None
+            if found is None or what not in found.knows:
+                release = "" if found is None else found.release
+                return f"{name}, of release {release or 'before 0.2.0'}"
+        return None
+
     def leader(self, name: GroupName) -> str | None:
         """Return the name of the coordinator that leads a group; None if none does."""
         node = self.session.get(paths.leader(name))

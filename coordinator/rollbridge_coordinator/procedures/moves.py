@@ -242,4 +242,4 @@ def take_stream(group: GroupState, name: str, request: AdminRequest) -> Steps[No
 
 
 def _open(group: GroupState, stream: str) -> list[BufferedTransaction]:
-    return [item for item in group.fold.open.values() if stream in item.begin.streams]
+    return [item for item in group.fold.open.values() if stream in item.all_streams()]

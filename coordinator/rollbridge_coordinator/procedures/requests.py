@@ -23,12 +23,13 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
-from rollbridge.model.frames import REASON_CHARACTERS_MAX, PieceKey
+from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import CreateNode, DeleteNode
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
+from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
 from rollbridge_coordinator.procedures.moves import move_stream, take_stream
@@ -72,10 +73,15 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
             if found is None:
                 continue
             asked = question.request
-            # With its epoch, a session is told that it is listed what the others have left open.
-            epoch = asked.owner_epoch if asked.kind is RequestKind.FENCE else -1
-            arrived = _arrived(group, asked)
-            answer = AdminAnswer(ok=True, answered_ms=now_ms, epoch=epoch, transactions=found, arrived=arrived)
+            answer = AdminAnswer(
+                ok=True,
+                answered_ms=now_ms,
+                # With its epoch, a session is told that it is listed what the others have left open.
+                epoch=asked.owner_epoch if asked.kind is RequestKind.FENCE else -1,
+                transactions=found,
+                arrived=_arrived(group, asked),
+                savepoint=_savepoint(group, asked),
+            )
         raw = answer.to_json()
         if len(raw) > ANSWER_BYTES_MAX:
             why = (
@@ -217,10 +223,7 @@ def _absent(absence: Absence, what: str, group: GroupState) -> RollbridgeError:
 
 
 def _opened(item: BufferedTransaction) -> KnownTransaction:
-    pieces: dict[PieceKey, int] = {}
-    for frame in item.frames:
-        if frame.piece.part in item.owners.parts:
-            pieces[frame.piece] = pieces.get(frame.piece, 0) + frame.records
+    pieces = item.arrived()
     return KnownTransaction(
         id=item.transaction_id,
         state=State.OPEN,
@@ -237,18 +240,30 @@ def _opened(item: BufferedTransaction) -> KnownTransaction:
 
 def _arrived(group: GroupState, request: AdminRequest) -> Arrived | None:
     """Return what has arrived of the open transaction that a request looks up by its id; None of any other."""
-    if request.kind is not RequestKind.LOOK_UP or not request.transaction:
-        return None
-    item = group.fold.open.get(TransactionId.parse(request.transaction).bytes)
+    item = _looked_up(group, request)
     if item is None:
         return None
+    left = item.arrived()
     size = others = 0
     for frame in item.frames:
-        if frame.piece.part in item.owners.parts:
-            size += frame.size
-        else:
+        if frame.piece.part not in item.owners.parts:
             others += frame.records
+        elif left.get(frame.piece, 0) >= frame.records:
+            left[frame.piece] -= frame.records
+            size += frame.size
     return Arrived(size, others)
+
+
+def _savepoint(group: GroupState, request: AdminRequest) -> StoredSavepoint | None:
+    """Return what is in force of the savepoints of such a transaction; None if it has none."""
+    item = _looked_up(group, request)
+    return None if item is None or item.savepoint is None else StoredSavepoint.of(item.savepoint)
+
+
+def _looked_up(group: GroupState, request: AdminRequest) -> BufferedTransaction | None:
+    if request.kind is not RequestKind.LOOK_UP or not request.transaction:
+        return None
+    return group.fold.open.get(TransactionId.parse(request.transaction).bytes)
 
 
 def _terminated(client: str, item: Terminated) -> KnownTransaction:

@@ -44,6 +44,7 @@ SNAPSHOTS_PER_ROUND: Final = 32
 
 def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
     """Write the snapshots that are due, in one native transaction."""
+    note_joined_late(group)
     due = group.snapshots.due(now_ms, group.fold.positions, group.fold.log_position)[:SNAPSHOTS_PER_ROUND]
     if due:
         yield from write_snapshots(group, due, now_ms)
@@ -51,6 +52,7 @@ def take_snapshots(group: GroupState, now_ms: int) -> Steps[None]:
 
 def write_snapshots(group: GroupState, partitions: Iterable[Partition], now_ms: int) -> Steps[None]:
     """Write snapshots of partitions, in one native transaction."""
+    note_joined_late(group)
     state = group.snapshots
     yield from ensure_topics(group)
     log_end = (yield from EndOffsets([(group.commit_log, 0)]))[group.commit_log, 0]
@@ -106,6 +108,19 @@ def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_abor
     else:
         for partition in transaction.first_offsets:
             known = state.partitions[partition]
+            known.changes += 1
+
+
+def note_joined_late(group: GroupState) -> None:
+    """Note, for the next snapshots, in which further buffers there are frames of transactions that were aborted.
+
+    That a stream had joined one was not known when it was.
+    """
+    found, group.fold.joined_late = group.fold.joined_late, []
+    for transaction, partition, offset in found:
+        known = group.snapshots.partitions.get(partition)
+        if known is not None:
+            known.aborted.add(transaction, offset, group.fold.positions.get(partition, offset + 1))
             known.changes += 1
 
 

@@ -237,7 +237,7 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
         StreamBusyError: transactions of it are open.
     """
     own = str(stream.config.name)
-    busy = [item for item in group.fold.open.values() if own in item.begin.streams]
+    busy = [item for item in group.fold.open.values() if own in item.all_streams()]
     if busy:
         raise StreamBusyError(
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "

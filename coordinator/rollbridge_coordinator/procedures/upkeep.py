@@ -167,17 +167,22 @@ def _record_node(group: GroupState, transaction: BufferedTransaction) -> tuple[s
 
 
 def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]) -> Steps[None]:
-    """Note the present ends of the buffers of transactions that have no barrier yet."""
-    missing = [item for item in transactions if item.id not in group.barriers]
+    """Note the present ends of the buffers of transactions that have no barrier in them yet."""
+    missing: dict[bytes, set[Partition]] = {}
+    for item in transactions:
+        buffers = set(_buffers(group, item))
+        known = group.barriers.get(item.id)
+        if known is None or not buffers <= known.keys():
+            missing[item.id] = buffers
     if missing:
-        wanted = {partition for item in missing for partition in _buffers(group, item)}
-        ends = yield from EndOffsets(sorted(wanted))
-        for item in missing:
-            group.barriers[item.id] = {partition: ends[partition] for partition in _buffers(group, item)}
+        ends = yield from EndOffsets(sorted(set().union(*missing.values())))
+        for identifier, buffers in missing.items():
+            group.barriers[identifier] = {partition: ends[partition] for partition in buffers}
 
 
 def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Partition]:
-    for name in transaction.begin.streams:
+    """Yield the buffer partitions of a transaction: of all streams if one has joined it, and is not known yet."""
+    for name in group.streams if transaction.names_beyond() else transaction.begin.streams:
         if name in group.streams:
             yield group.streams[name].partition_of(transaction)
 

@@ -37,7 +37,7 @@ from rollbridge.metrics import SampleCollector
 from rollbridge.model import paths
 from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import Coordinator
+from rollbridge.model.records import SAVEPOINTS, Coordinator
 from rollbridge.version import __version__
 from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
@@ -359,6 +359,7 @@ class Daemon:
             lease_ms_max=self._settings.limits.lease_ms_max,
             release=__version__,
             page=self._page_url,
+            knows=(SAVEPOINTS,),
         ).to_json()
 
 

@@ -23,7 +23,7 @@ from rollbridge.model.ids import GroupCounter, SegmentId
 from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_segment_topic
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
-from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.pieces import BufferedTransaction, savepoint_price
 from rollbridge.model.records import LOG_RETENTION_MS_DEFAULT
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.scaling import ScalingWait
@@ -497,8 +497,8 @@ def plan_ongoing(group: GroupState, plan: SnapshotPlan) -> OngoingTransactions |
     listed: list[OngoingTransaction] = []
     room = ONGOING_BYTES_MAX
     for item in found:
-        room -= TRANSACTION_BYTES + FRAME_BYTES * len(item.frames)
-        if item.state is not State.OPEN or item.id not in group.recorded or room < 0:
+        room -= TRANSACTION_BYTES + FRAME_BYTES * len(item.frames) + 2 * savepoint_price(item.savepoint)
+        if item.state is not State.OPEN or item.id not in group.recorded or room < 0 or not item.is_settled_whose():
             break
         listed.append(OngoingTransaction.of(item, stream, partition))
     rest = found[len(listed) :]

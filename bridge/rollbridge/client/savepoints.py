@@ -1,0 +1,280 @@
+"""Savepoints as the owner of a transaction makes them: what each says, when it may be sent, what can be gone back to.
+
+A savepoint stands in the buffer of the first stream, behind everything that was written there before. What went to
+other buffers has to be acknowledged first, as before a commit, since there is no order between two partitions; so it
+waits here until it may be sent, while writing goes on. Of two savepoints the later one says only what has changed, so
+they are sent in order.
+
+Threads: what is said is worked out under the lock of the transaction. What waits is taken by whichever thread finds
+that it may be sent, under a lock of its own that nobody holds while waiting for room or for a delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rollbridge.calls import Deadline, LightFuture, call_back
+from rollbridge.client.futures import Completion
+from rollbridge.client.results import Piece, Savepoint
+from rollbridge.errors import (
+    IncompleteError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RollbridgeError,
+    TransactionTooLargeError,
+)
+from rollbridge.model.frames import Manifest, PieceKey
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.savepoints import SAVEPOINT_BYTES_MAX, HeldSavepoint, SavepointFrame, notes_bytes, notes_fault
+
+if TYPE_CHECKING:
+    from rollbridge.client.sender import Undelivered
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0
+"""Seconds after which whoever waits for a savepoint looks whether the transaction has ended meanwhile."""
+
+
+def savepoint_of(transaction: TransactionId, streams: Sequence[str], held: HeldSavepoint) -> Savepoint:
+    """Return the public form of what a leader holds."""
+    pieces = tuple(Piece(*key, records, 0, 0) for key, records in held.pieces.items())
+    frame = held.frame
+    return Savepoint(
+        transaction,
+        frame.number,
+        dict(frame.notes),
+        records_by_stream(streams, pieces),
+        pieces,
+        held.offsets,
+        held.conditions,
+    )
+
+
+def records_by_stream(streams: Sequence[str], pieces: Collection[Piece]) -> dict[str, int]:
+    """Return the records of pieces by stream, also of streams that have none."""
+    found = dict.fromkeys(streams, 0)
+    for piece in pieces:
+        if piece.stream < len(streams):
+            found[streams[piece.stream]] += piece.records
+    return found
+
+
+class SavepointFuture(LightFuture[Savepoint]):
+    """Savepoint that is on its way; resolves once the brokers have it, and all that it counts."""
+
+    __slots__ = ("_callbacks", "_completion", "_fault", "_is_done", "_lock", "_savepoint", "_wait_until")
+
+    def __init__(
+        self, savepoint: Savepoint, completion: Completion, wait_until: Callable[[Callable[[], bool], float], bool]
+    ) -> None:
+        self._savepoint = savepoint
+        self._completion = completion
+        self._wait_until = wait_until
+        self._is_done = False
+        self._fault: str | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    def result(self, timeout: float | None = None) -> Savepoint:
+        """Wait until the brokers have it.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Raises:
+            TimeoutError: not acknowledged in time; it is still being sent.
+            IncompleteError: something that it counts could not be sent; the transaction can only be aborted.
+            OutcomeUnknownError: the connection was closed before it was acknowledged.
+        """
+        deadline = None if timeout is None else Deadline(timeout)
+        completion = self._completion
+        while not self._is_done:
+            left = _LOOK_S if deadline is None else min(deadline.left(), _LOOK_S)
+            if self._wait_until(lambda: self._is_done, left):
+                break
+            if completion.settled and not self._is_done:
+                raise OutcomeUnknownError(
+                    f"whether savepoint {self._savepoint.number} of transaction {completion.transaction} was made is "
+                    "not known: the transaction has ended, or its connection was closed, before the brokers answered",
+                    transaction=str(completion.transaction),
+                )
+            if deadline is not None and deadline.passed():
+                raise TimeoutError(
+                    f"savepoint {self._savepoint.number} of transaction {completion.transaction} is not acknowledged "
+                    f"after {timeout} s; it is still being sent"
+                )
+        if self._fault is not None:
+            raise IncompleteError(
+                f"savepoint {self._savepoint.number} of transaction {completion.transaction} was not made: "
+                f"{self._fault}; the transaction can only be aborted"
+            )
+        return self._savepoint
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, then return what :meth:`result` would raise; None if it would not."""
+        try:
+            self.result(timeout)
+        except RollbridgeError as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        """Return True if the brokers have answered."""
+        return self._is_done
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback`` with this future once the brokers have answered: now, or on the delivery thread.
+
+        It must not block, and may send nothing; its exceptions are logged.
+        """
+        with self._lock:
+            if not self._is_done:
+                self._callbacks.append(callback)
+                return
+        call_back(lambda: callback(self), logger, "a savepoint")
+
+    def settle(self, fault: object | None) -> None:
+        """Take the answer of the brokers; called on the delivery thread, or by whoever finds that it is not sent."""
+        with self._lock:
+            if self._is_done:
+                return
+            self._fault = None if fault is None else str(fault)
+            self._is_done = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            call_back(lambda callback=callback: callback(self), logger, "a savepoint")  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"<SavepointFuture of number {self._savepoint.number}>"
+
+
+def check_notes(notes: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return notes as they are kept.
+
+    Raises:
+        InvalidRequestError: names that are no text, or values that are no bytes; nothing was sent.
+    """
+    given: Mapping[Any, Any] = notes
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, bytes | bytearray | memoryview):
+            raise InvalidRequestError(
+                f"notes map text to bytes, not {type(name).__name__} to {type(value).__name__}; no savepoint was made"
+            )
+    return {name: bytes(value) for name, value in notes.items()}
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A savepoint that waits for other buffers: how many frames of each have to be acknowledged before it is sent."""
+
+    needs: tuple[int, ...]
+    key: bytes
+    value: bytes
+    future: SavepointFuture
+
+
+class SavepointLog:
+    """What the savepoints of one transaction have said. All but :attr:`waiting` is guarded by the transaction's lock.
+
+    Attributes:
+        number: Number of the last one.
+        notes: Notes in force.
+        undone: Numbers that cannot be gone back to any more, as the transaction was rolled back to an earlier one.
+        waiting: Those that may not be sent yet, in order; guarded by :attr:`lock`.
+        unsent: How many will never be sent, as something that they count could not be.
+    """
+
+    __slots__ = ("_said", "lock", "notes", "number", "undone", "unsent", "waiting")
+
+    def __init__(self, number: int = 0, notes: Mapping[str, bytes] | None = None) -> None:
+        self.number = number
+        self.notes = dict(notes or {})
+        self.undone: list[range] = []
+        self.waiting: deque[Waiting] = deque()
+        self.unsent = 0
+        self.lock = threading.Lock()
+        self._said: Manifest | None = None  # by the present part; None before its first one
+
+    def begin_anew(self, notes: Mapping[str, bytes]) -> None:
+        """Go on from notes of before, and let the next savepoint say all that counts."""
+        self.notes = dict(notes)
+        self._said = None
+
+    def make(self, manifest: Manifest, notes: Mapping[str, bytes], transaction: object) -> SavepointFrame:
+        """Return the frame of the next savepoint, which changes nothing here; :meth:`made` does.
+
+        Raises:
+            InvalidRequestError, TransactionTooLargeError: no savepoint was made; the transaction is as it was.
+        """
+        whole = {**self.notes, **notes}
+        fault = notes_fault(whole)
+        if fault:
+            raise InvalidRequestError(f"{fault}; no savepoint was made")
+        said, number = self._said, self.number + 1
+        if said is None:
+            frame = SavepointFrame(number, True, manifest, whole)
+        else:
+            groups = {item.group_id: item for item in said.offsets}
+            changed = Manifest(
+                {key: records for key, records in manifest.pieces.items() if said.pieces.get(key) != records},
+                tuple(item for item in manifest.offsets if groups.get(item.group_id) != item),
+                manifest.conditions[len(said.conditions) :],
+            )
+            fresh = {name: value for name, value in notes.items() if self.notes.get(name) != value}
+            frame = SavepointFrame(number, False, changed, fresh)
+        # About what all of it takes in a frame, where notes stand in hexadecimal; an upper bound of the manifest's.
+        size = 2 * notes_bytes(whole) + _PIECE_BYTES * len(manifest.pieces)
+        if manifest.offsets or manifest.conditions:
+            size = 2 * notes_bytes(whole) + len(manifest.encode())
+        if size > SAVEPOINT_BYTES_MAX:
+            raise TransactionTooLargeError(
+                f"a savepoint of transaction {transaction} would take {size} bytes, and {SAVEPOINT_BYTES_MAX} are "
+                "possible: it names each segment that was written to, each offset, condition and note; no savepoint "
+                "was made, the transaction is as it was",
+                limit_bytes=SAVEPOINT_BYTES_MAX,
+            )
+        return frame
+
+    def made(self, manifest: Manifest, frame: SavepointFrame, notes: Mapping[str, bytes]) -> None:
+        """Note that a savepoint was sent, or waits for that."""
+        self.number = frame.number
+        self.notes |= notes
+        self._said = manifest
+
+    def check(self, savepoint: Savepoint, transaction: TransactionId) -> None:
+        """Raise InvalidRequestError if a transaction cannot go back to a savepoint; nothing was changed."""
+        if savepoint.transaction != transaction:
+            raise InvalidRequestError(
+                f"savepoint {savepoint.number} is one of transaction {savepoint.transaction}, not of {transaction}; "
+                "nothing was changed"
+            )
+        if not 1 <= savepoint.number <= self.number:
+            raise InvalidRequestError(
+                f"transaction {transaction} has {self.number} savepoints as far as is known here, and none of number "
+                f"{savepoint.number}; nothing was changed"
+            )
+        if any(savepoint.number in numbers for numbers in self.undone):
+            raise InvalidRequestError(
+                f"transaction {transaction} was rolled back to a savepoint before number {savepoint.number}, which is "
+                "gone with that; nothing was changed"
+            )
+
+
+_PIECE_BYTES: Final = 20
+"""About what a piece takes in a frame, at most."""
+
+
+def fault_of(completion: Completion, fault: Undelivered | None) -> object | None:
+    """Return why a savepoint does not hold, once it was delivered or refused; None if it does."""
+    return fault if fault is not None else completion.failure
+
+
+def pieces_of(pieces: Sequence[Piece]) -> dict[PieceKey, int]:
+    """Return how many records of each piece count."""
+    return {piece.key: piece.records for piece in pieces}

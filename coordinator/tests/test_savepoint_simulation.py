@@ -1,0 +1,110 @@
+"""Seeded histories in which streams join late, and owners go back to savepoints, also after they were killed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from coordinator.tests.sim_savepoints import SavingClient
+from coordinator.tests.test_simulation import GROUP, STREAMS, Run
+from rollbridge.model import joins
+from rollbridge.model.buffer import BufferFold
+from rollbridge.model.pieces import BufferedTransaction
+
+SEEDS = 12
+MORE = 60
+
+
+def run(seed: int) -> tuple[list[str], Counter[str]]:
+    """The broken promises of a history, and what happened in it."""
+    history = Run(seed)
+    saving = [
+        SavingClient(f"c{number}", history.world, GROUP, STREAMS, random.Random(f"{number}, {seed}"))
+        for number in (8, 9)
+    ]
+    history.clients += saving
+    found = history.go()
+    seen: Counter[str] = Counter()
+    for client in saving:
+        found = found + client.broken
+        for what in ("joined", "saved", "rolled_back", "resumed_at", "restarts"):
+            seen[what] += getattr(client, what)
+    return found, seen
+
+
+def go(seeds: range) -> Counter[str]:
+    """Run histories; returns what happened in all of them."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        found, happened = run(seed)
+        assert not found, f"seed {seed}: {found[:5]}"
+        seen += happened
+    return seen
+
+
+def test_what_counts_is_merged_once_and_in_order_whatever_crashes_where() -> None:
+    seen = go(range(SEEDS))
+    assert min(seen[what] for what in ("joined", "saved", "rolled_back", "resumed_at")) > 20, seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(4))
+def test_so_it_is_in_many_histories(block: int) -> None:
+    go(range(100 + block * MORE, 100 + (block + 1) * MORE))
+
+
+def forgets_joins(patch: pytest.MonkeyPatch) -> None:
+    """Streams that join late are not kept with the transaction."""
+    patch.setattr(joins, "learn", lambda *_, **__: False)
+
+
+def hears_former_owners(patch: pytest.MonkeyPatch) -> None:
+    """Who goes back to a savepoint does not fence what it had written."""
+    patch.setattr("rollbridge.model.fences.Owners.is_former", lambda *_: False)
+    patch.setattr(BufferedTransaction, "arrived", _all_arrived)
+
+
+def _all_arrived(item: BufferedTransaction) -> dict[object, int]:
+    found: Counter[object] = Counter()
+    for piece, records in item.frames.counts():
+        if piece.part in item.owners.parts:
+            found[piece] += records
+    return dict(found)
+
+
+def forgets_savepoints(patch: pytest.MonkeyPatch) -> None:
+    """Snapshots do not hold savepoints."""
+    patch.setattr("rollbridge.model.ongoing.OngoingTransaction.has_more", property(lambda _: False))
+
+
+def refuses_early(patch: pytest.MonkeyPatch) -> None:
+    """A commit that names a stream of which nothing was read does not wait for the stream's buffer."""
+    patch.setattr(BufferedTransaction, "names_beyond", lambda _: False)
+
+
+def misses_savepoints(patch: pytest.MonkeyPatch) -> None:
+    """Every other savepoint is passed over."""
+    hear = BufferFold._savepoint
+
+    def deaf(fold: BufferFold, *arguments: object) -> None:
+        if fold.positions and sum(fold.positions.values()) % 2:
+            hear(fold, *arguments)  # type: ignore[arg-type]
+
+    patch.setattr(BufferFold, "_savepoint", deaf)
+
+
+@pytest.mark.parametrize(
+    "defect", [forgets_joins, hears_former_owners, forgets_savepoints, refuses_early, misses_savepoints]
+)
+def test_the_checks_catch_a_defect(defect: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect(monkeypatch)  # type: ignore[operator]
+    assert any(_breaks(seed) for seed in range(SEEDS))
+
+
+def _breaks(seed: int) -> bool:
+    try:
+        return bool(run(seed)[0])
+    except Exception:
+        return True
