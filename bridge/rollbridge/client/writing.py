@@ -100,6 +100,11 @@ class Writing:
         """Number of records written through this object."""
         return self._writer.count
 
+    @property
+    def number(self) -> int:
+        """Number of the part of the transaction that this object writes; 0 for whoever has begun it."""
+        return self._writer.part
+
     def write(
         self,
         stream: str,
@@ -324,11 +329,6 @@ class Part(Writing):
     def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, completion.transaction.counter, part)
         self._handle: PartHandle | None = None
-
-    @property
-    def number(self) -> int:
-        """Number of the part, 1 or more."""
-        return self._writer.part
 
     def check_parts(self, parts: int, each: int | None = None) -> None:
         """Refuse a number of parts, this one included, if each writes to all segments, or to ``each`` at most.
