@@ -1,0 +1,85 @@
+"""``python -m rollbridge_gateway``: run a gateway until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from rollbridge.config import CONFIG_VARIABLE, load_settings
+from rollbridge.errors import RollbridgeError
+from rollbridge.logs import JsonFormatter, LogOutput, handler_of, take_all
+from rollbridge_gateway.settings import GatewaySettings
+from rollbridge_gateway.shell.daemon import run
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
+
+
+@click.command(name="gateway")
+@click.option("--bootstrap-servers", "--brokers", default=None, help="Kafka brokers, host:port,...")
+@click.option("--zookeeper", default=None, help="ZooKeeper servers, host:port,...")
+@click.option("--zookeeper-root", default=None, help="Root path in ZooKeeper (default: /rollbridge).")
+@click.option("--listen", help="Address of the first port; brokers get the ports behind it (default: 127.0.0.1:9192).")
+@click.option("--advertise", metavar="HOST", help="Host that clients are told (default: that of --listen).")
+@click.option("--name", help="Name among the gateways (default: host and process id).")
+@click.option("--partitions", type=int, help="Virtual partitions of a stream with key ranges (default: 8).")
+@click.option("--session-timeout", "session_timeout_s", type=float, help="ZooKeeper session time-out (default: 6 s).")
+@click.option("--connections-max", type=int, help="Most connections of clients (default: 2,000).")
+@click.option("--ids-max", type=int, help="Most transactional ids served at once (default: 50,000).")
+@click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")
+@click.option("--key", metavar="FILE", help="Its private key, unless it stands in the same file.")
+@click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus, and health.")
+@click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
+@click.option("--log-format", default=None, help="text or json (default: text).")
+@click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")
+@click.option("--log-file-bytes-max", default=None, help="Turn it over when it has this size (default: never).")
+@click.option("--log-files-kept", default=None, help="How many former files are kept then (default: 5).")
+def main(
+    bootstrap_servers: str | None,
+    zookeeper: str | None,
+    zookeeper_root: str | None,
+    log_level: str,
+    log_format: str | None,
+    log_file: str | None,
+    log_file_bytes_max: str | None,
+    log_files_kept: str | None,
+    **given: str | int | float | None,
+) -> None:
+    """Run a gateway: transactional Kafka producers write rolling transactions through it."""
+    log = {
+        "format": log_format,
+        "file": log_file,
+        "file_bytes_max": log_file_bytes_max,
+        "files_kept": log_files_kept,
+    }
+    try:
+        root = logging.getLogger()
+        if not root.handlers:
+            root.addHandler(handler_of(LogOutput.of(log), LOG_FORMAT))
+        root.setLevel(log_level.upper())
+        logging.getLogger("kazoo").setLevel(logging.WARNING)
+        take_all(logger)
+        flags = {
+            "bootstrap_servers": bootstrap_servers,
+            "zookeeper": zookeeper,
+            "zookeeper_root": zookeeper_root,
+        }
+        file = os.environ.get(CONFIG_VARIABLE)
+        connection = load_settings(flags, config_file=Path(file) if file else None)
+        wanted = {key: value for key, value in given.items() if value is not None}
+        run(GatewaySettings(connection=connection, **wanted), click.echo)  # type: ignore[arg-type]
+    except RollbridgeError as fault:
+        logger.error("it ends: %s", fault)
+        if not any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+            click.echo(f"rollbridge gateway: {fault}", err=True)
+        sys.exit(fault.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Whether the lengths in a request are within its bytes, before anything is made of them.
+
+The decoder makes room for as many items as an array claims to have. A request of twenty bytes that claims two thousand
+million of them has it ask for more memory than there is, and the process ends. So requests are walked through first, by
+the same schemas, without making anything.
+
+Only fields that requests served here have are known; a test goes through all of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import fields
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from kio.serial._introspect import EntityTupleField, classify_field, is_optional
+
+_SIZES: Final = {"bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "timedelta_i32": 4, "uuid": 16}
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_STRING: Final = "string"
+_RECORDS: Final = "records"
+
+
+class OutOfBoundsError(Exception):
+    """A length is beyond the bytes that are there."""
+
+
+class _Field(NamedTuple):
+    """Field of an entity: several of them or one, of a fixed size, of text or bytes, or entities."""
+
+    is_array: bool
+    size: int
+    kind: str
+    entity: Any
+    nullable: bool
+
+
+@cache
+def _plan(kind: Any) -> tuple[_Field, ...]:
+    found = []
+    for field in fields(kind):
+        form = classify_field(field)
+        if "tag" in field.metadata:
+            raise TypeError(f"{kind.__name__}.{field.name} is tagged, and no request served here has such fields")
+        word = str(field.metadata.get("kafka_type", ""))
+        if isinstance(form, EntityTupleField):
+            found.append(_Field(True, 0, "", form.type_, is_optional(field)))
+        elif word in _SIZES:
+            found.append(_Field(form.is_array, _SIZES[word], word, None, is_optional(field)))
+        elif word in (_STRING, _RECORDS):
+            found.append(_Field(form.is_array, 0, word, None, is_optional(field)))
+        else:
+            raise TypeError(f"{kind.__name__}.{field.name} is {word}, and no request served here has such fields")
+    return tuple(found)
+
+
+def check_bounds(data: bytes, place: int, kind: Any) -> int:
+    """Walk through an entity, and return the place behind it.
+
+    Args:
+        data: The request.
+        place: Where the entity begins.
+        kind: Its class.
+
+    Raises:
+        OutOfBoundsError: a length is negative where there is no null, or beyond the bytes that are there.
+        IndexError, struct.error: the bytes end too early.
+    """
+    flexible = kind.__flexible__
+    for field in _plan(kind):
+        if not field.is_array:
+            place = _one(data, place, field, flexible=flexible)
+            continue
+        count, place = _length(data, place, _INT, flexible=flexible)
+        if count > len(data) - place or (count < 0 and not field.nullable):
+            raise OutOfBoundsError(f"an array of {count} items, and {len(data) - place} bytes are left")
+        for _ in range(count):
+            place = _one(data, place, field, flexible=flexible)
+    if flexible:
+        count, place = _unsigned(data, place)
+        for _ in range(min(count, len(data))):
+            _, place = _unsigned(data, place)
+            size, place = _unsigned(data, place)
+            place = _past(data, place, size)
+    return place
+
+
+def _one(data: bytes, place: int, field: _Field, *, flexible: bool) -> int:
+    if field.entity is not None:
+        return check_bounds(data, place, field.entity)
+    if field.size:
+        return _past(data, place, field.size)
+    size, place = _length(data, place, _INT if field.kind == _RECORDS else _SHORT, flexible=flexible)
+    return _past(data, place, max(size, 0))
+
+
+def _past(data: bytes, place: int, size: int) -> int:
+    place += size
+    if place > len(data):
+        raise OutOfBoundsError(f"{size} bytes are claimed, and the request ends {place - len(data)} before")
+    return place
+
+
+def _length(data: bytes, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
+    """Return a length, -1 for null, and the place behind it."""
+    if flexible:
+        found, place = _unsigned(data, place)
+        return found - 1, place
+    (found,) = form.unpack_from(data, place)
+    if found < -1:
+        raise OutOfBoundsError(f"a length of {found}")
+    return found, place + form.size
+
+
+def _unsigned(data: bytes, place: int) -> tuple[int, int]:
+    found = 0
+    for shift in range(0, 35, 7):
+        byte = data[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found, place
+    raise OutOfBoundsError("a number of more than five bytes")

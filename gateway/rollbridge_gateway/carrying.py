@@ -1,0 +1,293 @@
+"""From a producer's batches to frames of a transaction. Pure; a batch becomes all of its frames, or an error.
+
+Two ways:
+
+*Passed.* On a topic that a stream has adopted and not left, the producer's own partition holds, and the batch becomes
+one frame. Only its first record is touched, which gets rollbridge's header; compressed records are decompressed and
+compressed again for that, but not parsed::
+
+    length | attributes, deltas, key, value | 2 headers | h1 | h2
+    longer | the same                       | 3         | h1 | h2 | rollbridge: transaction, sequence, run
+
+*Routed.* Elsewhere the key decides the segment, as it does for every other writer of the stream. Records are parsed and
+built anew, in one loop.
+
+What a producer may put into a batch is checked before the first frame is made: its checksum, its numbering, its time,
+its size, and that no record claims to be somebody else's by rollbridge's header.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.kafka.batches import (
+    HEADER_BYTES,
+    BatchHeader,
+    Compression,
+    RawBatch,
+    check_crc,
+    compressed,
+    finished,
+    framed_parts,
+    parse_header,
+    uncompressed,
+)
+from rollbridge.kafka.record_limits import RecordLimits
+from rollbridge.model.attribution import (
+    HEADER_VALUE,
+    HEADER_VALUE_BYTES,
+    RECORD_HEADER,
+    append_step,
+    pack_rest,
+    pack_run,
+)
+from rollbridge.model.avro import decode_long, encode_long
+from rollbridge.model.keyspace import HASH_SEED
+
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+_OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode()
+_GROWTH_BYTES: Final = 64
+"""Most that a batch grows by the header of its first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stream as a transaction writes to it.
+
+    Attributes:
+        limits: What its records and batches may be.
+        segments: Number of its segments.
+        bounds, hash_of: The segment of a key is number ``bisect_right(bounds, hash_of(key, HASH_SEED))``.
+        is_each: Whether each record gets rollbridge's header.
+        is_partitioned: Whether its segments are the partitions of a topic, in their order.
+    """
+
+    limits: RecordLimits
+    segments: int
+    bounds: Sequence[int]
+    hash_of: Callable[[bytes, int], int]
+    is_each: bool
+    is_partitioned: bool
+
+
+class Frame(NamedTuple):
+    """A frame: place of its segment, batch, counts of its first and last record, number of its records."""
+
+    at: int
+    batch: bytes
+    first: int
+    last: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who writes: the transaction's id, the local sequence number of its part's record 0, and the next count."""
+
+    transaction: bytes
+    base: int
+    count: int
+
+
+def check_batch(batch: RawBatch) -> BatchHeader:
+    """Return the header of a transactional producer's batch.
+
+    Raises:
+        CorruptDataError: it is not one complete batch with a right checksum.
+        InvalidRequestError: it is one, but not what a transactional producer sends.
+    """
+    header = parse_header(batch)
+    if header.is_control or not header.is_transactional or header.is_append_time:
+        raise InvalidRequestError("the batch is not one of a transactional producer's data; nothing was written")
+    if header.compression > Compression.ZSTD:
+        raise CorruptDataError(f"record batch has unknown compression {header.compression}")
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidRequestError(
+            f"a batch of {header.record_count} records has last offset delta {header.last_offset_delta}; nothing was "
+            "written"
+        )
+    if header.base_sequence < 0 or header.producer_id < 0 or header.producer_epoch < 0:
+        raise InvalidRequestError("the batch names no producer; nothing was written")
+    check_crc(header, batch)
+    return header
+
+
+def carry(batch: RawBatch, partition: int, target: Target, author: Author) -> list[Frame]:
+    """Return the frames of a batch.
+
+    Args:
+        batch: One that :func:`check_batch` has taken.
+        partition: The producer's partition.
+        target: Where to.
+        author: Who writes.
+
+    Raises:
+        CorruptDataError: it does not decompress, or its records do not parse.
+        RecordTooLargeError: one of its records is.
+        InvalidRequestError: a partition that there is not, or records that the stream does not take.
+    """
+    header = parse_header(batch)
+    if target.is_partitioned and not 0 <= partition < target.segments:
+        raise InvalidRequestError(f"there is no partition {partition} among {target.segments}; nothing was written")
+    plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
+    limits = target.limits
+    fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
+    if target.is_partitioned and fits and not target.is_each and not limits.needs_key:
+        for timestamp in {header.base_timestamp, header.max_timestamp}:
+            limits.check_time(timestamp)
+        return [_passed(header, plain, partition, author)]
+    return _routed(header, plain, partition, target, author)
+
+
+# Passed
+
+
+def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: Author) -> Frame:
+    count = header.record_count
+    run = pack_run(author.transaction, author.base + author.count, count, b"\1" * (count - 1))
+    own = b"".join((_OWN, encode_long(len(run)), run))
+    body = memoryview(plain)[HEADER_BYTES:]
+    parts: tuple[RawBatch, ...] = with_header(body, own)
+    codec = header.compression
+    if codec:
+        made, codec = compressed(b"".join(parts), codec)
+        parts = (made,)
+    frame = framed_parts(
+        parts,
+        codec=codec,
+        count=count,
+        base_timestamp=header.base_timestamp,
+        max_timestamp=header.max_timestamp,
+    )
+    return Frame(partition, frame, author.count, author.count + count - 1, count)
+
+
+def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
+    """Return records of which the first has one more header, behind its others, in pieces.
+
+    Args:
+        body: Encoded records.
+        own: The encoded header: its name and value, each behind its length.
+
+    Raises:
+        CorruptDataError: the first record does not parse.
+        InvalidRequestError: it has a header of rollbridge's, or is not numbered 0.
+    """
+    try:
+        length, start = decode_long(body, 0)
+        end = start + length
+        if length < 1 or end > len(body):
+            raise CorruptDataError(f"the first record of a batch claims {length} bytes, and {len(body)} are there")
+        _, place = decode_long(body, start + 1)  # behind its attributes: the delta of its time
+        number, place = decode_long(body, place)
+        if number:
+            raise InvalidRequestError(f"the first record of a batch is numbered {number}; nothing was written")
+        for _ in ("key", "value"):
+            size, place = decode_long(body, place)
+            place += max(size, 0)
+        counted = place
+        headers, place = decode_long(body, place)
+        behind = place
+        for _ in range(headers):
+            size, place = decode_long(body, place)
+            if body[place : place + size] == RECORD_HEADER.encode():
+                raise _named_like_ours()
+            place += max(size, 0)
+            size, place = decode_long(body, place)
+            place += max(size, 0)
+        if headers < 0 or place != end:
+            raise CorruptDataError(f"the first record of a batch ends at {place}, not at {end} as it claims")
+    except (IndexError, InvalidRequestError) as fault:
+        if isinstance(fault, InvalidRequestError) and "nothing was written" in str(fault) and "bits" not in str(fault):
+            raise
+        raise CorruptDataError(f"the first record of a batch does not parse: {fault}") from fault
+    more = encode_long(headers + 1)
+    size = length + len(more) - (behind - counted) + len(own)
+    return encode_long(size), body[start:counted], more, body[behind:end], own, body[end:]
+
+
+def _named_like_ours() -> InvalidRequestError:
+    return InvalidRequestError(f"the header {RECORD_HEADER!r} is rollbridge's own; nothing was written")
+
+
+# Routed
+
+
+class _Slot:
+    """Open batch of one segment."""
+
+    __slots__ = ("append", "builder", "first", "last", "records", "steps")
+
+    def __init__(self, builder: DefaultRecordBatchBuilder, append: Callable[..., object], count: int) -> None:
+        self.builder = builder
+        self.append = append
+        self.first = self.last = count
+        self.records = 1
+        self.steps = bytearray()
+
+    def frame(self, at: int, codec: int, *, is_each: bool) -> Frame:
+        """Return what it holds."""
+        rest = b"" if is_each else pack_rest(self.records, self.steps)
+        made = finished(self.builder.build(), rest, HEADER_VALUE_BYTES, codec)
+        return Frame(at, made, self.first, self.last, self.records)
+
+
+def _routed(header: BatchHeader, plain: RawBatch, partition: int, target: Target, author: Author) -> list[Frame]:
+    limits, each, bounds, hash_of = target.limits, target.is_each, target.bounds, target.hash_of
+    locate, seed, pack, key_of, base = bisect_right, HASH_SEED, HEADER_VALUE.pack, author.transaction, author.base
+    fixed = partition if target.is_partitioned else None
+    keyless = partition % target.segments
+    is_timed = limits.adopted is not None
+    slots: dict[int, _Slot] = {}
+    frames: list[Frame] = []
+    count = author.count
+    for record in _records(header, plain):
+        key, value, timestamp = record.key, record.value, record.timestamp
+        given = record.headers
+        if given:
+            given = list(given)
+            if any(name == RECORD_HEADER for name, _ in given):
+                raise _named_like_ours()
+        else:
+            given = []
+        if is_timed:
+            limits.check_time(timestamp)
+        if fixed is not None:
+            at = fixed
+        elif key is None:
+            at = keyless
+        else:
+            at = locate(bounds, hash_of(key, seed)) if bounds else 0
+        slot = slots.get(at)
+        own = [*given, (RECORD_HEADER, pack(key_of, base + count))] if each else given
+        if slot is None or slot.append(slot.records, timestamp, key, value, own) is None:
+            own = own if each else [*given, (RECORD_HEADER, pack(key_of, base + count))]
+            limits.check(key, value, own)
+            if slot is not None:
+                frames.append(slot.frame(at, header.compression, is_each=each))
+            builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, limits.batch_bytes)
+            builder.append(0, timestamp, key, value, own)
+            slots[at] = _Slot(builder, limits.append_of(builder), count)
+        else:
+            slot.records += 1
+            append_step(slot.steps, count - slot.last)
+            slot.last = count
+        count += 1
+    frames += [slot.frame(at, header.compression, is_each=each) for at, slot in slots.items()]
+    return sorted(frames, key=lambda frame: frame.first)
+
+
+def _records(header: BatchHeader, plain: RawBatch) -> list[DefaultRecord]:
+    try:
+        found = list(DefaultRecordBatch(plain))
+    except Exception as fault:  # the compiled reader lets errors of any class through
+        raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {fault}") from fault
+    if len(found) != header.record_count:
+        raise CorruptDataError(f"record batch claims {header.record_count} records and holds {len(found)}")
+    return found

@@ -1,0 +1,198 @@
+"""The cluster as clients see it: brokers under their own ids, each at a port of a gateway, and virtual topics.
+
+A client keeps the ids of brokers, and all of their addresses are those of one gateway: that to which rendezvous hashing
+of its ``client.id`` gives it. So a producer's coordinator and all leaders it writes to are one process, and when that
+one dies, the others agree on the next, without asking each other. The other gateways are listed as well, as brokers
+that lead nothing, under ids of their own: clients that ask only brokers they know of find the way by them.
+
+::
+
+    client --- port of broker 1 ---+
+           --- port of broker 2 ---+  gateway a  --- broker 1, broker 2, broker 3
+           --- port of broker 3 ---+
+           --- first port ---------+  (bootstrap: relayed to any broker)
+           --- first port of gateway b: known as broker 1,000,000,000 and above, leads nothing
+
+A stream with key ranges is a topic ``scope.stream`` with a fixed number of virtual partitions, all led by one broker. A
+partition there is no place: the key decides. Topics that streams have adopted, and all others, are the brokers' own.
+
+Source: WarpStream's and Bufstream's Metadata (one agent leads everything); kafka-proxy (ports per broker).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32
+
+GATEWAYS_FROM: Final = 1_000_000_000
+"""Broker ids of gateways begin here; Kafka reserves its own from 1,000 on, or as configured."""
+_GATEWAY_IDS: Final = 1_000_000_000
+_TOPIC_IDS: Final = uuid.UUID("6f1f1d2e-3a1b-5c7d-9e2f-70b1c8d4a6e5")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gateway:
+    """A live gateway, as its ephemeral node says.
+
+    Attributes:
+        name: Its name, which no other one has.
+        host: Where clients reach it.
+        port: Its first port.
+        ports: Port of each broker, by the broker's id.
+    """
+
+    name: str
+    host: str
+    port: int
+    ports: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def node_id(self) -> int:
+        """Id under which it is listed as a broker; the same wherever and whenever it is worked out."""
+        digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
+        return GATEWAYS_FROM + int.from_bytes(digest, "big") % _GATEWAY_IDS
+
+    def port_of(self, broker: int) -> int:
+        """Return the port of a broker; the first one if it has none yet, which reaches any broker."""
+        return dict(self.ports).get(broker, self.port)
+
+
+def chosen(key: str, gateways: Iterable[Gateway]) -> Gateway:
+    """Return the gateway that a client belongs to; when one goes, only its own clients move.
+
+    Raises:
+        ValueError: there is none.
+
+    Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
+    """
+    return max(gateways, key=lambda item: (_weight(key, item.name), item.name))
+
+
+def _weight(key: str, name: str) -> bytes:
+    return hashlib.blake2b(f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def chosen_broker(key: str, brokers: Iterable[int]) -> int:
+    """Return the broker that is named as coordinator of a transactional id, or as leader of a virtual topic.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return max(brokers, key=lambda broker: (_weight(key, str(broker)), broker))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a client is told.
+
+    Attributes:
+        gateways: Live gateways, this one included.
+        virtual: Virtual topics: their names, and the number of their partitions.
+    """
+
+    gateways: Sequence[Gateway]
+    virtual: Mapping[str, int]
+
+    def address(self, client_id: str | None, broker: int) -> tuple[str, int]:
+        """Return where a client finds a broker: host and port."""
+        mine = chosen(client_id or "", self.gateways)
+        return mine.host, mine.port_of(broker)
+
+    def metadata(self, answer: Any, client_id: str | None, asked: Iterable[Any] | None) -> Any:
+        """Return a broker's answer to Metadata, with addresses of gateways and with virtual topics.
+
+        Args:
+            answer: The answer, an entity of kio's of any version.
+            client_id: Who asks.
+            asked: Topics that were asked for; None for all.
+        """
+        brokers = [self._moved(item, client_id) for item in answer.brokers]
+        ids = [int(item.node_id) for item in answer.brokers]
+        mine = chosen(client_id or "", self.gateways)
+        others = sorted(item for item in self.gateways if item.name != mine.name)
+        if brokers:
+            brokers += [
+                replace(brokers[0], node_id=BrokerId(item.node_id), host=item.host, port=i32(item.port))
+                for item in others
+            ]
+        return replace(answer, brokers=tuple(brokers), topics=tuple(self._topics(answer, ids, asked)))
+
+    def _topics(self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None) -> list[Any]:
+        known = [item for item in answer.topics if item.name not in self.virtual]
+        if not brokers:
+            return known
+        if asked is None:
+            wanted = sorted(self.virtual)
+        else:
+            wanted = [str(item.name) for item in asked if item.name is not None and str(item.name) in self.virtual]
+        kind = _nested(type(answer), "topics")
+        return [*known, *(self._virtual(kind, name, brokers) for name in wanted)]
+
+    def _virtual(self, kind: type[Any], name: str, brokers: Sequence[int]) -> Any:
+        leader = BrokerId(chosen_broker(name, brokers))
+        part = _nested(kind, "partitions")
+        partitions = tuple(
+            _made(
+                part,
+                error_code=ErrorCode.none,
+                partition_index=i32(index),
+                leader_id=leader,
+                leader_epoch=i32(0),
+                replica_nodes=(leader,),
+                isr_nodes=(leader,),
+                offline_replicas=(),
+            )
+            for index in range(self.virtual[name])
+        )
+        return _made(
+            kind,
+            error_code=ErrorCode.none,
+            name=TopicName(name),
+            topic_id=topic_id(name),
+            is_internal=False,
+            partitions=partitions,
+        )
+
+    def describe_cluster(self, answer: Any, client_id: str | None) -> Any:
+        """Return a broker's answer to DescribeCluster with addresses of gateways."""
+        return replace(answer, brokers=tuple(self._moved(item, client_id) for item in answer.brokers))
+
+    def find_coordinator(self, answer: Any, client_id: str | None) -> Any:
+        """Return a broker's answer to FindCoordinator with addresses of gateways."""
+        if hasattr(answer, "coordinators"):
+            moved = tuple(self._moved(item, client_id) for item in answer.coordinators)
+            return replace(answer, coordinators=moved)
+        return self._moved(answer, client_id)
+
+    def _moved(self, item: Any, client_id: str | None) -> Any:
+        """Return an entity with the address of the broker that it names; without one it stays as it is."""
+        broker = int(item.broker_id if hasattr(item, "broker_id") else item.node_id)
+        if broker < 0:
+            return item
+        host, port = self.address(client_id, broker)
+        return replace(item, host=host, port=i32(port))
+
+
+def topic_id(name: str) -> uuid.UUID:
+    """Return the id of a virtual topic, which is the same at every gateway."""
+    return uuid.uuid5(_TOPIC_IDS, name)
+
+
+def _nested(kind: type[Any], name: str) -> type[Any]:
+    """Return the class of the entities in a field of several."""
+    hint = kind.__annotations__[name]
+    found: type[Any] = hint.__args__[0]
+    return found
+
+
+def _made(kind: type[Any], **values: Any) -> Any:
+    """Return an entity of those values that its version has."""
+    fields = kind.__dataclass_fields__
+    return kind(**{name: value for name, value in values.items() if name in fields})

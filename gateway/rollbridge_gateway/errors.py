@@ -1,0 +1,194 @@
+"""What rollbridge's errors are in Kafka's words, by API and version.
+
+A client's code decides what the client does: asks again, aborts and goes on, or gives up. So the same error has
+different codes: one for Produce, whose clients know no coordinator, and one below the version from which
+TRANSACTION_ABORTABLE is understood.
+
+Each class of :mod:`rollbridge.errors` has a row, its own or that of a class above it; the root's row is what nobody
+foresaw.
+
+Source: Kafka's ``Errors`` and the clients' treatment of them (``Sender``, ``TransactionManager``, librdkafka's
+``rdkafka_txnmgr.c``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from rollbridge import errors as ours
+from rollbridge_gateway.procedures import (
+    FencedByOthers,
+    Gap,
+    LostByOthers,
+    NothingWritten,
+    NowhereToGo,
+    Refused,
+    UnknownProducer,
+    WrongProducer,
+)
+from rollbridge_gateway.producers import Step
+from rollbridge_gateway.versions import Api
+
+
+class Fault(Enum):
+    """What is wrong, before it is said in the words of a version."""
+
+    NONE = "none"
+    UNFORESEEN = "unforeseen"
+    AWAY = "away"
+    """A server does not answer, or another gateway holds the id: look for it, and ask again."""
+    BUSY = "busy"
+    """It is being carried out: ask again."""
+    SLOW = "slow"
+    """Not known to be written in time: send the same again."""
+    FENCED = "fenced"
+    STALE_EPOCH = "stale epoch"
+    UNKNOWN_PRODUCER = "unknown producer"
+    INVALID_STATE = "invalid state"
+    ABORTABLE = "abortable"
+    NO_TOPIC = "no topic"
+    NOT_ADOPTED = "not adopted"
+    """The topic is there, but takes no rolling transactions."""
+    TOO_LARGE = "too large"
+    TIMEOUT = "timeout"
+    CORRUPT = "corrupt"
+    INVALID_RECORD = "invalid record"
+    GAP = "gap"
+    INVALID_REQUEST = "invalid request"
+    DENIED = "denied"
+    NOWHERE = "nowhere"
+    """Which group's transaction it is will be known once the producer writes: ask again."""
+
+
+OF_ERROR: Final[Mapping[type[BaseException], Fault]] = {
+    ours.RollbridgeError: Fault.UNFORESEEN,
+    ours.InvalidRequestError: Fault.INVALID_REQUEST,
+    ours.InvalidTimeoutError: Fault.TIMEOUT,
+    ours.RecordTooLargeError: Fault.TOO_LARGE,
+    ours.TransactionTooLargeError: Fault.ABORTABLE,
+    ours.GroupMismatchError: Fault.ABORTABLE,
+    ours.NotAuthorizedError: Fault.DENIED,
+    ours.AuthenticationError: Fault.DENIED,
+    ours.NotFoundError: Fault.NO_TOPIC,
+    ours.TransactionAbortedError: Fault.ABORTABLE,
+    ours.TransactionNotFoundError: Fault.UNKNOWN_PRODUCER,
+    ours.OutcomeExpiredError: Fault.UNKNOWN_PRODUCER,
+    ours.TransactionPreserverClosedError: Fault.UNKNOWN_PRODUCER,
+    ours.ConflictError: Fault.INVALID_STATE,
+    ours.StreamRecreatedError: Fault.ABORTABLE,
+    ours.IncompleteError: Fault.ABORTABLE,
+    ours.OutcomeUnknownError: Fault.BUSY,
+    ours.UnknownWriteError: Fault.AWAY,
+    ours.UnavailableError: Fault.AWAY,
+    ours.BackpressureError: Fault.SLOW,
+    ours.FencedError: Fault.FENCED,
+    ours.ZooKeeperOutdatedError: Fault.AWAY,
+    ours.CorruptDataError: Fault.CORRUPT,
+    UnknownProducer: Fault.UNKNOWN_PRODUCER,
+    NowhereToGo: Fault.NOWHERE,
+    NothingWritten: Fault.INVALID_RECORD,
+    Gap: Fault.GAP,
+    WrongProducer: Fault.STALE_EPOCH,
+    LostByOthers: Fault.INVALID_STATE,
+    FencedByOthers: Fault.FENCED,
+    TimeoutError: Fault.BUSY,
+}
+
+OF_STEP: Final[Mapping[Step, Fault]] = {
+    Step.WAIT: Fault.BUSY,
+    Step.INVALID: Fault.INVALID_STATE,
+    Step.ABORTABLE: Fault.ABORTABLE,
+    Step.STALE: Fault.FENCED,
+}
+
+_E = ErrorCode
+_CODES: Final[Mapping[Fault, ErrorCode]] = {
+    Fault.NONE: _E.none,
+    Fault.UNFORESEEN: _E.unknown_server_error,
+    Fault.AWAY: _E.coordinator_not_available,
+    Fault.BUSY: _E.concurrent_transactions,
+    Fault.SLOW: _E.request_timed_out,
+    Fault.FENCED: _E.producer_fenced,
+    Fault.STALE_EPOCH: _E.invalid_producer_epoch,
+    Fault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
+    Fault.INVALID_STATE: _E.invalid_txn_state,
+    Fault.ABORTABLE: _E.invalid_txn_state,
+    Fault.NO_TOPIC: _E.unknown_topic_or_partition,
+    Fault.NOT_ADOPTED: _E.invalid_topic_exception,
+    Fault.TOO_LARGE: _E.message_too_large,
+    Fault.TIMEOUT: _E.invalid_transaction_timeout,
+    Fault.CORRUPT: _E.corrupt_message,
+    Fault.INVALID_RECORD: _E.invalid_record,
+    Fault.GAP: _E.out_of_order_sequence_number,
+    Fault.INVALID_REQUEST: _E.invalid_request,
+    Fault.DENIED: _E.transactional_id_authorization_failed,
+    Fault.NOWHERE: _E.concurrent_transactions,
+}
+_OF_OFFSETS: Final[Mapping[Fault, ErrorCode]] = {
+    # What consumer group coordinators say, which is what clients of TxnOffsetCommit know how to ask again for.
+    Fault.BUSY: _E.coordinator_load_in_progress,
+    Fault.NOWHERE: _E.coordinator_load_in_progress,
+}
+_OF_PRODUCE: Final[Mapping[Fault, ErrorCode]] = {
+    # Its clients know leaders, not coordinators. Of those that say "ask again" they keep the batches in order.
+    Fault.AWAY: _E.not_leader_or_follower,
+    Fault.BUSY: _E.concurrent_transactions,
+    Fault.FENCED: _E.invalid_producer_epoch,
+    Fault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
+    Fault.DENIED: _E.topic_authorization_failed,
+}
+_FENCED_SINCE: Final[Mapping[int, int]] = {
+    Api.INIT_PRODUCER_ID: 4,
+    Api.ADD_PARTITIONS_TO_TXN: 2,
+    Api.ADD_OFFSETS_TO_TXN: 2,
+    Api.END_TXN: 2,
+    Api.TXN_OFFSET_COMMIT: 3,
+}
+"""Versions from which PRODUCER_FENCED is known; before, it is INVALID_PRODUCER_EPOCH."""
+_ABORTABLE_SINCE: Final[Mapping[int, int]] = {
+    Api.PRODUCE: 11,
+    Api.INIT_PRODUCER_ID: 5,
+    Api.ADD_PARTITIONS_TO_TXN: 4,
+    Api.ADD_OFFSETS_TO_TXN: 4,
+    Api.TXN_OFFSET_COMMIT: 4,
+}
+"""Versions from which TRANSACTION_ABORTABLE is known. At EndTxn it is never used: Flink would ask again for ever."""
+_CONCURRENT_IN_PRODUCE_SINCE: Final = 12
+"""Version of Produce from which CONCURRENT_TRANSACTIONS is known."""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return what an error is, by its class or the nearest one above it."""
+    if isinstance(error, Refused):
+        return OF_STEP.get(error.step, Fault.UNFORESEEN)
+    if isinstance(error, NothingWritten) and type(error) is NothingWritten and error.__cause__ is not None:
+        return fault_of(error.__cause__)
+    for kind in type(error).__mro__:
+        found = OF_ERROR.get(kind)
+        if found is not None:
+            return found
+    return Fault.UNFORESEEN
+
+
+def code_of(fault: Fault, api: int, version: int) -> ErrorCode:
+    """Return Kafka's code of a fault in the answer to a request."""
+    if fault is Fault.ABORTABLE and version >= _ABORTABLE_SINCE.get(api, 1 << 15):
+        return _E.transaction_abortable
+    if api == Api.PRODUCE:
+        if fault is Fault.BUSY and version < _CONCURRENT_IN_PRODUCE_SINCE:
+            return _E.not_leader_or_follower
+        return _OF_PRODUCE.get(fault, _CODES[fault])
+    if api == Api.TXN_OFFSET_COMMIT and fault in _OF_OFFSETS:
+        return _OF_OFFSETS[fault]
+    if fault is Fault.FENCED and version < _FENCED_SINCE.get(api, 0):
+        return _E.invalid_producer_epoch
+    return _CODES[fault]
+
+
+def code_of_error(error: BaseException, api: int, version: int) -> ErrorCode:
+    """Return Kafka's code of an error in the answer to a request."""
+    return code_of(fault_of(error), api, version)

@@ -1,0 +1,578 @@
+"""What a gateway does for each request about a transaction: generators of effects, without any I/O.
+
+A procedure yields an effect, is sent its result, and returns the answer; an error of an effect is thrown in. The shell
+(:mod:`rollbridge_gateway.shell.producing`) carries effects out on rollbridge's client and ZooKeeper; the simulation
+carries them out on a model, and lets gateway and producer die before and after each.
+
+A procedure runs while its gateway holds the id, and no other procedure of this id runs. It may end anywhere; then the
+:class:`Held` is dropped, and whoever serves the id next starts from what is on record: the entry, the outcome of the
+label, and the last savepoint of what is open.
+
+Order of what is durable, which is what makes that right:
+
+* A pair is on record before its producer learns it, so that an older one is refused by every gateway from then on.
+* What an older producer left open is aborted before the new one gets its answer.
+* Records and offsets count from the savepoint behind them on, which has the records' sequence numbers, and are
+  acknowledged only then.
+* An end is decided before it is answered; asked for again, by anyone who knows the pair, it is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from rollbridge_gateway.entries import Entry
+from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
+from rollbridge_gateway.producers import (
+    ABORTED_BY_PRODUCER,
+    UNACKNOWLEDGED,
+    End,
+    Known,
+    Previous,
+    Producer,
+    Request,
+    State,
+    Step,
+    found,
+)
+from rollbridge_gateway.sequences import Sequences, TopicPartition, Verdict
+
+T = TypeVar("T")
+TIMEOUT_UNBOUNDED: Final = -1
+JAVA_MAX: Final = (1 << 31) - 1
+"""Largest ``transaction.timeout.ms``; who asks for it means: as long as is allowed."""
+
+
+# Refusals, which are answers
+
+
+class Refused(Exception):
+    """A request is refused for its pair or the state of its transaction; nothing was changed by it.
+
+    Attributes:
+        step: Why.
+    """
+
+    def __init__(self, step: Step, why: str) -> None:
+        super().__init__(why)
+        self.step = step
+
+
+class UnknownProducer(Exception):
+    """No producer of this transactional id has this pair: INVALID_PRODUCER_ID_MAPPING; nothing was changed."""
+
+
+class NowhereToGo(Exception):
+    """Offsets alone, of a producer that has never written: which group of streams is to commit them cannot be told."""
+
+
+class LostByOthers(Exception):
+    """An effect found that the transaction was aborted by somebody else."""
+
+
+class FencedByOthers(Exception):
+    """An effect found that a newer owner has taken the transaction or the client name."""
+
+
+# Effects
+
+
+class Effect:
+    """Something to be carried out. Its result is given in its docstring; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntry(Effect):
+    """Replace the entry of the id; durable when it returns. The holder alone writes it."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class FenceOthers(Effect):
+    """Begin a session of the client name in all groups that know it, so that nobody else of that name is heard.
+
+    Returns the open transactions of the name as (id, label), once nothing that was asked for before is in flight.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AbortLeft(Effect):
+    """Abort a transaction that an older producer left open; one that has ended meanwhile is left as it is."""
+
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindLabel(Effect):
+    """Ask what became of the newest transaction with a label.
+
+    Returns (:class:`Known`, reason, transaction id), as it is once nothing that was asked for before is in flight.
+    """
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Effect):
+    """Take over an open transaction at its last savepoint; what came behind it does not count.
+
+    Returns the notes of that savepoint; None if there is none, and then nothing of the transaction was acknowledged.
+    """
+
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Effect):
+    """Begin a transaction; its BEGIN has reached the brokers when the next :class:`Save` has."""
+
+    stream: str
+    label: str
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry(Effect):
+    """Write a batch, all of it or nothing.
+
+    Errors that say that nothing was written leave the transaction usable; any other makes the id be dropped here.
+    """
+
+    batch: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SendOffsets(Effect):
+    """Add offsets of a consumer group, to be committed with the transaction."""
+
+    offsets: GroupCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Effect):
+    """Put a savepoint behind everything so far. Returns a ticket to wait with, outside of the procedure."""
+
+    notes: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Effect):
+    """Commit or abort the open transaction, and wait until that is decided.
+
+    Raises :class:`LostByOthers` if it is aborted and a commit was asked for, :class:`Refused` if it is committed and an
+    abort was, :class:`FencedByOthers`.
+    """
+
+    commit: bool
+    reason: str = ABORTED_BY_PRODUCER
+
+
+Procedure = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """Offsets of one consumer group, and who of it commits them; see ``rollbridge.model.group_offsets``."""
+
+    group: str
+    offsets: Mapping[TopicPartition, int]
+    generation: int = -1
+    member: str = ""
+    instance: str | None = None
+
+    def joined(self, later: GroupCommit) -> GroupCommit:
+        """Return these, with those that the same group gave later."""
+        return replace(later, offsets={**self.offsets, **later.offsets})
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A batch of a Produce request.
+
+    Attributes:
+        where: Topic and partition that its producer named.
+        stream: Stream that the topic stands for.
+        pair: Pair in its header.
+        first: First sequence number.
+        records: Number of records.
+        batch: What :class:`Carry` is given.
+    """
+
+    where: TopicPartition
+    stream: str
+    pair: Pair
+    first: int
+    records: int
+    batch: Any = None
+
+
+@dataclass(slots=True)
+class Held:
+    """A transactional id as the gateway that holds it knows it.
+
+    Attributes:
+        entry: What is on record; None if the id is new.
+        producer: Its producer; None until a request with a pair has come.
+        sequences: What was taken of each partition.
+        is_marked: Whether a savepoint of the open transaction has all sequence numbers.
+    """
+
+    entry: Entry | None = None
+    producer: Producer | None = None
+    sequences: Sequences = field(default_factory=Sequences)
+    is_marked: bool = False
+
+    @property
+    def lease_ms(self) -> int:
+        """Lease of its transactions; -1 for as long as is allowed."""
+        return TIMEOUT_UNBOUNDED if self.entry is None else self.entry.timeout_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Answer to InitProducerId: the pair, and that of a prepared transaction that was kept (KIP-939)."""
+
+    pair: Pair
+    ongoing: Pair = NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Answer to a Produce request: of each batch its error or None, and the ticket to wait with; None if there is
+    none."""
+
+    faults: Sequence[Exception | None]
+    ticket: Any
+
+
+# InitProducerId
+
+
+def start(
+    held: Held, transactional_id: str, timeout_ms: int, random: int, now_ms: int, *, keep: bool = False
+) -> Procedure[Started]:
+    """Hand out a pair to a producer that starts: fence those before it, and abort what they left open.
+
+    Args:
+        held: What is known of the id.
+        transactional_id: The id.
+        timeout_ms: Its ``transaction.timeout.ms``.
+        random: 62 random bits.
+        now_ms: Time, ms since 1970.
+        keep: Leave open what was prepared, for this producer to end.
+    """
+    entry = held.entry
+    pair = first_pair(random, is_known=entry is not None)
+    fresh = Entry(
+        transactional_id,
+        pair,
+        TIMEOUT_UNBOUNDED if timeout_ms >= JAVA_MAX else timeout_ms,
+        home="" if entry is None else entry.home,
+        written_ms=now_ms,
+    )
+    held.producer = None
+    yield from _record(held, fresh)
+    left = yield FenceOthers()
+    kept: Pair | None = None
+    for transaction, label in left:
+        of = pair_of(label)
+        if keep and of is not None and kept is None:
+            kept = of
+        else:
+            yield AbortLeft(transaction)
+    if kept is not None:
+        yield from _record(held, replace(fresh, kept=kept))
+    _forget_transaction(held)
+    held.sequences = Sequences()
+    if kept is None:
+        held.producer = Producer(pair)
+    return Started(pair, NOBODY if kept is None else kept)
+
+
+def renew(held: Held, pair: Pair, random: int, now_ms: int) -> Procedure[Started]:
+    """Hand out the next pair to a producer that has one (KIP-360); what it has open is aborted."""
+    producer, step = yield from _decide(held, Request.RENEW, pair)
+    if step is Step.DONE:
+        return Started(producer.pair)
+    if step is Step.ABORT_RENEW:
+        yield from _finish(held, commit=False)
+    elif step is not Step.RENEW:
+        raise _refusal(step, producer, pair)
+    yield from _renew(held, End.RENEWED, random, now_ms)
+    assert held.producer is not None
+    return Started(held.producer.pair)
+
+
+# Writing
+
+
+def add(held: Held, pair: Pair, stream: str, now_ms: int, *, is_home: bool = False) -> Procedure[Any]:
+    """Have a transaction open before its first record (AddPartitionsToTxn, AddOffsetsToTxn); return a ticket.
+
+    Args:
+        held: What is known of the id.
+        pair: Pair of the request.
+        stream: A stream that it will write to, or may begin with; empty if there is none.
+        now_ms: Time, ms since 1970.
+        is_home: Whether ``stream`` is taken only if the producer has not written to another one before.
+    """
+    yield from _open(held, Request.ADD, pair, stream, now_ms, is_home=is_home)
+    return (yield from _save(held))
+
+
+def write(held: Held, pair: Pair, batches: Sequence[Incoming], now_ms: int, *, v2: bool) -> Procedure[Written]:
+    """Write the batches of one Produce request, each once; all that were taken are behind one savepoint."""
+    request = Request.WRITE_V2 if v2 else Request.WRITE_V1
+    _, step = yield from _decide(held, request, pair)
+    if step not in (Step.BEGIN, Step.GO) and batches and all(_is_repeated(held, item) for item in batches):
+        return Written([None] * len(batches), None)  # of a transaction that has ended: its answers were lost
+    yield from _open(held, request, pair, batches[0].stream if batches else "", now_ms)
+    faults: list[Exception | None] = []
+    for item in batches:
+        fault: Exception | None = None
+        try:
+            yield from _take(held, item)
+        except NothingWritten as refused:
+            fault = refused
+        faults.append(fault)
+    return Written(faults, (yield from _save(held)))
+
+
+class NothingWritten(Exception):
+    """A batch was refused; nothing of it was written, and the others are none the worse. Its cause says why."""
+
+
+class Gap(NothingWritten):
+    """Sequence numbers are missing before it: OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+class WrongProducer(NothingWritten):
+    """The pair in its header is not that of the request's first one: INVALID_PRODUCER_EPOCH."""
+
+
+def _take(held: Held, item: Incoming) -> Procedure[None]:
+    producer = held.producer
+    assert producer is not None
+    if item.pair != producer.pair:
+        raise WrongProducer(f"the batch is of {item.pair}, and the producer is {producer.pair}")
+    match held.sequences.judge(item.where, item.pair.epoch, item.first, item.records):
+        case Verdict.DUPLICATE:
+            return
+        case Verdict.GAP:
+            seen = held.sequences.seen.get(item.where)
+            last = seen.batches[-1].last if seen is not None and seen.batches else None
+            raise Gap(
+                f"{item.where[0]}, partition {item.where[1]}: {item.first} does not follow {last}, the last taken"
+            )
+        case Verdict.NEW:
+            yield Carry(item.batch)
+            held.sequences.take(item.where, item.pair.epoch, item.first, item.records)
+
+
+def _is_repeated(held: Held, item: Incoming) -> bool:
+    verdict = held.sequences.judge(item.where, item.pair.epoch, item.first, item.records)
+    return verdict is Verdict.DUPLICATE
+
+
+def send_offsets(held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_ms: int, *, v2: bool) -> Procedure[Any]:
+    """Commit a consumer group's offsets with the transaction; return a ticket.
+
+    Args:
+        held: What is known of the id.
+        pair: Pair of the request.
+        offsets: The offsets.
+        stream: A stream to begin the transaction with if nothing else is known; empty if there is none.
+        now_ms: Time, ms since 1970.
+        v2: Whether the request adds what it names.
+    """
+    yield from _open(held, Request.WRITE_V2 if v2 else Request.WRITE_V1, pair, stream, now_ms, is_home=True)
+    yield SendOffsets(offsets)
+    return (yield from _save(held))
+
+
+# Ending
+
+
+def end(held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: bool) -> Procedure[Pair]:
+    """Commit or abort; return the pair to go on with."""
+    if commit:
+        request = Request.COMMIT_V2 if v2 else Request.COMMIT_V1
+    else:
+        request = Request.ABORT_V2 if v2 else Request.ABORT_V1
+    producer, step = yield from _decide(held, request, pair)
+    if step in (Step.COMMIT, Step.ABORT):
+        yield from _finish(held, commit=commit)
+    elif step is Step.DONE:
+        if producer.state is State.LOST and pair == producer.pair:
+            held.producer = producer.ended(commit=False)
+        return producer.pair
+    elif step is not Step.RENEW:
+        raise _refusal(step, producer, pair)
+    if v2:
+        yield from _renew(held, End.COMMIT if commit else End.ABORT, random, now_ms)
+    assert held.producer is not None
+    return held.producer.pair
+
+
+def _finish(held: Held, *, commit: bool) -> Procedure[None]:
+    producer = held.producer
+    assert producer is not None
+    held.producer = producer.asked(commit=commit)
+    try:
+        yield Finish(commit)
+    except LostByOthers:
+        held.producer = producer.lost()
+        _forget_transaction(held)
+        raise Refused(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
+    except FencedByOthers:
+        held.producer = producer.fenced()
+        _forget_transaction(held)
+        raise Refused(Step.STALE, f"another producer has taken the place of {producer.pair}") from None
+    except Refused:
+        held.producer = producer.ended(commit=not commit)  # somebody has committed it by hand
+        _forget_transaction(held)
+        raise
+    held.producer = producer.ended(commit=commit)
+    _forget_transaction(held)
+
+
+# Shared
+
+
+def _decide(held: Held, request: Request, pair: Pair) -> Procedure[tuple[Producer, Step]]:
+    """Return the producer and what to do, having looked the pair up if this gateway has not served it before."""
+    producer = held.producer
+    if producer is None or (producer.decide(request, pair) is Step.STALE and _may_be_later(producer, pair)):
+        producer = yield from _look_up(held, pair)
+    return producer, producer.decide(request, pair)
+
+
+def _may_be_later(producer: Producer, pair: Pair) -> bool:
+    """Return whether a pair that is not the one known here may have been handed out since, by another gateway."""
+    return pair.producer_id == producer.pair.producer_id and pair.epoch > producer.pair.epoch
+
+
+def _look_up(held: Held, pair: Pair) -> Procedure[Producer]:
+    entry = held.entry
+    if entry is None:
+        raise UnknownProducer(f"no producer was started for this transactional id, so {pair} is none")
+    newest = entry.pair
+    if entry.previous is not None and pair == entry.previous.pair:
+        # It may have been asked for that was answered with the newest pair, by which the producer is known from now on.
+        held.producer = yield from _find(held, newest, entry.previous)
+        return held.producer
+    if pair.producer_id != newest.producer_id or pair.epoch < newest.epoch:
+        if is_ours(pair.producer_id):
+            raise Refused(Step.STALE, f"{pair} is over: {newest} is the newest producer of this transactional id")
+        raise UnknownProducer(f"{pair} was handed out by no gateway")
+    previous = entry.previous
+    if pair != newest:
+        before = Pair(pair.producer_id, pair.epoch - 1)
+        known, _, _ = yield FindLabel(before.label)
+        previous = _previous(before, known)
+    producer = yield from _find(held, pair, previous)
+    if pair != newest and producer.state is State.EMPTY and previous is None:
+        raise UnknownProducer(f"{pair} was handed out by no gateway, as far as is remembered")
+    if producer.state in (State.COMMITTED, State.ABORTED) and producer.kept is None and pair.epoch < EPOCH_MAX:
+        # With v2 its end may have been answered, and the next pair be in use: then this request comes late.
+        following = Pair(pair.producer_id, pair.epoch + 1)
+        known, _, _ = yield FindLabel(following.label)
+        if known is not Known.NONE:
+            end = End.COMMIT if producer.state is State.COMMITTED else End.ABORT
+            producer = yield from _find(held, following, Previous(pair, end))
+    held.producer = producer
+    return producer
+
+
+def _previous(before: Pair, known: Known) -> Previous | None:
+    match known:
+        case Known.COMMITTED:
+            return Previous(before, End.COMMIT)
+        case Known.ABORTED:
+            return Previous(before, End.ABORT)
+        case _:
+            return None
+
+
+def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[Producer]:
+    """Return the producer of a pair by the outcome of its label; take over what is open."""
+    entry, kept = held.entry, None
+    assert entry is not None
+    known, reason, transaction = yield FindLabel(pair.label)
+    if known is Known.NONE and entry.kept is not None and pair == entry.pair:
+        kept = entry.kept
+        known, reason, transaction = yield FindLabel(kept.label)
+        if known is Known.NONE:
+            kept = None
+    _forget_transaction(held)
+    held.sequences = Sequences()
+    if known is Known.OPEN:
+        notes = yield Resume(transaction)
+        if notes is None:
+            # Its gateway has died before anything was acknowledged: the producer sends all of it again.
+            yield Finish(commit=False, reason=UNACKNOWLEDGED)
+            return found(pair, Known.NONE, "", previous, kept)
+        held.sequences = Sequences.restored(notes)
+        held.is_marked = True
+    return found(pair, known, reason, previous, kept)
+
+
+def _open(
+    held: Held, request: Request, pair: Pair, stream: str, now_ms: int, *, is_home: bool = False
+) -> Procedure[None]:
+    """Have a transaction open for a request that writes."""
+    producer, step = yield from _decide(held, request, pair)
+    if step is Step.BEGIN:
+        entry = held.entry
+        assert entry is not None
+        if not stream or is_home:
+            stream = entry.home or stream
+        if not stream:
+            raise NowhereToGo(
+                "offsets alone, and nothing was ever written with this transactional id: of which group of streams the "
+                "transaction is cannot be told; write first"
+            )
+        if stream != entry.home:
+            yield from _record(held, replace(entry, home=stream, written_ms=now_ms))
+        _forget_transaction(held)
+        yield Begin(stream, pair.label, held.lease_ms)
+        held.producer = producer.begun()
+    elif step is not Step.GO:
+        raise _refusal(step, producer, pair)
+
+
+def _save(held: Held) -> Procedure[Any]:
+    notes = held.sequences.notes() if held.is_marked else held.sequences.all_notes()
+    held.is_marked = True
+    return (yield Save(notes))
+
+
+def _renew(held: Held, end: End, random: int, now_ms: int) -> Procedure[None]:
+    """Hand out the next pair. It is put on record where no outcome of a label tells other gateways of it."""
+    producer, entry = held.producer, held.entry
+    assert producer is not None
+    assert entry is not None
+    fresh = producer.renewed(end, random)
+    follows = producer.state in (State.COMMITTED, State.ABORTED) and producer.kept is None
+    if end is End.RENEWED or not follows or fresh.pair.producer_id != producer.pair.producer_id:
+        record = replace(entry, pair=fresh.pair, previous=fresh.previous, kept=None, written_ms=now_ms)
+        yield from _record(held, record)
+    held.producer = fresh
+    if end is End.RENEWED:
+        held.sequences = Sequences()
+
+
+def _record(held: Held, entry: Entry) -> Procedure[None]:
+    yield WriteEntry(entry)
+    held.entry = entry
+
+
+def _forget_transaction(held: Held) -> None:
+    held.is_marked = False
+
+
+def _refusal(step: Step, producer: Producer, pair: Pair) -> Refused:
+    return Refused(step, f"producer {producer.pair} is {producer.state.value}, and {pair} asks")

@@ -1,0 +1,103 @@
+"""Settings of a gateway, checked together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import ConfigError
+from rollbridge.model.options import MIB, faults_of, option
+
+
+def _default_name() -> str:
+    host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
+    return f"gateway-{host[:80] or 'host'}-{os.getpid()}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings of a gateway.
+
+    Raises:
+        ConfigError: one or several are wrong; all are named.
+    """
+
+    connection: ConnectionSettings
+    """Brokers, ZooKeeper, and the gateway's own credentials."""
+    name: str = field(default_factory=_default_name)
+    """Name among the gateways."""
+    listen: str = "127.0.0.1:9192"
+    """Address of the first port, ``HOST:PORT``. Brokers get the ports behind it; port 0 takes free ones."""
+    advertise: str = ""
+    """Host that clients are told; empty for that of ``listen``."""
+    partitions: int = option(8, low=1, high=1_000)
+    """Virtual partitions of a stream with key ranges: over so many a producer spreads its batches."""
+    session_timeout_s: float = 6.0
+    """Time-out of the ZooKeeper session in seconds, after which another gateway serves the ids of this one."""
+    connections_max: int = option(2_000, low=1)
+    """Most connections of clients; one more is closed at once."""
+    ids_max: int = option(50_000, low=1)
+    """Most transactional ids that are served at once; those not in use make room."""
+    request_bytes_max: int = option(100 * MIB, low=MIB)
+    """Largest request, as brokers' ``socket.request.max.bytes``."""
+    under_way_bytes_max: int = option(256 * MIB, low=MIB)
+    """Bytes of all requests under way; beyond, connections are not read from."""
+    writers: int = option(8, low=1, high=256)
+    """Threads that write batches."""
+    workers: int = option(64, low=4, high=1_024)
+    """Threads that wait for leaders and ZooKeeper."""
+    certificate: str = ""
+    """File of the certificate for clients' connections; empty: they are not encrypted."""
+    key: str = ""
+    """File of its private key; empty if it stands in the certificate's file."""
+    client_ca: str = ""
+    """File of the authorities of clients' certificates, which are demanded then."""
+    metrics: str = ""
+    """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
+
+    def __post_init__(self) -> None:
+        faults = list(faults_of(self))
+        for key in ("listen", "metrics"):
+            address = getattr(self, key)
+            try:
+                if address or key == "listen":
+                    split_address(address)
+            except ConfigError as fault:
+                faults.append(f"{key}: {fault}")
+        if (self.key or self.client_ca) and not self.certificate:
+            faults.append("certificate: needed with key or client-ca")
+        ConfigError.raise_for(faults)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return how clients' connections are encrypted; None if they are not.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        if not self.certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key or None)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as fault:
+            raise ConfigError(f"certificate, key or client-ca: cannot be used: {fault}") from fault
+        return context

@@ -1,0 +1,294 @@
+"""Kafka's requests and answers in any version, by kio's schemas: bytes to entities, and plain values to bytes.
+
+A request is split at once into its head, which says who asks what, and a body that is decoded only by who serves it
+here: what is relayed stays bytes. Everything in here is bounded by the bytes that are there, and raises
+:class:`MalformedError` for any others, whatever a client sends.
+
+Source: the Kafka protocol guide; kio's generated schemas.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader, entity_writer
+from kio.serial._implicit_defaults import get_implicit_default
+from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
+from kio.static.constants import EntityType
+
+from rollbridge_gateway.bounds import OutOfBoundsError, check_bounds
+from rollbridge_gateway.versions import Api
+
+_HEAD: Final = struct.Struct(">hhih")
+_CORRELATION: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">h")
+_LENGTH_BYTES: Final = 4
+API_VERSIONS_MAX: Final = 4
+FLEXIBLE_PRODUCE: Final = 9
+"""Version of Produce from which lengths are compact."""
+
+
+Kind = Literal[EntityType.request, EntityType.response]
+
+
+class MalformedError(Exception):
+    """Bytes that are no request, or none that is served here; the connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Head of a request.
+
+    Attributes:
+        key, version: Of the API.
+        correlation: Number that its answer carries.
+        client_id: Name that the client gives itself.
+        body: Place of the body.
+    """
+
+    key: int
+    version: int
+    correlation: int
+    client_id: str | None
+    body: int
+
+
+class Peeked(NamedTuple):
+    """What the first bytes of a Produce request say."""
+
+    transactional_id: str | None
+    acks: int
+
+
+@cache
+def schema(key: int, version: int, kind: Kind) -> type[Any]:
+    """Return the class of a request or an answer.
+
+    Raises:
+        MalformedError: kio does not know that version.
+    """
+    try:
+        module, _, name = schema_name_map[api_key_map[key]][version][kind].partition(":")
+    except KeyError:
+        raise MalformedError(f"version {version} of API {key} is not known") from None
+    found: type[Any] = getattr(import_module(module), name)
+    return found
+
+
+@cache
+def is_flexible(key: int, version: int) -> bool:
+    """Return whether a request's head has tagged fields."""
+    return bool(schema(key, version, EntityType.request).__header_schema__.__flexible__)
+
+
+def read_head(data: bytes, *, is_flexible_request: Callable[[int, int], bool] = is_flexible) -> Head:
+    """Return the head of a request.
+
+    Raises:
+        MalformedError: it is cut short, or its client id is no text.
+    """
+    try:
+        key, version, correlation, length = _HEAD.unpack_from(data)
+        place = _HEAD.size
+        client_id = None
+        if length >= 0:
+            raw = data[place : place + length]
+            if len(raw) != length:
+                raise MalformedError(f"a client id of {length} bytes, of which {len(raw)} are there")
+            client_id = raw.decode()
+            place += length
+        # What is behind the head of an ApiVersions of the future is not read.
+        if (key != Api.API_VERSIONS or 0 <= version <= API_VERSIONS_MAX) and is_flexible_request(key, version):
+            place = _skip_tags(data, place)
+    except (struct.error, UnicodeDecodeError, IndexError) as fault:
+        raise MalformedError(f"not the head of a request: {fault}") from fault
+    return Head(key, version, correlation, client_id, place)
+
+
+def _skip_tags(data: bytes, place: int) -> int:
+    count, place = read_unsigned(data, place)
+    for _ in range(count):
+        _, place = read_unsigned(data, place)
+        size, place = read_unsigned(data, place)
+        place += size
+        if place > len(data):
+            raise MalformedError("tagged fields are longer than their request")
+    return place
+
+
+def read_unsigned(data: bytes, place: int) -> tuple[int, int]:
+    """Return an unsigned varint and the place behind it.
+
+    Raises:
+        IndexError: the data ends within it.
+        MalformedError: it has more than 35 bits.
+    """
+    found = 0
+    for shift in range(0, 35, 7):
+        byte = data[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found, place
+    raise MalformedError("a number of more than five bytes")
+
+
+def peek_produce(data: bytes, head: Head) -> Peeked:
+    """Return the transactional id of a Produce request of version 3 or newer, and its acks, without decoding it.
+
+    Raises:
+        MalformedError: it is cut short.
+    """
+    place = head.body
+    try:
+        if head.version < 3:
+            return Peeked(None, _SHORT.unpack_from(data, place)[0])
+        if head.version >= FLEXIBLE_PRODUCE:
+            length, place = read_unsigned(data, place)
+            length -= 1
+        else:
+            (length,) = _SHORT.unpack_from(data, place)
+            place += _SHORT.size
+        name = None
+        if length >= 0:
+            name = data[place : place + length].decode()
+            place += length
+        return Peeked(name, _SHORT.unpack_from(data, place)[0])
+    except (struct.error, UnicodeDecodeError, IndexError) as fault:
+        raise MalformedError(f"not a Produce request: {fault}") from fault
+
+
+def is_transactional_start(data: bytes, head: Head) -> bool:
+    """Return whether an InitProducerId request has a transactional id."""
+    try:
+        if is_flexible(head.key, head.version):
+            return read_unsigned(data, head.body)[0] > 0
+        return bool(_SHORT.unpack_from(data, head.body)[0] >= 0)
+    except (struct.error, IndexError) as fault:
+        raise MalformedError(f"not an InitProducerId request: {fault}") from fault
+
+
+def read_body(data: bytes, head: Head) -> Any:
+    """Return the body of a request, an entity of kio's.
+
+    What follows it is passed over, as brokers do: librdkafka's Metadata has some bytes too many.
+
+    Raises:
+        MalformedError: it is not one.
+    """
+    kind = schema(head.key, head.version, EntityType.request)
+    try:
+        check_bounds(data, head.body, kind)
+    except (OutOfBoundsError, IndexError, struct.error) as fault:
+        raise MalformedError(f"not a {kind.__name__}: {fault}") from fault
+    return _read(data, head.body, kind)
+
+
+def read_answer(data: bytes, key: int, version: int) -> Any:
+    """Return the body of a broker's answer, which begins with its correlation id.
+
+    Raises:
+        MalformedError: it is not one.
+    """
+    kind = schema(key, version, EntityType.response)
+    place = _CORRELATION.size
+    if kind.__header_schema__.__flexible__:
+        try:
+            place = _skip_tags(data, place)
+        except IndexError as fault:
+            raise MalformedError("an answer without a head") from fault
+    return _read(data, place, kind)
+
+
+def _read(data: bytes, place: int, kind: type[Any]) -> Any:
+    try:
+        body, _ = entity_reader(kind)(data, place)
+    except Exception as fault:  # kio raises errors of its own, of struct, and of the types of fields
+        raise MalformedError(f"not a {kind.__name__}: {fault!r}") from fault
+    return body
+
+
+def write_answer(key: int, version: int, correlation: int, values: Mapping[str, Any]) -> bytes:
+    """Return an answer without its length.
+
+    Fields that ``values`` lacks have their defaults; those that the version lacks are left out.
+    """
+    return write_entity(build(schema(key, version, EntityType.response), values), correlation)
+
+
+def write_entity(entity: Any, correlation: int) -> bytes:
+    """Return an answer without its length."""
+    body = io.BytesIO()
+    entity_writer(type(entity))(body, entity)
+    flexible = b"\0" if entity.__header_schema__.__flexible__ else b""
+    return b"".join((_CORRELATION.pack(correlation), flexible, body.getvalue()))
+
+
+def write_request(key: int, version: int, correlation: int, client_id: str | None, values: Mapping[str, Any]) -> bytes:
+    """Return a request without its length."""
+    return with_body(
+        Head(key, version, correlation, client_id, 0), build(schema(key, version, EntityType.request), values)
+    )
+
+
+def with_body(head: Head, entity: Any) -> bytes:
+    """Return a request with this head and another body."""
+    body = io.BytesIO()
+    entity_writer(type(entity))(body, entity)
+    raw = None if head.client_id is None else head.client_id.encode()
+    start = _HEAD.pack(head.key, head.version, head.correlation, -1 if raw is None else len(raw))
+    flexible = b"\0" if is_flexible(head.key, head.version) else b""
+    return b"".join((start, raw or b"", flexible, body.getvalue()))
+
+
+def framed(data: bytes) -> bytes:
+    """Return a request or an answer with its length before it."""
+    return _CORRELATION.pack(len(data)) + data
+
+
+@cache
+def _plan(kind: type[Any]) -> tuple[tuple[str, type[Any] | None, bool, Any], ...]:
+    """Return of each field: its name, the class of nested entities, whether there are several, and its default."""
+    plan: list[tuple[str, type[Any] | None, bool, Any]] = []
+    for field in fields(kind):
+        form = classify_field(field)
+        nested = form.type_ if isinstance(form, EntityField | EntityTupleField) else None
+        default: Any
+        if field.default is not MISSING:
+            default = field.default
+        elif form.is_array:
+            default = ()
+        elif nested is not None or is_optional(field):
+            default = None
+        else:
+            try:
+                default = get_implicit_default(form.type_)
+            except KeyError:
+                kind_: Any = form.type_
+                default = kind_(0)  # an error code, or a truth value
+        plan.append((field.name, nested, form.is_array, default))
+    return tuple(plan)
+
+
+def build(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return an entity of plain values: mappings for nested entities, any iterable for several."""
+    made: dict[str, Any] = {}
+    plan: tuple[tuple[str, Any, bool, Any], ...] = _plan(cast(Hashable, kind))
+    for name, nested, several, default in plan:
+        value = values.get(name, MISSING)
+        if value is MISSING:
+            made[name] = default
+        elif nested is not None and several:
+            made[name] = tuple(build(nested, item) for item in value)
+        elif several:
+            made[name] = tuple(value)
+        else:
+            made[name] = build(nested, value) if nested is not None and isinstance(value, Mapping) else value
+    return kind(**made)

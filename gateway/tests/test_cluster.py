@@ -1,0 +1,104 @@
+"""What clients are told of the cluster: addresses of one gateway, the others beside it, and virtual topics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.static.constants import EntityType
+
+from rollbridge_gateway import wire
+from rollbridge_gateway.cluster import GATEWAYS_FROM, Gateway, View, chosen, chosen_broker, topic_id
+from rollbridge_gateway.versions import Api
+
+GATEWAYS = tuple(
+    Gateway(f"gateway-{number}", f"g{number}", 9192, ((1, 9193), (2, 9194), (3, 9195))) for number in range(4)
+)
+NAMES = st.text(max_size=20)
+
+
+@given(NAMES, st.sets(st.integers(0, 3), min_size=2))
+def test_all_gateways_agree_and_only_clients_of_the_dead_move(key: str, numbers: set[int]) -> None:
+    alive = [GATEWAYS[number] for number in numbers]
+    first = chosen(key, alive)
+    assert chosen(key, reversed(alive)) == first
+    for gone in alive:
+        left = [item for item in alive if item != gone]
+        assert (chosen(key, left) == first) == (gone != first)
+
+
+def test_clients_are_spread() -> None:
+    counts = Counter(chosen(f"producer-{number}", GATEWAYS).name for number in range(4_000))
+    assert all(800 < count < 1_200 for count in counts.values())
+    assert {chosen_broker(f"id-{number}", (1, 2, 3)) for number in range(50)} == {1, 2, 3}
+
+
+def test_node_ids_are_not_brokers_and_stay() -> None:
+    ids = [item.node_id for item in GATEWAYS]
+    assert len(set(ids)) == 4
+    assert all(GATEWAYS_FROM <= node < 1 << 31 for node in ids)
+    assert Gateway("gateway-0", "elsewhere", 1).node_id == ids[0]
+
+
+def answer(key: int, version: int, values: dict[str, Any]) -> Any:
+    return wire.build(wire.schema(key, version, EntityType.response), values)
+
+
+BROKERS = [{"node_id": node, "broker_id": node, "host": f"broker-{node}", "port": 9092} for node in (1, 2, 3)]
+TOPIC = {
+    "name": "plain",
+    "topic_id": topic_id("plain"),
+    "partitions": [{"partition_index": 0, "leader_id": 2, "replica_nodes": [2], "isr_nodes": [2]}],
+}
+
+
+@pytest.mark.parametrize("version", range(13))
+def test_metadata(version: int) -> None:
+    view = View(GATEWAYS, {"sales.orders": 8})
+    found = view.metadata(answer(Api.METADATA, version, {"brokers": BROKERS, "topics": [TOPIC]}), "me", None)
+    mine = chosen("me", GATEWAYS)
+    listed = {int(item.node_id): (item.host, int(item.port)) for item in found.brokers}
+    for node in (1, 2, 3):
+        assert listed.pop(node) == (mine.host, mine.port_of(node))
+    assert listed == {item.node_id: (item.host, item.port) for item in GATEWAYS if item != mine}
+    topics = {item.name: item for item in found.topics}
+    assert topics["plain"] == answer(Api.METADATA, version, {"topics": [TOPIC]}).topics[0]
+    virtual = topics["sales.orders"]
+    assert [int(part.partition_index) for part in virtual.partitions] == list(range(8))
+    assert len({part.leader_id for part in virtual.partitions} - {1, 2, 3}) == 0
+    wire.read_answer(wire.write_entity(found, 7), Api.METADATA, version)
+
+
+@pytest.mark.parametrize("version", range(13))
+def test_metadata_has_of_virtual_topics_what_was_asked_for(version: int) -> None:
+    kind = wire.schema(Api.METADATA, version, EntityType.request)
+    asked = wire.build(kind, {"topics": [{"name": "sales.orders"}, {"name": "no.such"}]}).topics
+    view = View(GATEWAYS[:1], {"sales.orders": 2, "sales.other": 2})
+    found = view.metadata(answer(Api.METADATA, version, {"brokers": BROKERS, "topics": []}), None, asked)
+    assert [item.name for item in found.topics] == ["sales.orders"]
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_describe_cluster(version: int) -> None:
+    found = View(GATEWAYS, {}).describe_cluster(answer(Api.DESCRIBE_CLUSTER, version, {"brokers": BROKERS}), "x")
+    assert {item.host for item in found.brokers} == {chosen("x", GATEWAYS).host}
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_find_coordinator(version: int) -> None:
+    one = {"node_id": 2, "host": "broker-2", "port": 9092}
+    gone = {"node_id": -1, "host": "", "port": -1}
+    values: dict[str, Any] = one if version < 4 else {"coordinators": [one, gone]}
+    found = View(GATEWAYS, {}).find_coordinator(answer(Api.FIND_COORDINATOR, version, values), "x")
+    mine = chosen("x", GATEWAYS)
+    told = found if version < 4 else found.coordinators[0]
+    assert (told.host, int(told.port)) == (mine.host, mine.port_of(2))
+    if version >= 4:
+        assert found.coordinators[1].host == ""
+
+
+def test_a_broker_without_a_port_is_reached_by_the_first_one() -> None:
+    assert GATEWAYS[0].port_of(9) == 9192

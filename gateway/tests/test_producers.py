@@ -1,0 +1,135 @@
+"""The state machine of one transactional id: complete, and as Kafka's coordinator has it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rollbridge_gateway.identity import EPOCH_MAX, Pair
+from rollbridge_gateway.producers import (
+    ABORTED_BY_PRODUCER,
+    TABLE,
+    UNACKNOWLEDGED,
+    End,
+    Known,
+    Previous,
+    Producer,
+    Request,
+    State,
+    Step,
+    found,
+)
+
+PID = (1 << 62) + 5
+PAIR, BEFORE, OLDER = Pair(PID, 7), Pair(PID, 6), Pair(PID, 5)
+ENDS = {Request.COMMIT_V1, Request.COMMIT_V2, Request.ABORT_V1, Request.ABORT_V2}
+
+
+def test_every_state_knows_every_request() -> None:
+    assert set(TABLE) == set(itertools.product(State, Request))
+
+
+@pytest.mark.parametrize("state", State)
+def test_an_end_the_other_way_is_never_carried_out(state: State) -> None:
+    """Whatever was decided stands: no request undoes it, and none has both answers."""
+    if state in (State.COMMITTED, State.COMMITTING):
+        steps = {TABLE[state, Request.ABORT_V1], TABLE[state, Request.ABORT_V2]}
+    elif state in (State.ABORTED, State.ABORTING, State.LOST):
+        steps = {TABLE[state, Request.COMMIT_V1], TABLE[state, Request.COMMIT_V2]}
+    else:
+        return
+    assert steps == {Step.INVALID}
+
+
+@pytest.mark.parametrize("request_", Request)
+def test_the_fenced_are_told_so(request_: Request) -> None:
+    assert TABLE[State.FENCED, request_] is Step.STALE
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
+def test_nothing_is_written_but_into_an_open_transaction(state: State) -> None:
+    for request in (Request.ADD, Request.WRITE_V1, Request.WRITE_V2):
+        assert TABLE[state, request] is not Step.GO
+
+
+@pytest.mark.parametrize("state", [State.COMMITTED, State.ABORTED])
+def test_with_v2_a_pair_is_over_with_its_transaction(state: State) -> None:
+    assert TABLE[state, Request.WRITE_V2] is Step.STALE
+    assert TABLE[state, Request.ADD] is Step.BEGIN  # with v1 it is not
+
+
+@pytest.mark.parametrize(
+    ("end", "request_", "step"),
+    [
+        (End.COMMIT, Request.COMMIT_V2, Step.DONE),
+        (End.COMMIT, Request.ABORT_V2, Step.INVALID),
+        (End.ABORT, Request.ABORT_V2, Step.DONE),
+        (End.ABORT, Request.COMMIT_V2, Step.INVALID),
+        (End.RENEWED, Request.RENEW, Step.DONE),
+        (End.RENEWED, Request.COMMIT_V2, Step.STALE),
+        (End.COMMIT, Request.COMMIT_V1, Step.STALE),
+        (End.COMMIT, Request.WRITE_V2, Step.STALE),
+        (End.COMMIT, Request.RENEW, Step.STALE),
+    ],
+)
+@pytest.mark.parametrize("state", [State.EMPTY, State.OPEN, State.COMMITTED])
+def test_a_lost_answer_is_given_again_for_the_pair_before(
+    end: End, request_: Request, step: Step, state: State
+) -> None:
+    producer = Producer(PAIR, state, Previous(BEFORE, end))
+    assert producer.decide(request_, BEFORE) is step
+    assert producer.decide(request_, OLDER) is Step.STALE
+    assert producer.fenced().decide(request_, BEFORE) is Step.STALE
+
+
+@pytest.mark.parametrize("request_", Request)
+@pytest.mark.parametrize("pair", [OLDER, BEFORE, Pair(PID, 8), Pair(PID + 1, 7), Pair(1, 7)])
+def test_another_pair_is_stale(pair: Pair, request_: Request) -> None:
+    assert Producer(PAIR, State.OPEN).decide(request_, pair) is Step.STALE
+
+
+def test_a_life_with_v1() -> None:
+    producer = Producer(PAIR)
+    for commit in (True, False):
+        assert producer.decide(Request.ADD, PAIR) is Step.BEGIN
+        producer = producer.begun()
+        assert producer.decide(Request.WRITE_V1, PAIR) is Step.GO
+        producer = producer.asked(commit=commit)
+        again = Request.COMMIT_V1 if commit else Request.ABORT_V1
+        assert producer.decide(again, PAIR) is (Step.COMMIT if commit else Step.ABORT)
+        producer = producer.ended(commit=commit)
+        assert producer.decide(again, PAIR) is Step.DONE
+        assert producer.pair == PAIR
+
+
+def test_a_life_with_v2_uses_a_pair_for_each_transaction() -> None:
+    producer, pairs = Producer(Pair(PID, EPOCH_MAX - 1)), []
+    for number in range(3):
+        pairs.append(producer.pair)
+        assert producer.decide(Request.WRITE_V2, producer.pair) is Step.BEGIN
+        producer = producer.begun().ended(commit=True).renewed(End.COMMIT, number)
+        assert producer.decide(Request.COMMIT_V2, pairs[-1]) is Step.DONE
+    assert pairs == [(PID, EPOCH_MAX - 1), (PID, EPOCH_MAX), ((1 << 62) + 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("known", "reason", "state"),
+    [
+        (Known.NONE, "", State.EMPTY),
+        (Known.OPEN, "", State.OPEN),
+        (Known.COMMITTED, "part 2", State.COMMITTED),
+        (Known.ABORTED, ABORTED_BY_PRODUCER, State.ABORTED),
+        (Known.ABORTED, "expired", State.LOST),
+        (Known.ABORTED, UNACKNOWLEDGED, State.EMPTY),
+    ],
+)
+def test_what_a_label_says_is_all_that_a_gateway_needs(known: Known, reason: str, state: State) -> None:
+    assert found(PAIR, known, reason) == Producer(PAIR, state)
+
+
+def test_what_was_prepared_keeps_its_label() -> None:
+    producer = found(PAIR, Known.OPEN, "", kept=OLDER)
+    assert producer.label == OLDER.label
+    assert producer.ended(commit=True).label == OLDER.label
+    assert producer.ended(commit=True).begun().label == PAIR.label

@@ -1,0 +1,107 @@
+"""Kafka's rules of duplicates and gaps, and the notes that carry them on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbridge_gateway.sequences import (
+    KEPT,
+    SEQUENCE_MAX,
+    Seen,
+    Sequences,
+    Taken,
+    Verdict,
+    decode,
+    encode,
+    following,
+    judge,
+    last_of,
+    note_of,
+)
+
+WHERE = ("orders", 3)
+FIVE = Seen(2, tuple(Taken(first, first + 9) for first in range(10, 60, 10)))
+
+
+@pytest.mark.parametrize(
+    ("seen", "epoch", "first", "records", "verdict"),
+    [
+        (None, 0, 0, 1, Verdict.NEW),
+        (None, 7, 4711, 3, Verdict.NEW),  # transactions v1 number on, and nothing is known
+        (Seen(0), 0, 5, 1, Verdict.NEW),
+        (FIVE, 2, 60, 1, Verdict.NEW),
+        (FIVE, 2, 60, 500, Verdict.NEW),
+        (FIVE, 2, 50, 10, Verdict.DUPLICATE),
+        (FIVE, 2, 10, 10, Verdict.DUPLICATE),
+        (FIVE, 2, 0, 10, Verdict.GAP),  # six batches ago
+        (FIVE, 2, 50, 9, Verdict.GAP),  # no batch ever ended there
+        (FIVE, 2, 50, 11, Verdict.GAP),
+        (FIVE, 2, 55, 5, Verdict.GAP),
+        (FIVE, 2, 61, 1, Verdict.GAP),
+        (FIVE, 3, 0, 1, Verdict.NEW),  # another epoch begins with 0
+        (FIVE, 3, 60, 1, Verdict.GAP),
+        (Seen(0, (Taken(SEQUENCE_MAX - 1, SEQUENCE_MAX),)), 0, 0, 4, Verdict.NEW),  # numbers go round
+        (Seen(0, (Taken(SEQUENCE_MAX, 1),)), 0, SEQUENCE_MAX, 3, Verdict.DUPLICATE),
+        (Seen(0, (Taken(SEQUENCE_MAX, 1),)), 0, 2, 3, Verdict.NEW),
+    ],
+)
+def test_the_rules(seen: Seen | None, epoch: int, first: int, records: int, verdict: Verdict) -> None:
+    assert judge(seen, epoch, first, records) is verdict
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=30),
+    st.integers(0, SEQUENCE_MAX),
+    st.data(),
+)
+def test_each_batch_counts_once_however_often_it_comes(sizes: list[int], start: int, data: st.DataObject) -> None:
+    """A slow, obvious model: of everything sent, in order, each batch is new once."""
+    sent: list[tuple[int, int]] = []
+    first = start
+    for size in sizes:
+        sent.append((first, size))
+        first = following(last_of(first, size))
+    sequences, taken = Sequences(), []
+    for at, (first, size) in enumerate(sent):
+        for again in data.draw(st.lists(st.integers(max(0, at - KEPT), at - 1), max_size=3)) if at else []:
+            assert sequences.judge(WHERE, 0, *sent[again]) is Verdict.DUPLICATE
+        if data.draw(st.booleans()):  # another gateway goes on from the notes
+            sequences = Sequences.restored(sequences.all_notes())
+        assert sequences.judge(WHERE, 0, first, size) is Verdict.NEW
+        sequences.take(WHERE, 0, first, size)
+        taken.append((first, size))
+    assert taken == sent
+
+
+SEEN = st.builds(
+    Seen,
+    st.integers(0, 32_766),
+    st.lists(st.builds(Taken, *[st.integers(0, SEQUENCE_MAX)] * 2), max_size=KEPT).map(tuple),
+)
+
+
+@given(SEEN)
+def test_a_note_is_read_as_it_was_written(seen: Seen) -> None:
+    assert decode(encode(seen)) == seen
+
+
+@given(st.dictionaries(st.tuples(st.text(max_size=20), st.integers(0, 99)), SEEN, max_size=5))
+def test_all_notes_are_restored(seen: dict[tuple[str, int], Seen]) -> None:
+    notes = {**Sequences(dict(seen)).all_notes(), "o-group": b"not ours"}
+    assert Sequences.restored(notes).seen == seen
+
+
+def test_notes_tell_only_what_is_fresh() -> None:
+    sequences = Sequences({("a", 0): FIVE})
+    assert sequences.notes() == {}
+    sequences.take(("b/c", 1), 0, 0, 2)
+    assert sequences.notes() == {note_of(("b/c", 1)): encode(Seen(0, (Taken(0, 1),)))}
+    assert sequences.notes() == {}
+
+
+@pytest.mark.parametrize("value", [b"", b"\0", b"\0\0\0", encode(FIVE) + bytes(8), b"\0\0" + b"\xff" * 8])
+def test_other_bytes_are_no_note(value: bytes) -> None:
+    with pytest.raises(ValueError, match="note"):
+        decode(value)

@@ -1,0 +1,345 @@
+"""Producers of both protocols and gateways that die at every effect, against a model: each record once, or not at all.
+
+The model of a producer is Kafka's: it sends the same again until it is answered, in any order of gateways, keeps its
+pair (v1) or goes on with the one it was given (v2), and starts anew after what it takes for fatal. Delayed copies of
+its requests come at any time later, with v2 also of ends; with v1 a delayed end may hit the next transaction (KIP-890),
+at a broker as here, so none is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gateway.tests.sim_world import STREAM, Crash, Gateway, World
+from rollbridge_gateway import procedures
+from rollbridge_gateway.identity import Pair
+from rollbridge_gateway.procedures import (
+    Gap,
+    GroupCommit,
+    Held,
+    Incoming,
+    Procedure,
+    Refused,
+    UnknownProducer,
+)
+from rollbridge_gateway.producers import Known, Step
+from rollbridge_gateway.sequences import Sequences
+
+SEEDS = int(os.environ.get("EXAMPLES", "400"))
+TRIES = 200
+TOPIC = "sales.orders"
+
+
+class Fatal(Exception):
+    """The producer gives up, and another process takes its place."""
+
+
+class Wrong(AssertionError):
+    """The oracle is not content."""
+
+
+class Application:
+    """Writes transactions of numbered records, one after the other, and knows what must have become of each."""
+
+    def __init__(self, seed: int, crash: float) -> None:
+        self.dice = random.Random(seed)
+        self.world = World(self.dice, crash)
+        self.gateways = [Gateway(self.world), Gateway(self.world)]
+        self.v2 = self.dice.random() < 0.6
+        self.pair = Pair(-1, -1)
+        self.sequences: Counter[int] = Counter()
+        self.must: set[Any] = set()
+        self.may: list[set[Any]] = []
+        self.must_not: set[Any] = set()
+        self.offset = 0
+        self.number = 0
+        self.late: list[Callable[[], None]] = []
+
+    # Requests, sent again until they are answered
+
+    def ask(self, make: Callable[[Held], Procedure[Any]], *, is_late: bool = True) -> Any:
+        """Send a request until there is an answer; the answer, or what the gateway refuses."""
+        if is_late and self.dice.random() < 0.1:
+            self.late.append(lambda: self.send_late(make))
+        for _ in range(TRIES):
+            if self.late and self.dice.random() < 0.1:
+                self.late.pop(self.dice.randrange(len(self.late)))()
+            gateway = self.dice.choices(self.gateways, (5, 1))[0]
+            answer: Any = None
+            try:
+                answer = gateway.run(make)
+            except Crash:
+                continue
+            except Refused as refused:
+                if refused.step is Step.WAIT:
+                    continue
+                raise self.refused(refused) from refused
+            except UnknownProducer as unknown:
+                raise self.refused(unknown) from unknown
+            if self.dice.random() < 0.05:
+                continue  # the answer is lost on its way
+            return answer
+        raise AssertionError("a request was never answered")
+
+    def refused(self, why: Exception) -> Exception:
+        """A producer without a rival is refused nothing, unless its lease has run out."""
+        return Fatal(str(why)) if self.world.expired else Wrong(f"it was refused: {why}")
+
+    def send_late(self, make: Callable[[Held], Procedure[Any]]) -> None:
+        """A copy of a request comes, and nobody hears the answer."""
+        with suppress(Crash, Refused, UnknownProducer):
+            self.dice.choice(self.gateways).run(make)
+
+    def random(self) -> int:
+        return self.dice.getrandbits(62)
+
+    def start(self) -> None:
+        self.sequences.clear()
+        number = self.random()
+
+        def make(held: Held) -> Procedure[Any]:
+            nonlocal number
+            number = self.random()  # each time that it arrives
+            return procedures.start(held, "id", 60_000, number, 0)
+
+        self.pair = self.ask(make, is_late=False).pair
+        if not self.v2:
+            self.late.clear()
+
+    def renew(self) -> None:
+        pair = self.pair
+        self.pair = self.ask(lambda held: procedures.renew(held, pair, self.random(), 0)).pair
+        self.sequences.clear()
+
+    def transaction(self) -> None:
+        """One transaction, from its begin to the answer to its end."""
+        dice, pair = self.dice, self.pair
+        self.number += 1
+        if self.v2:  # with v1 the pair stays, and a gateway that starts cannot tell whether its loss was heard of
+            self.world.expired = False
+        records: set[Any] = set()
+        commit, asked = dice.random() < 0.7, False
+        self.may.append(records)
+        offset, wants_offset = self.offset + 1, dice.random() < 0.4
+        try:
+            is_begun = False
+            for batch in range(dice.randrange(5)):
+                partition, size = dice.randrange(2), dice.randrange(1, 4)
+                if not self.v2:
+                    self.ask(lambda held: procedures.add(held, pair, STREAM, 0), is_late=False)
+                fresh = [(self.number, batch, at) for at in range(size)]
+                records.update(fresh)
+                item = Incoming((TOPIC, partition), STREAM, pair, self.sequences[partition], size, fresh)
+                answer = self.ask(self.writing(pair, item), is_late=self.v2)
+                if answer.faults[0] is not None:
+                    raise Wrong(f"a batch was refused: {answer.faults[0]!r}")
+                self.sequences[partition] += size
+                is_begun = True
+                if dice.random() < 0.05:
+                    raise Fatal("the producer has died")
+                if dice.random() < 0.02:
+                    self.world.expire()
+            if is_begun and wants_offset:
+                if not self.v2:
+                    self.ask(lambda held: procedures.add(held, pair, STREAM, 0), is_late=False)
+                group = GroupCommit("group", {("in", 0): offset}, 3, "member")
+                self.ask(
+                    lambda held: procedures.send_offsets(held, pair, group, STREAM, 0, v2=self.v2), is_late=self.v2
+                )
+            if not is_begun:
+                self.may.pop()
+                return
+            if not commit and dice.random() < 0.3:
+                self.renew()
+                self.ended(records, committed=False)
+                return
+            asked = commit
+            following = self.ask(
+                lambda held: procedures.end(held, pair, self.random(), 0, commit=commit, v2=self.v2), is_late=self.v2
+            )
+            self.ended(records, committed=commit)
+            if commit and wants_offset:
+                self.offset = offset
+            if self.v2:
+                if following == pair:
+                    raise Wrong("an end of transactions v2 was answered with the same pair")
+                self.pair = following
+                self.sequences.clear()
+            elif following != pair:
+                raise Wrong("an end of transactions v1 was answered with another pair")
+        except Fatal:
+            self.start()  # which ends whatever is left, one way or the other
+            if not asked:
+                self.ended(records, committed=False)
+            elif wants_offset:
+                self.offset = self.world.offsets.get(("group", ("in", 0)), 0)
+
+    def writing(self, pair: Pair, item: Incoming) -> Callable[[Held], Procedure[Any]]:
+        return lambda held: procedures.write(held, pair, [item], 0, v2=self.v2)
+
+    def ended(self, records: set[Any], *, committed: bool) -> None:
+        self.may.remove(records)
+        if committed:
+            self.must |= records
+        else:
+            self.must_not |= records
+
+    def check(self) -> None:
+        """Each record that must be there is there once, in the order in which it was written; no other one is."""
+        seen = Counter(self.world.committed)
+        if doubled := [record for record, times in seen.items() if times > 1]:
+            raise Wrong(f"doubled: {doubled}")
+        if missing := self.must - set(seen):
+            raise Wrong(f"missing: {missing}")
+        if ghosts := self.must_not & set(seen):
+            raise Wrong(f"not committed: {ghosts}")
+        for records in self.may:
+            if 0 < len(records & set(seen)) < len(records):
+                raise Wrong(f"half of a transaction: {records}")
+        if left := [txn.label for txn in self.world.txns.values() if txn.state is Known.OPEN and txn.is_durable]:
+            raise Wrong(f"left open for ever: {left}")
+        if self.world.committed != sorted(self.world.committed):
+            raise Wrong("out of order")
+        if self.world.offsets.get(("group", ("in", 0)), 0) != self.offset:
+            raise Wrong(f"offsets {self.world.offsets}, and {self.offset} was committed")
+
+
+def run(seed: int, *, crash: float | None = None) -> Application:
+    """One simulation: some transactions, with leases that run out now and then."""
+    dice = random.Random(~seed)
+    app = Application(seed, dice.choice((0.0, 0.02, 0.1)) if crash is None else crash)
+    app.start()
+    for _ in range(8):
+        app.transaction()
+    app.world.crash = 0
+    while app.late:
+        app.late.pop()()
+    app.start()
+    app.check()
+    return app
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_each_record_counts_once_whoever_dies(block: int) -> None:
+    steps: Counter[str] = Counter()
+    for seed in range(block * SEEDS // 8, (block + 1) * SEEDS // 8):
+        try:
+            steps += run(seed).world.steps
+        except Exception as fault:
+            fault.add_note(f"seed {seed}")
+            raise
+    if SEEDS >= 400:
+        assert {"Resume", "Finish", "Save", "AbortLeft", "crash at behind Finish", "crash at before Save"} <= set(steps)
+
+
+@pytest.mark.long
+def test_each_record_counts_once_in_many_more_simulations() -> None:
+    for seed in range(100_000, 110_000):
+        run(seed)
+
+
+# The simulation itself: what it is there to find, it finds
+
+
+def _no_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway._effect
+
+    def effect(self: Gateway, effect: Any) -> Any:
+        if isinstance(effect, procedures.Resume):
+            txn = self.world.txns[effect.transaction]
+            tail = list(txn.tail)
+            notes = real(self, effect)
+            txn.tail = tail
+            return notes
+        return real(self, effect)
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
+def _no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sequences, "restored", classmethod(lambda cls, notes: cls()))
+
+
+def _nothing_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway._effect
+    monkeypatch.setattr(
+        Gateway,
+        "_effect",
+        lambda self, effect: None if isinstance(effect, procedures.AbortLeft) else real(self, effect),
+    )
+
+
+def _renewed_without_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(held: Held, *, commit: bool) -> Procedure[None]:
+        assert held.producer is not None
+        if commit:
+            yield from real(held, commit=commit)
+        else:
+            held.producer = held.producer.ended(commit=False)
+
+    real = procedures._finish
+    monkeypatch.setattr(procedures, "_finish", finish)
+
+
+def _pair_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(held: Held, entry: Any) -> Procedure[None]:
+        if held.entry is None:
+            yield procedures.WriteEntry(entry)
+        held.entry = entry
+
+    monkeypatch.setattr(procedures, "_record", record)
+
+
+def _offsets_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway._effect
+
+    def effect(self: Gateway, effect: Any) -> Any:
+        found = real(self, effect)
+        if isinstance(effect, procedures.Resume):
+            self.world.txns[effect.transaction].offsets = {}
+        return found
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
+def _answered_before_it_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway.run
+    monkeypatch.setattr(Gateway, "run", lambda self, make, wait=False: real(self, make, wait=False))
+
+
+def _duplicates_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(held: Held, item: Incoming) -> Procedure[None]:
+        yield procedures.Carry(item.batch)
+        held.sequences.take(item.where, item.pair.epoch, item.first, item.records)
+
+    monkeypatch.setattr(procedures, "_take", take)
+
+
+MUTANTS = [
+    _no_rollback,
+    _no_sequences,
+    _nothing_aborted,
+    _renewed_without_abort,
+    _pair_unrecorded,
+    _offsets_forgotten,
+    _answered_before_it_is_safe,
+    _duplicates_are_new,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_fault_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    for seed in range(1_500):
+        try:
+            run(seed)
+        except (Wrong, AssertionError, Fatal, Gap, KeyError):
+            return
+    pytest.fail("nothing was found")
