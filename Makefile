@@ -11,9 +11,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-PACKAGES := rollbridge rollbridge_coordinator rollbridge_devcluster rollbridge_schemas pyspark_rollbridge \
-	pyspark_rollbridge_transactions bridge.tests coordinator.tests devcluster.tests schemas.tests integration_tests \
-	spark_examples benchmarks
+PACKAGES := rollbridge rollbridge_coordinator rollbridge_devcluster rollbridge_gateway rollbridge_schemas \
+	pyspark_rollbridge pyspark_rollbridge_transactions bridge.tests coordinator.tests devcluster.tests gateway.tests \
+	schemas.tests integration_tests spark_examples benchmarks
 # Test processes, each with servers of its own (1 GB): most tests wait for servers, so four keep two cores busy.
 WORKERS ?= 4
 # How long `make soak` takes, about.

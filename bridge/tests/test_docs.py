@@ -18,6 +18,7 @@ import pytest
 
 import rollbridge
 from rollbridge.cli.main import rollbridge as command_line
+from rollbridge_gateway.__main__ import main as gateway_command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -221,5 +222,7 @@ def _check_command(words: list[str], line: str) -> None:
         found = command.get_command(click.Context(command), words.pop(0))
         assert found is not None, line
         command = found
+    if command.name == "gateway":
+        command = gateway_command
     known = {name for parameter in (*command.params, *command_line.params) for name in parameter.opts}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line

@@ -17,6 +17,7 @@ PACKAGES = {
     "bridge": ("rollbridge", "pyspark_rollbridge", "pyspark_rollbridge_transactions"),
     "coordinator": ("rollbridge_coordinator",),
     "devcluster": ("rollbridge_devcluster",),
+    "gateway": ("rollbridge_gateway",),
     "schemas": ("rollbridge_schemas",),
 }
 FLAT = "rollbridge_devcluster"
@@ -25,6 +26,8 @@ BY_NAME = {
     "rollbridge": "public names are imported when they are first used",
     "rollbridge.cli.main": "so are commands",
     "rollbridge.cli.coordinator": "the coordinator is built on the client, and may not be installed",
+    "rollbridge.cli.gateway": "the gateway is built on the client, and may not be installed",
+    "rollbridge_gateway.wire": "kio has a module for each version of each message",
     "rollbridge.cli.status": "the development cluster is built on the client, and may not be installed",
     "rollbridge_devcluster.__main__": "what talks to a container engine may not be installed",
     "rollbridge_devcluster.reaper": "the same",
@@ -40,6 +43,7 @@ ENVIRONMENT = {
     "rollbridge.config": "settings of a connection, and the home of the development cluster",
     "rollbridge.logs": "where a program's log goes",
     "rollbridge.cli.coordinator": "hands the settings' file on",
+    "rollbridge.cli.gateway": "the same",
     "rollbridge.cli.status": "whether another cluster is named",
     "rollbridge_devcluster.engine": "where a container engine's ports are",
     "rollbridge_devcluster.jars": "the Maven repository",
@@ -48,6 +52,7 @@ ENVIRONMENT = {
     "rollbridge.spark.worker": "Spark's own variable for its workers",
     "rollbridge_coordinator.config": "settings of a coordinator",
     "rollbridge_coordinator.healthcheck": "the same",
+    "rollbridge_gateway.__main__": "the settings' file",
 }
 """Modules that read environment variables, and which. None of them is for tests."""
 DEADLY = {"_exit", "abort", "kill", "killpg", "pthread_kill", "raise_signal", "SIGKILL", "SIGSTOP"}

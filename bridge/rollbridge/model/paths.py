@@ -30,6 +30,9 @@
     /groups/SCOPE.GROUP/transactions/B/ID transaction: an open transaction that outlived a moment; B is a bucket
     /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
     /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
+    /gateways/live/NAME                   ephemeral: a gateway that is alive, and its ports
+    /gateways/ids/B/CLIENT                a transactional id of a gateway's producer, by its client name; B is a bucket
+    /gateways/held/B/CLIENT               ephemeral: the gateway that serves it
     /cas/SCOPE.STREAM/SLOT                ephemeral: a conditional writer that is alive, and so its transactional ids
 
 A ZooKeeper reply is limited to 1 MiB, hence the buckets.

@@ -1,0 +1,1 @@
+"""Sockets, ZooKeeper, and rollbridge's client around the pure modules."""

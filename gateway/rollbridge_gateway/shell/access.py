@@ -1,0 +1,123 @@
+"""Rights of a client: the brokers' own decision, asked for on the client's own connection.
+
+A transaction here writes to topics that the client's requests never reach, so nobody but the gateway would ask whether
+it may. Brokers are asked what they ask themselves, by requests that can change nothing: AddPartitionsToTxn and
+AddOffsetsToTxn with a producer id that no broker has handed out. Brokers look at rights first, and at the id behind
+that.
+
+============================  ====================================================
+a client that                  needs in Kafka
+============================  ====================================================
+writes to an adopted topic     WRITE on the topic
+writes to ``scope.stream``     WRITE on the buffer's topic ``scope.stream.transaction-buffer``
+has a transactional id         WRITE on that transactional id
+commits a group's offsets      READ on the group
+============================  ====================================================
+
+What was allowed is remembered for a minute, per connection. A cluster without an authorizer allows everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from rollbridge_gateway.shell.relay import Upstream
+from rollbridge_gateway.versions import Api
+
+REMEMBERED_S: Final = 60.0
+REMEMBERED_MAX: Final = 10_000
+_PROBE_ID: Final = (1 << 62) - 1
+"""Producer id of probes: brokers are far from it, and gateways hand out higher ones only."""
+_DENIED_ID: Final = ErrorCode.transactional_id_authorization_failed
+_DENIED_TOPIC: Final = ErrorCode.topic_authorization_failed
+_DENIED_GROUP: Final = ErrorCode.group_authorization_failed
+
+
+class Access:
+    """Rights of one connection, as its broker sees them. Belongs to the event loop."""
+
+    def __init__(self, upstream: Callable[[], Awaitable[Upstream]]) -> None:
+        """Know nothing yet; ``upstream`` returns the client's own connection to its broker."""
+        self._upstream = upstream
+        self._allowed: dict[tuple[str, ...], float] = {}
+
+    def _is_known(self, *what: str) -> bool:
+        until = self._allowed.get(what)
+        return until is not None and time.monotonic() < until
+
+    def _remember(self, *what: str) -> None:
+        if len(self._allowed) >= REMEMBERED_MAX:
+            self._allowed.clear()
+        self._allowed[what] = time.monotonic() + REMEMBERED_S
+
+    def knows(self, transactional_id: str, topics: Iterable[str] = ()) -> bool:
+        """Return whether these are known to be allowed, so that there is nothing to ask."""
+        return self._is_known("id", transactional_id) and all(self._is_known("topic", topic) for topic in topics)
+
+    async def check(
+        self, transactional_id: str, topics: Iterable[str] = (), group: str | None = None
+    ) -> dict[str, ErrorCode]:
+        """Return what is denied: by topic, ``""`` for the transactional id or the group; empty if all is allowed.
+
+        Raises:
+            BrokerGoneError: the broker does not answer.
+        """
+        wanted = [topic for topic in dict.fromkeys(topics) if not self._is_known("topic", topic)]
+        if wanted or not self._is_known("id", transactional_id):
+            denied = await self._check_topics(transactional_id, wanted)
+            if denied:
+                return denied
+        if group is not None and not self._is_known("group", group):
+            return await self._check_group(transactional_id, group)
+        return {}
+
+    async def _check_topics(self, transactional_id: str, topics: list[str]) -> dict[str, ErrorCode]:
+        upstream = await self._upstream()
+        answer = await upstream.ask(
+            Api.ADD_PARTITIONS_TO_TXN,
+            3,
+            None,
+            {
+                "v3_and_below_transactional_id": transactional_id,
+                "v3_and_below_producer_id": _PROBE_ID,
+                "v3_and_below_producer_epoch": 0,
+                "v3_and_below_topics": [{"name": topic, "partitions": [0]} for topic in topics or ["rollbridge"]],
+            },
+        )
+        codes = {
+            str(topic.name): part.partition_error_code
+            for topic in answer.results_by_topic_v3_and_below
+            for part in topic.results_by_partition
+        }
+        if _DENIED_ID in codes.values():
+            return {"": _DENIED_ID}
+        self._remember("id", transactional_id)
+        denied: dict[str, ErrorCode] = {
+            topic: code for topic, code in codes.items() if code is _DENIED_TOPIC and topic in topics
+        }
+        for topic in topics:
+            if topic not in denied:
+                self._remember("topic", topic)
+        return denied
+
+    async def _check_group(self, transactional_id: str, group: str) -> dict[str, ErrorCode]:
+        upstream = await self._upstream()
+        answer = await upstream.ask(
+            Api.ADD_OFFSETS_TO_TXN,
+            3,
+            None,
+            {
+                "transactional_id": transactional_id,
+                "producer_id": _PROBE_ID,
+                "producer_epoch": 0,
+                "group_id": group,
+            },
+        )
+        if answer.error_code in (_DENIED_ID, _DENIED_GROUP):
+            return {"": answer.error_code}
+        self._remember("group", group)
+        return {}

@@ -1,0 +1,245 @@
+"""The requests of one client connection: each is answered here, relayed with its answer rewritten, or relayed.
+
+Transactions are in :mod:`rollbridge_gateway.shell.transacting`, and what lists them in ``listing``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.static.constants import EntityType
+
+from rollbridge_gateway import wire
+from rollbridge_gateway.cluster import View, chosen_broker
+from rollbridge_gateway.shell.access import Access
+from rollbridge_gateway.shell.listing import describe_transactions, list_transactions, with_producers
+from rollbridge_gateway.shell.parts import Services
+from rollbridge_gateway.shell.relay import BrokerGoneError, Upstream
+from rollbridge_gateway.shell.topics import MISS_S
+from rollbridge_gateway.shell.transacting import Transacting
+from rollbridge_gateway.versions import (
+    TABLE,
+    TRANSACTION_VERSION,
+    TRANSACTION_VERSION_MAX,
+    Api,
+    Range,
+    Room,
+    offered,
+    room_of,
+)
+from rollbridge_gateway.wire import Head, MalformedError
+
+logger = logging.getLogger(__name__)
+
+_TRANSACTION: Final = 1
+"""Type of the keys of FindCoordinator that are transactional ids."""
+_BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE))
+
+Handler = Callable[[bytes, Head], Awaitable[bytes | None]]
+
+
+class ClientConnection:
+    """Dispatcher of one client's connection.
+
+    Attributes:
+        broker: Broker whose port the client has come to; None at the first port, which reaches any.
+    """
+
+    def __init__(self, server: Services, broker: int | None) -> None:
+        self.server = server
+        self.broker = broker
+        self._connecting: asyncio.Future[Upstream] | None = None
+        self._is_logged_in = not server.needs_login
+        transacting = Transacting(server, Access(self.upstream))
+        self._handlers: Mapping[int, Handler] = {
+            Api.PRODUCE: transacting.produce,
+            Api.INIT_PRODUCER_ID: transacting.init_producer_id,
+            Api.ADD_PARTITIONS_TO_TXN: transacting.add_partitions,
+            Api.ADD_OFFSETS_TO_TXN: transacting.add_offsets,
+            Api.TXN_OFFSET_COMMIT: transacting.commit_offsets,
+            Api.END_TXN: transacting.end,
+            Api.API_VERSIONS: self._api_versions,
+            Api.METADATA: self._metadata,
+            Api.FIND_COORDINATOR: self._find_coordinator,
+            Api.DESCRIBE_CLUSTER: self._describe_cluster,
+            Api.DESCRIBE_PRODUCERS: self._describe_producers,
+            Api.DESCRIBE_TRANSACTIONS: self._describe_transactions,
+            Api.LIST_TRANSACTIONS: self._list_transactions,
+        }
+
+    async def dispatch(self, data: bytes, head: Head) -> Awaitable[bytes | None]:
+        """Begin to serve a request. See :class:`rollbridge_gateway.shell.connection.Dispatcher`."""
+        if head.key == Api.API_VERSIONS:
+            return self._api_versions(data, head)
+        room = room_of(head.key, head.version)
+        if room is None:
+            raise MalformedError(f"API {head.key}, version {head.version}, is not offered")
+        if not self._is_logged_in and head.key not in _BEFORE_LOGIN:
+            raise MalformedError(f"API {head.key} before the client has authenticated itself")
+        if head.key == Api.SASL_AUTHENTICATE:
+            return self._authenticate(data, head)
+        if room is Room.RELAYED:
+            return await self.relay(data)
+        if head.key == Api.PRODUCE:
+            peeked = wire.peek_produce(data, head)
+            if peeked.transactional_id is None:
+                answer = await self.relay(data, is_answered=peeked.acks != 0)
+                return self._passed_on(answer, head) if peeked.acks else _nothing(answer)
+        elif head.key == Api.INIT_PRODUCER_ID and not wire.is_transactional_start(data, head):
+            return await self.relay(data)
+        return self._handlers[head.key](data, head)
+
+    async def close(self) -> None:
+        """Close the connection to the broker."""
+        if self._connecting is not None:
+            with suppress(BrokerGoneError):
+                await (await self._connecting).close()
+
+    # Relaying
+
+    async def upstream(self) -> Upstream:
+        """Return the client's own connection to its broker, which is opened when it is first needed.
+
+        Raises:
+            BrokerGoneError: the broker cannot be reached, or is none any more.
+        """
+        if self._connecting is None:
+            host, port = self.server.address_of(self.broker)
+            connecting = Upstream.connect(host, port, self.server.upstream_tls)
+            self._connecting = asyncio.ensure_future(connecting)
+        return await asyncio.shield(self._connecting)
+
+    async def relay(self, data: bytes, *, is_answered: bool = True) -> asyncio.Future[bytes]:
+        """Send a request to the broker as it is; return its answer to come."""
+        upstream = await self.upstream()
+        answer = upstream.send(data, is_answered=is_answered)
+        await upstream.drain()
+        return answer
+
+    async def _passed_on(self, answer: asyncio.Future[bytes], head: Head) -> bytes:
+        """Return the answer to a plain Produce, without the addresses of brokers that newer ones may have."""
+        data = await answer
+        if head.version >= 10 and any(host.encode() in data for host in self.server.broker_hosts):
+            body = wire.read_answer(data, head.key, head.version)
+            return wire.write_entity(replace(body, node_endpoints=()), head.correlation)
+        return data
+
+    async def _authenticate(self, data: bytes, head: Head) -> bytes:
+        answer = await (await self.relay(data))
+        body = wire.read_answer(answer, head.key, head.version)
+        self._is_logged_in = body.error_code is ErrorCode.none or self._is_logged_in
+        return answer
+
+    # What brokers know
+
+    async def _api_versions(self, data: bytes, head: Head) -> bytes:
+        versions = offered(self.server.brokers.versions)
+        if self.server.needs_login:
+            versions[Api.SASL_HANDSHAKE] = Range(1, 1)  # version 0 is followed by bytes that are no requests
+        else:
+            versions.pop(Api.SASL_HANDSHAKE, None)
+            versions.pop(Api.SASL_AUTHENTICATE, None)
+        values: dict[str, Any] = {
+            "api_keys": [
+                {"api_key": key, "min_version": low, "max_version": high}
+                for key, (low, high) in sorted(versions.items())
+            ],
+            "supported_features": [
+                {"name": TRANSACTION_VERSION, "min_version": 0, "max_version": TRANSACTION_VERSION_MAX}
+            ],
+            "finalized_features": [
+                {
+                    "name": TRANSACTION_VERSION,
+                    "max_version_level": TRANSACTION_VERSION_MAX,
+                    "min_version_level": TRANSACTION_VERSION_MAX,
+                }
+            ],
+            "finalized_features_epoch": 1,
+        }
+        if not 0 <= head.version <= TABLE[Api.API_VERSIONS].high:
+            values["error_code"] = ErrorCode.unsupported_version
+            return wire.write_answer(head.key, 0, head.correlation, values)
+        wire.read_body(data, head)
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    async def _view(self) -> View:
+        await self.server.fresh_topics()
+        return self.server.view()
+
+    async def _metadata(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        asked = body.topics
+        if head.version == 0 and not asked:
+            asked = None
+        names = [str(item.name) for item in asked or () if item.name is not None]
+        if any(name not in self.server.topics.known.streams for name in names):
+            await self.server.fresh_topics(MISS_S)
+        view = await self._view()
+        self.server.note_asked(head.client_id, names)
+        request = data
+        if asked is not None:
+            theirs = tuple(item for item in asked if item.name is None or str(item.name) not in view.virtual)
+            if len(theirs) != len(asked) and (theirs or head.version > 0):
+                # A broker that makes topics by itself would make these.
+                request = wire.with_body(head, replace(body, topics=theirs))
+        answer = await (await self.relay(request))
+        found = wire.read_answer(answer, head.key, head.version)
+        return wire.write_entity(view.metadata(found, head.client_id, asked), head.correlation)
+
+    async def _describe_cluster(self, data: bytes, head: Head) -> bytes:
+        answer = await (await self.relay(data))
+        found = wire.read_answer(answer, head.key, head.version)
+        return wire.write_entity(self.server.view().describe_cluster(found, head.client_id), head.correlation)
+
+    async def _find_coordinator(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        if getattr(body, "key_type", 0) != _TRANSACTION:
+            answer = await (await self.relay(data))
+            found = wire.read_answer(answer, head.key, head.version)
+            return wire.write_entity(self.server.view().find_coordinator(found, head.client_id), head.correlation)
+        keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
+        found_all = [self._coordinator(key, head.client_id) for key in keys]
+        values: Mapping[str, Any] = {"coordinators": found_all} if head.version >= 4 else found_all[0]
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    def _coordinator(self, key: str, client_id: str | None) -> dict[str, Any]:
+        if not key:
+            return {"key": key, "node_id": -1, "host": "", "port": -1, "error_code": ErrorCode.invalid_request}
+        node = chosen_broker(key, self.server.brokers.addresses)
+        host, port = self.server.view().address(client_id, node)
+        return {"key": key, "node_id": node, "host": host, "port": port, "error_code": ErrorCode.none}
+
+    # What lists transactions
+
+    async def _list_transactions(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        answer = await (await self.relay(data)) if self.broker is not None else b""
+        theirs = wire.read_answer(answer, head.key, head.version) if answer else None
+        values = await self.server.blocking(list_transactions, self.server, self.broker, body, theirs)
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    async def _describe_transactions(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        values = await self.server.blocking(describe_transactions, self.server, body)
+        return wire.write_entity(values, head.correlation)
+
+    async def _describe_producers(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        view = await self._view()
+        theirs = tuple(item for item in body.topics if str(item.name) not in view.virtual)
+        answered: Any = wire.build(wire.schema(head.key, head.version, EntityType.response), {})
+        if theirs:
+            request = wire.with_body(head, replace(body, topics=theirs))
+            answered = wire.read_answer(await (await self.relay(request)), head.key, head.version)
+        values = await self.server.blocking(with_producers, self.server, body, answered, view.virtual)
+        return wire.write_entity(values, head.correlation)
+
+
+async def _nothing(answer: asyncio.Future[bytes]) -> None:
+    await answer

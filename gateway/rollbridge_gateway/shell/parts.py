@@ -1,0 +1,70 @@
+"""What connections use of the gateway that they belong to."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, Protocol, TypeVar
+
+from rollbridge.connection import Bridge
+from rollbridge_gateway.cluster import View
+from rollbridge_gateway.procedures import Incoming
+from rollbridge_gateway.shell.producing import Producers
+from rollbridge_gateway.shell.register import Register
+from rollbridge_gateway.shell.topics import Topics
+from rollbridge_gateway.shell.world import Brokers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Services(Protocol):
+    """A gateway, as its connections see it.
+
+    Attributes:
+        bridge: Connection whose clients the transactional ids are.
+        register: Who holds which id.
+        topics: Streams by their topics.
+        producers: Transactional ids that are served here.
+        brokers: The brokers, as they were last seen.
+        broker_hosts: Their hosts.
+        upstream_tls: How connections to brokers are encrypted; None if they are not.
+        needs_login: Whether brokers want clients to authenticate themselves.
+    """
+
+    bridge: Bridge
+    register: Register
+    topics: Topics
+    producers: Producers
+    brokers: Brokers
+    broker_hosts: frozenset[str]
+    upstream_tls: ssl.SSLContext | None
+    needs_login: bool
+
+    @property
+    def lease_max_ms(self) -> int:
+        """Longest ``transaction.timeout.ms``."""
+
+    async def blocking(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do what waits, on a thread."""
+
+    def view(self) -> View:
+        """Return what clients are told of the cluster."""
+
+    def address_of(self, broker: int | None) -> tuple[str, int]:
+        """Return the address of a broker, or of any."""
+
+    async def fresh_topics(self, age_s: float = ...) -> None:
+        """Have the list of streams as of a few seconds ago."""
+
+    def home(self, client_id: str | None) -> str:
+        """Return a stream to begin a transaction with that has offsets first; empty if that cannot be told."""
+
+    def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
+        """Note that a client has asked about topics by their names."""
+
+    def count_refusal(self, code: str) -> None:
+        """Count an error that was told to a producer."""
+
+    def count_written(self, batches: Sequence[Incoming], faults: Sequence[Exception | None]) -> None:
+        """Count batches that were taken."""

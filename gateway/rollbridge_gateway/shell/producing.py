@@ -1,0 +1,306 @@
+"""Procedures of transactional ids, carried out on rollbridge's client: one at a time for each id, on threads of a pool.
+
+The order in which requests of an id come is that in which they are carried out. What waits for brokers only, the
+savepoint behind what was written, is waited for outside, so that several requests are under way.
+
+An id is dropped here, with its open :class:`~rollbridge.Transaction`, whenever something went wrong that its procedure
+did not foresee, and when another gateway wants it. Dropping is what a death of this gateway would do: nothing more is
+acknowledged, and whoever serves the id next goes on from the last savepoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from rollbridge.connection import Bridge
+from rollbridge.errors import (
+    BackpressureError,
+    ClientFencedError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    RollbridgeError,
+)
+from rollbridge.model.control import FENCED
+from rollbridge_gateway.identity import client_name
+from rollbridge_gateway.procedures import (
+    AbortLeft,
+    Begin,
+    Carry,
+    Effect,
+    FenceOthers,
+    FindLabel,
+    Finish,
+    Held,
+    NowhereToGo,
+    Procedure,
+    Refused,
+    Resume,
+    Save,
+    SendOffsets,
+    UnknownProducer,
+    WriteEntry,
+)
+from rollbridge_gateway.shell.register import NotHeldError, Register
+from rollbridge_gateway.shell.rolling import Rolling, Saved
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+END_S: Final = 20.0
+"""Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
+SAVE_S: Final = 25.0
+"""Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
+_ANSWERS: Final = (Refused, UnknownProducer, NowhereToGo, InvalidRequestError, NotFoundError)
+"""What leaves an id as it is: nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A batch on its way: raw bytes, the stream, and the partition that its producer named."""
+
+    stream: str
+    partition: int
+    batch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A savepoint on its way, of one life of an id here."""
+
+    serving: Serving
+    life: int
+    future: Saved
+
+
+class Serving:
+    """A transactional id that is served here. Its lock is held by one request at a time, in their order."""
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.name = client_name(transactional_id)
+        self.lock = asyncio.Lock()
+        self.held: Held | None = None
+        self.rolling: Rolling | None = None
+        self.is_wanted = False
+        self.life = 0
+        self.used_s = 0.0
+
+    def drop(self) -> None:
+        """Forget everything, as a death would."""
+        self.life += 1
+        self.held = None
+        if self.rolling is not None:
+            self.rolling.drop()
+
+
+class Producers:
+    """All transactional ids that are served here. Belongs to one event loop; work is done on threads of the pool."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        register: Register,
+        writers: Executor,
+        others: Executor,
+        ids_max: int,
+    ) -> None:
+        """Start without any.
+
+        Args:
+            bridge: Connection whose clients the ids are.
+            register: Where ids are held; its ``lost`` is :meth:`wanted`.
+            writers: Threads for what writes, which waits for little.
+            others: Threads for what waits for leaders and ZooKeeper.
+            ids_max: Most ids that are served at once; those that are not in use make room.
+        """
+        self._bridge = bridge
+        self._register = register
+        self._writers = writers
+        self._pool = others
+        self._ids_max = ids_max
+        self._known: OrderedDict[str, Serving] = OrderedDict()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.takeovers = 0
+        self.ends = {"committed": 0, "aborted": 0}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def open(self) -> int:
+        """How many of them have a transaction open."""
+        return sum(item.rolling is not None and item.rolling.is_open for item in self._known.values())
+
+    async def run(self, transactional_id: str, make: Callable[[Held], Procedure[T]], *, writes: bool = False) -> T:
+        """Carry a procedure out, after those that were asked for before; return its answer.
+
+        Raises:
+            Refused, UnknownProducer, NowhereToGo: nothing was changed.
+            RollbridgeError: see its class. The id was dropped here.
+        """
+        serving = self._serving(transactional_id)
+        async with serving.lock:
+            serving.used_s = time.monotonic()
+            pool = self._writers if writes and serving.held is not None else self._pool
+            return await self._loop.run_in_executor(pool, self._carry_out, serving, make)
+
+    async def settled(self, ticket: Ticket | None) -> None:
+        """Wait until the brokers have a savepoint, and the id has been held all the time.
+
+        Raises:
+            NotHeldError: another gateway may have left it out; ask again.
+            RollbridgeError: it did not reach the brokers.
+        """
+        if ticket is None:
+            return
+        await ticket.future.reached(SAVE_S)
+        if ticket.life != ticket.serving.life or ticket.serving.is_wanted or not self._register.is_sure():
+            raise NotHeldError("this gateway does not serve the id any more; ask again")
+
+    def wanted(self, name: str) -> None:
+        """Let go of an id that another gateway wants, or that may be held by another one. Safe from any thread."""
+        self._loop.call_soon_threadsafe(self._let_go_soon, name)
+
+    async def let_go(self, name: str) -> None:
+        """Let go of an id: nothing more of it is acknowledged here."""
+        serving = self._known.get(name)
+        if serving is None:
+            await self._loop.run_in_executor(self._pool, self._register.release, name)
+            return
+        serving.is_wanted = True
+        async with serving.lock:
+            serving.drop()
+            await self._loop.run_in_executor(self._pool, self._close, serving)
+            if self._known.get(name) is serving:
+                del self._known[name]
+
+    async def close(self) -> None:
+        """Let go of all ids."""
+        for name in list(self._known):
+            await self.let_go(name)
+
+    def _let_go_soon(self, name: str) -> None:
+        serving = self._known.get(name)
+        if serving is not None:
+            serving.is_wanted = True  # at once: what is under way is not acknowledged any more
+        task = self._loop.create_task(self.let_go(name), name=f"let go of {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _serving(self, transactional_id: str) -> Serving:
+        name = client_name(transactional_id)
+        found = self._known.get(name)
+        if found is not None and not found.is_wanted:
+            self._known.move_to_end(name)
+            return found
+        if found is not None:
+            raise NotHeldError("another gateway is taking this id over; ask again")
+        if len(self._known) >= self._ids_max:
+            self._make_room()
+        found = self._known[name] = Serving(transactional_id)
+        return found
+
+    def _make_room(self) -> None:
+        for name, serving in self._known.items():
+            if not serving.lock.locked() and (serving.rolling is None or not serving.rolling.is_open):
+                self._let_go_soon(name)
+                return
+        raise BackpressureError(f"this gateway serves {self._ids_max} transactional ids with transactions open")
+
+    # On threads of the pool
+
+    def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]]) -> T:
+        try:
+            if serving.is_wanted:
+                raise NotHeldError("another gateway is taking this id over; ask again")
+            if serving.held is not None and not self._register.is_sure():
+                self._register.confirm()  # it may only be that nobody has asked for long
+                if not self._register.is_sure():
+                    raise NotHeldError("whether this gateway still holds the id is not sure; ask again")
+            if serving.held is None:
+                self._hold(serving)
+            assert serving.held is not None
+            return self._drive(serving, make(serving.held))
+        except _ANSWERS:
+            raise
+        except BaseException as fault:
+            serving.drop()
+            if isinstance(fault, ClientFencedError | NotHeldError):
+                self._close(serving)
+            raise
+
+    def _hold(self, serving: Serving) -> None:
+        entry = self._register.hold(serving.name) if serving.rolling is None else None
+        if serving.rolling is None:
+            serving.rolling = Rolling(self._bridge.client(serving.name))
+        else:
+            (entry,) = self._register.entries([serving.name])
+        serving.held = Held(entry)
+
+    def _close(self, serving: Serving) -> None:
+        """Let others hold the id; the next request here starts with a client of its own."""
+        if serving.rolling is not None:
+            with suppress(RollbridgeError):
+                serving.rolling.close()
+            serving.rolling = None
+        self._register.release(serving.name)
+
+    def _drive(self, serving: Serving, procedure: Procedure[T]) -> T:
+        send: Callable[[Any], Effect] = procedure.send
+        value: Any = None
+        try:
+            while True:
+                effect = send(value)
+                try:
+                    value, send = self._effect(serving, effect), procedure.send
+                except Exception as fault:
+                    value, send = fault, procedure.throw
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            procedure.close()
+
+    def _effect(self, serving: Serving, effect: Effect) -> Any:
+        rolling, bridge = serving.rolling, self._bridge
+        assert rolling is not None
+        match effect:
+            case WriteEntry(entry):
+                self._register.write(serving.name, entry)
+            case FenceOthers():
+                return rolling.fence_others()
+            case AbortLeft(transaction):
+                with suppress(ConflictError, NotFoundError, InvalidRequestError):  # it has ended meanwhile
+                    bridge.admin.abort_transaction(transaction, reason=FENCED)
+            case FindLabel(label):
+                return rolling.find(label)
+            case Resume(transaction):
+                self.takeovers += 1
+                return rolling.resume(transaction)
+            case Begin(stream, label, timeout_ms):
+                lease = bridge.options.lease_max if timeout_ms < 0 else timedelta(milliseconds=timeout_ms)
+                rolling.begin(stream, label, lease)
+            case Carry(batch):
+                rolling.carry(batch)
+            case SendOffsets(offsets):
+                rolling.send_offsets(offsets)
+            case Save(notes):
+                return Ticket(serving, serving.life, rolling.save(notes))
+            case Finish(commit, reason):
+                rolling.finish(commit=commit, reason=reason, timeout_s=END_S)
+                self.ends["committed" if commit else "aborted"] += 1
+            case _:
+                raise AssertionError(f"{effect} is not an effect")
+        return None

@@ -1,0 +1,124 @@
+"""A client connection's own connection to a broker: requests go out as they came, answers come back in order.
+
+Each client connection has one, so that the broker sees each client as itself: its credentials, its quotas, its pace. A
+broker answers in order, so an answer belongs to the oldest request that waits for one; nothing has to be renumbered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollbridge_gateway import wire
+
+logger = logging.getLogger(__name__)
+
+ANSWER_BYTES_MAX: Final = 256 << 20
+"""Largest answer that is passed on; what a broker sends beyond it is no answer."""
+CONNECT_S: Final = 10.0
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class BrokerGoneError(ConnectionError):
+    """The broker has closed the connection, or cannot be reached; its client is disconnected, as if by the broker."""
+
+
+class Upstream:
+    """Connection to one broker. Belongs to the event loop that made it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take over an open connection; applications call :meth:`connect`."""
+        self._reader = reader
+        self._writer = writer
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._numbers = itertools.count(1)
+        self._failed = False
+        self._receiving = asyncio.create_task(self._receive(), name="upstream")
+
+    @classmethod
+    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None) -> Upstream:
+        """Connect.
+
+        Raises:
+            BrokerGoneError: the broker cannot be reached.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    host, port, ssl=tls, server_hostname=host if tls else None, limit=_BUFFER_BYTES
+                )
+        except (OSError, TimeoutError) as fault:
+            raise BrokerGoneError(f"broker {host}:{port} cannot be reached: {fault}") from fault
+        return cls(reader, writer)
+
+    def send(self, data: bytes, *, is_answered: bool = True) -> asyncio.Future[bytes]:
+        """Send a request without its length; return the future answer, likewise.
+
+        Raises:
+            BrokerGoneError: the connection is closed; also from the future.
+        """
+        if self._failed:
+            raise BrokerGoneError("the broker has closed the connection")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if is_answered:
+            self._waiting.append(answer)
+        else:
+            answer.set_result(b"")
+        self._writer.write(len(data).to_bytes(4, "big"))
+        self._writer.write(data)
+        return answer
+
+    async def drain(self) -> None:
+        """Wait until the broker has taken most of what was sent."""
+        try:
+            await self._writer.drain()
+        except ConnectionError as fault:
+            raise BrokerGoneError(f"the broker has closed the connection: {fault}") from fault
+
+    async def ask(self, key: int, version: int, client_id: str | None, values: Mapping[str, Any]) -> Any:
+        """Send a request of the gateway's own, and return its answer, an entity of kio's.
+
+        Raises:
+            BrokerGoneError: the connection is closed.
+            MalformedError: the answer is none.
+        """
+        number = next(self._numbers) & 0x7FFF_FFFF
+        answer = await self.send(wire.write_request(key, version, number, client_id, values))
+        return wire.read_answer(answer, key, version)
+
+    async def close(self) -> None:
+        """Close the connection; who waits for an answer gets an error."""
+        self._receiving.cancel()
+        await asyncio.wait({self._receiving})
+
+    async def _receive(self) -> None:
+        reader, waiting = self._reader, self._waiting
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                if not 4 <= size <= ANSWER_BYTES_MAX:
+                    raise BrokerGoneError(f"an answer of {size} bytes")
+                data = await reader.readexactly(size)
+                if not waiting:
+                    raise BrokerGoneError("an answer that nobody has asked for")
+                answer = waiting.popleft()
+                if not answer.done():
+                    answer.set_result(data)
+        except (asyncio.IncompleteReadError, OSError) as fault:
+            logger.debug("a broker has closed a connection: %r", fault)
+        finally:
+            self._fail()
+            self._writer.close()
+
+    def _fail(self) -> None:
+        self._failed = True
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_exception(BrokerGoneError("the broker has closed the connection"))
+                answer.exception()  # who has gone does not ask for it

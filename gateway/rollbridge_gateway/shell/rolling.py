@@ -1,0 +1,202 @@
+"""The transaction of one transactional id, on rollbridge's public client: the only module that knows its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from rollbridge.calls import Deadline
+from rollbridge.client.client import Client
+from rollbridge.client.transaction import Transaction
+from rollbridge.errors import (
+    AlreadyAbortedError,
+    AlreadyCommittedError,
+    BackpressureError,
+    ClientFencedError,
+    CorruptDataError,
+    InvalidRequestError,
+    OutcomeExpiredError,
+    TransactionAbortedError,
+    TransactionNotFoundError,
+    TransactionTooLargeError,
+    UnavailableError,
+)
+from rollbridge.model.ids import local_sequence
+from rollbridge_gateway.carrying import Author, Frame, Target, carry
+from rollbridge_gateway.procedures import FencedByOthers, GroupCommit, LostByOthers, NothingWritten, Refused
+from rollbridge_gateway.producers import Known, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Saved:
+    """A savepoint on its way to the brokers."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    async def reached(self, timeout_s: float) -> None:
+        """Wait until the brokers have it.
+
+        Raises:
+            UnavailableError: not in time.
+            IncompleteError: they refused something before it.
+        """
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def tell(_: object) -> None:
+            loop.call_soon_threadsafe(_set, done)
+
+        self._future.add_done_callback(tell)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError as late:
+            raise UnavailableError(f"the brokers have not acknowledged everything within {timeout_s:g} s") from late
+        self._future.result(0)
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+class Rolling:
+    """Client and open transaction of one transactional id. One thread at a time uses it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._txn: Transaction | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is open here."""
+        return self._txn is not None
+
+    def drop(self) -> None:
+        """Forget the open transaction, which stays open."""
+        self._txn = None
+
+    def close(self) -> None:
+        """Forget the client as well."""
+        self._txn = None
+        self._client.close()
+
+    def fence_others(self) -> list[tuple[str, str]]:
+        """Begin a session in all groups; return what is open of earlier ones, as ids and labels."""
+        self._txn = None
+        self._client.new_session()
+        return [(str(item.transaction), item.label or "") for item in self._client.unfinished()]
+
+    def find(self, label: str) -> tuple[Known, str, str]:
+        """Return what became of the newest transaction with a label: how, why, and its id."""
+        try:
+            found = self._client.outcome(label=label)
+        except (TransactionNotFoundError, OutcomeExpiredError):
+            return Known.NONE, "", ""
+        if found.committed:
+            return Known.COMMITTED, "", str(found.transaction)
+        if found.aborted:
+            return Known.ABORTED, found.reason, str(found.transaction)
+        return Known.OPEN, "", str(found.transaction)
+
+    def begin(self, stream: str, label: str, lease: timedelta) -> None:
+        """Begin a transaction."""
+        self._txn = self._client.begin(stream, timeout=lease, label=label)
+
+    def resume(self, transaction: str) -> dict[str, bytes] | None:
+        """Take over an open transaction at its last savepoint; return its notes, None if there is no savepoint."""
+        self._txn = resumed = self._client.resume(transaction)
+        last = resumed.last_savepoint
+        logger.info(
+            "transaction %s of %s goes on here from %s",
+            transaction,
+            self._client.client_name,
+            "its begin: nothing was acknowledged" if last is None else f"savepoint {last.number}",
+        )
+        if last is None:
+            return None
+        resumed.rollback_to(last)
+        return dict(last.notes)
+
+    def carry(self, parcel: Any) -> None:
+        """Write a batch, all of it or nothing.
+
+        Raises:
+            NothingWritten: its cause says why.
+        """
+        txn = self._open()
+        try:
+            lane = txn.lane(parcel.stream)
+            route = lane.route
+            target = Target(
+                lane.layout, len(route.numbers), lane.bounds, lane.hash_of, lane.each, route.limits is not None
+            )
+            count = txn.records
+            author = Author(txn.id.bytes, local_sequence(txn.number, 0), count)
+            frames = carry(parcel.batch, parcel.partition, target, author)
+        except (InvalidRequestError, CorruptDataError) as fault:
+            raise NothingWritten(str(fault)) from fault
+        self._put(txn, route.stream, frames)
+
+    def _put(self, txn: Transaction, stream: str, frames: list[Frame]) -> None:
+        is_begun = False
+        for frame in frames:
+            try:
+                txn.put_batch(stream, frame.at, frame.batch, frame.first, frame.last, frame.records)
+            except (TransactionTooLargeError, BackpressureError) as fault:
+                if is_begun:
+                    raise  # some of it was written: the id is dropped, and goes on from its last savepoint
+                raise NothingWritten(str(fault)) from fault
+            is_begun = True
+
+    def send_offsets(self, offsets: GroupCommit) -> None:
+        """Add a consumer group's offsets."""
+        self._open().send_offsets(offsets.offsets, metadata_of(offsets))
+
+    def save(self, notes: Mapping[str, bytes]) -> Saved:
+        """Put a savepoint behind what was written."""
+        return Saved(self._open().savepoint_async(notes=notes))
+
+    def finish(self, *, commit: bool, reason: str, timeout_s: float) -> None:
+        """Commit or abort, and wait until that is decided.
+
+        Raises:
+            LostByOthers: it is aborted, and a commit was asked for.
+            FencedByOthers: another owner has it.
+            Refused: it is committed, and an abort was asked for.
+            OutcomeUnknownError: not decided in time.
+        """
+        txn, deadline = self._open(), Deadline(timeout_s)
+        try:
+            if commit:
+                txn.commit(timeout=deadline.left())
+            else:
+                txn.abort(reason, timeout=deadline.left())
+        except AlreadyAbortedError as fault:
+            if commit:
+                raise LostByOthers(str(fault)) from fault
+        except TransactionAbortedError as fault:
+            if commit:
+                raise LostByOthers(str(fault)) from fault
+        except AlreadyCommittedError as fault:
+            raise Refused(Step.INVALID, str(fault)) from fault
+        except ClientFencedError as fault:
+            raise FencedByOthers(str(fault)) from fault
+        self._txn = None
+
+    def _open(self) -> Transaction:
+        if self._txn is None:
+            raise UnavailableError("the transaction is not open at this gateway any more; ask again")
+        return self._txn
+
+
+def metadata_of(offsets: GroupCommit) -> bytes:
+    """Return who commits offsets, in the form of confluent-kafka's ``consumer_group_metadata()``."""
+    head = b"CGMDv2:" + offsets.generation.to_bytes(4, "little", signed=True)
+    instance = b"\1" if offsets.instance is None else b"\0" + offsets.instance.encode() + b"\0"
+    return head + offsets.group.encode() + b"\0" + offsets.member.encode() + b"\0" + instance

@@ -1,0 +1,303 @@
+"""A gateway's listeners, and what all of its connections share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+from rollbridge.connection import Bridge
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge_gateway.cluster import Gateway, View
+from rollbridge_gateway.families import Counts
+from rollbridge_gateway.procedures import Incoming
+from rollbridge_gateway.settings import GatewaySettings, split_address
+from rollbridge_gateway.shell.connection import Room, serve
+from rollbridge_gateway.shell.handlers import ClientConnection
+from rollbridge_gateway.shell.producing import Producers
+from rollbridge_gateway.shell.register import Register
+from rollbridge_gateway.shell.topics import REFRESH_S, Topics
+from rollbridge_gateway.shell.world import Brokers, BrokerWatch
+from rollbridge_gateway.versions import Api
+from rollbridge_gateway.wire import Head
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOOK_S: Final = 5.0
+"""Interval between looks at brokers and gateways; a change of gateways is heard of at once."""
+CONFIRM_S: Final = 1.0
+ASKED_MAX: Final = 100_000
+"""Client ids of which it is remembered what they have asked Metadata about."""
+_READ_BUFFER_BYTES: Final = 1 << 20
+_BACKLOG: Final = 512
+
+
+class Server:
+    """One gateway inside an event loop."""
+
+    def __init__(
+        self, settings: GatewaySettings, bridge: Bridge, register_of: Callable[[Callable[[str], None]], Register]
+    ):
+        """Prepare; :meth:`run` listens.
+
+        Args:
+            settings: Settings.
+            bridge: Connection whose clients the transactional ids are.
+            register_of: Makes the register, given what to tell of ids that others want.
+        """
+        self.settings = settings
+        self.bridge = bridge
+        self.counts = Counts()
+        self.topics = Topics(bridge)
+        self._watch = BrokerWatch(settings.connection)
+        self.upstream_tls = self._watch.tls_context()
+        self.needs_login = self._watch.security.uses_sasl
+        self.brokers = Brokers({}, {})
+        self.broker_hosts: frozenset[str] = frozenset()
+        self._writers = ThreadPoolExecutor(settings.writers, "writer")
+        self._workers = ThreadPoolExecutor(settings.workers, "worker")
+        self.register = register_of(lambda name: self.producers.wanted(name))
+        self.producers = Producers(bridge, self.register, self._writers, self._workers, settings.ids_max)
+        self.room = Room(settings.under_way_bytes_max)
+        self._listeners: dict[int | None, asyncio.Server] = {}
+        self._ports: dict[int, int] = {}
+        self._gateways: Sequence[Gateway] = ()
+        self._asked: dict[str | None, str] = {}
+        self._clients: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._next_broker = itertools.count()
+        self.port = 0
+        self.is_ready = False
+
+    @property
+    def lease_max_ms(self) -> int:
+        """Longest ``transaction.timeout.ms``."""
+        return int(self.bridge.options.lease_max.total_seconds() * 1000)
+
+    async def blocking(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do what waits, on a thread."""
+        return await self._loop.run_in_executor(self._workers, partial(work, *args, **options))
+
+    # What connections ask
+
+    def view(self) -> View:
+        """Return what clients are told of the cluster."""
+        virtual = dict.fromkeys(self.topics.known.virtual, self.settings.partitions)
+        return View(self._gateways or (self.me(),), virtual)
+
+    def me(self) -> Gateway:
+        """Return this gateway, as others are told of it."""
+        host = self.settings.advertise or split_address(self.settings.listen)[0]
+        return Gateway(self.settings.name, host, self.port, tuple(sorted(self._ports.items())))
+
+    def address_of(self, broker: int | None) -> tuple[str, int]:
+        """Return the address of a broker; of any one in turn for None, or if there is none of that id any more."""
+        addresses = self.brokers.addresses
+        if broker is not None and broker in addresses:
+            return addresses[broker]
+        return list(addresses.values())[next(self._next_broker) % len(addresses)]
+
+    async def fresh_topics(self, age_s: float = REFRESH_S) -> None:
+        """Have the list of streams as of a few seconds ago; an older one if ZooKeeper does not answer."""
+        if not self.topics.is_fresh(age_s):
+            try:
+                await self.blocking(self.topics.read, age_s)
+            except RollbridgeError as fault:
+                logger.warning("streams cannot be listed now: %s", fault)
+
+    def home(self, client_id: str | None) -> str:
+        """Return a stream to begin a transaction with that has offsets first; empty if that cannot be told.
+
+        That is one that the client has asked Metadata about, if all of these are of one group: producers do so before
+        they write. Otherwise any stream, if there is but one group.
+        """
+        asked, known = self._asked.get(client_id), self.topics.known
+        if asked is not None and asked in known.streams:
+            return known.streams[asked]
+        return next(iter(known.groups.values())) if len(known.groups) == 1 else ""
+
+    def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
+        """Note that a client has asked about topics by their names."""
+        known = self.topics.known
+        wanted = [topic for topic in topics if topic in known.streams]
+        if not wanted:
+            return
+        before = self._asked.pop(client_id, None)
+        groups = {known.group_of.get(topic) for topic in (*wanted, *(() if before is None else (before,))) if topic}
+        self._asked[client_id] = wanted[0] if len(groups) == 1 else ""
+        while len(self._asked) > ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
+
+    def count_refusal(self, code: str) -> None:
+        """Count an error that was told to a producer."""
+        self.counts.errors[code.upper()] += 1
+
+    def count_written(self, batches: Sequence[Incoming], faults: Sequence[Exception | None]) -> None:
+        """Count batches that were taken."""
+        for item, fault in zip(batches, faults, strict=True):
+            if fault is None:
+                self.counts.records += item.records
+                self.counts.bytes += len(item.batch.batch)
+
+    # Life
+
+    async def run(self, stopping: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Serve until ``stopping`` is set.
+
+        Raises:
+            LocalEnvironmentError: the address cannot be listened at.
+            KafkaUnavailableError, ZooKeeperUnavailableError: no server answers at the start.
+        """
+        await self._look(first=True)
+        await self._listen(None)
+        for broker in sorted(self.brokers.addresses):
+            await self._listen(broker)
+        await self.blocking(self.register.confirm)
+        await self.blocking(self.register.announce, self.me())
+        await self._read_gateways()
+        await self.blocking(self.topics.read)
+        tasks = [
+            asyncio.create_task(self._keep_looking(), name="looking"),
+            asyncio.create_task(self._keep_confirming(), name="confirming"),
+        ]
+        try:
+            self.is_ready = True
+            ready()
+            await stopping.wait()
+        finally:
+            self.is_ready = False
+            for task in tasks:
+                task.cancel()
+            await self._stop()
+
+    async def _stop(self) -> None:
+        try:
+            await self.blocking(self.register.withdraw, self.settings.name)
+        except RollbridgeError as fault:
+            logger.info("ZooKeeper was not told of the end: %s", fault)
+        for listener in self._listeners.values():
+            listener.close()
+        for client in list(self._clients):
+            client.cancel()
+        if self._clients:
+            await asyncio.wait(self._clients, timeout=5)
+        await self.producers.close()
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _listen(self, broker: int | None) -> None:
+        host, first = split_address(self.settings.listen)
+        wanted = 0 if first == 0 else first if broker is None else first + 1 + len(self._ports)
+        try:
+            listener = await asyncio.start_server(
+                partial(self._accept, broker),
+                host,
+                wanted,
+                limit=_READ_BUFFER_BYTES,
+                backlog=_BACKLOG,
+                ssl=self.settings.tls_context(),
+            )
+        except OSError as fault:
+            raise LocalEnvironmentError(f"address {host}:{wanted} cannot be listened at: {fault}") from fault
+        self._listeners[broker] = listener
+        port = int(listener.sockets[0].getsockname()[1])
+        if broker is None:
+            self.port = port
+        else:
+            self._ports[broker] = port
+        where = "bootstrap" if broker is None else f"broker {broker}"
+        logger.info("%s is at %s:%d", where, host, port)
+
+    async def _accept(self, broker: int | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self.counts.connections >= self.settings.connections_max:
+            self.counts.refused_connections += 1
+            writer.close()
+            return
+        self._clients.add(task)
+        self.counts.connections += 1
+        try:
+            connection = ClientConnection(self, broker)
+            await serve(reader, writer, connection, self.room, self.settings.request_bytes_max, self._observe)
+        except asyncio.CancelledError:
+            writer.close()
+        finally:
+            self.counts.connections -= 1
+            self._clients.discard(task)
+
+    def _observe(self, head: Head, seconds: float) -> None:
+        try:
+            api = Api(head.key).name
+        except ValueError:
+            api = "OTHER"
+        self.counts.note(api, seconds)
+
+    # Looking around
+
+    async def _look(self, *, first: bool = False) -> None:
+        try:
+            self.brokers = await self.blocking(self._watch.ask, None if first else self.brokers)
+            self.broker_hosts = frozenset(host for host, _ in self.brokers.addresses.values())
+        except RollbridgeError as fault:
+            if first:
+                raise
+            logger.warning("brokers cannot be asked for now: %s", fault)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._look()
+            self._changed.clear()
+            try:
+                for broker in sorted(set(self.brokers.addresses) - set(self._ports)):
+                    await self._listen(broker)
+                await self.blocking(self.register.announce, self.me())
+                await self._read_gateways()
+                await self.fresh_topics()
+            except (RollbridgeError, OSError) as fault:
+                logger.warning("the look around failed, and is repeated: %s", fault)
+                await asyncio.sleep(1)
+
+    async def _read_gateways(self) -> None:
+        found = await self.blocking(self.register.gateways, self._gateways_changed)
+        self._gateways = tuple(found)
+
+    def _gateways_changed(self) -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _keep_confirming(self) -> None:
+        while True:
+            try:
+                await self.blocking(self.register.confirm)
+            except RollbridgeError as fault:
+                logger.warning("ZooKeeper does not answer: %s", fault)
+            await asyncio.sleep(CONFIRM_S)
+
+    def faults(self) -> list[str]:
+        """Return what keeps this gateway from serving."""
+        found = [] if self.is_ready else ["it is starting, or ends"]
+        if not self.register.is_sure():
+            found.append("its ZooKeeper session is in doubt")
+        return found
+
+    def samples(self) -> Any:
+        """Return all metrics; may be called from any thread."""
+        return self.counts.samples(
+            under_way=self.room.taken,
+            ids=len(self.producers),
+            is_open=self.producers.open,
+            taken_over=self.producers.takeovers,
+            ended=dict(self.producers.ends),
+        )

@@ -1,0 +1,387 @@
+"""The requests of transactional producers: from their fields to procedures, and back to Kafka's answers.
+
+Requests of one connection are carried out in their order, whatever each of them has to ask for before: a producer that
+has several batches on their way takes the second one's refusal for fatal if the first one is answered well. What is
+waited for out of turn is only that the brokers have what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
+from rollbridge_gateway import procedures, wire
+from rollbridge_gateway.carrying import check_batch
+from rollbridge_gateway.errors import Fault, code_of, code_of_error, fault_of
+from rollbridge_gateway.identity import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
+from rollbridge_gateway.procedures import (
+    TIMEOUT_UNBOUNDED,
+    GroupCommit,
+    Held,
+    Incoming,
+    NowhereToGo,
+    Procedure,
+    Refused,
+    Started,
+    UnknownProducer,
+    Written,
+)
+from rollbridge_gateway.shell.access import Access
+from rollbridge_gateway.shell.parts import Services
+from rollbridge_gateway.shell.producing import Parcel, Ticket
+from rollbridge_gateway.versions import Api
+from rollbridge_gateway.wire import Head
+
+logger = logging.getLogger(__name__)
+
+PRODUCE_V2: Final = 12
+OFFSETS_V2: Final = 5
+END_V2: Final = 5
+_ANSWERED: Final = (RollbridgeError, Refused, UnknownProducer, NowhereToGo, TimeoutError)
+_PRODUCED_OFFSET: Final = -1
+"""Base offset in answers: where a record stands is known at the commit."""
+
+Where = tuple[str, int]
+
+
+class Transacting:
+    """Handlers of the transactional APIs of one connection."""
+
+    def __init__(self, server: Services, access: Access) -> None:
+        self._server = server
+        self._access = access
+        self._order = asyncio.Lock()
+
+    # Helpers
+
+    def _told(self, error: BaseException, head: Head, transactional_id: str) -> ErrorCode:
+        """Return Kafka's code of an error, and put it into the log."""
+        code = code_of_error(error, head.key, head.version)
+        unforeseen = fault_of(error) is Fault.UNFORESEEN
+        self._server.count_refusal(code.name)
+        logger.log(
+            logging.ERROR if unforeseen else logging.INFO,
+            "%s of %s, v%d: %s: %s",
+            Api(head.key).name,
+            transactional_id,
+            head.version,
+            code.name,
+            error,
+            exc_info=error if unforeseen else None,
+        )
+        return code
+
+    async def _denied(
+        self, transactional_id: str, topics: Sequence[str] = (), group: str | None = None
+    ) -> dict[str, ErrorCode]:
+        """Return what the client may not do; by topic as it has named them."""
+        access, buffers = self._access, self._server.topics.known.buffers
+        virtual = self._server.topics.known.virtual
+        places = {topic: buffers[topic] if topic in virtual else topic for topic in topics}
+        if group is None and access.knows(transactional_id, places.values()):
+            return {}
+        denied = await access.check(transactional_id, places.values(), group)
+        found = {topic: denied[place] for topic, place in places.items() if place in denied}
+        return found | ({"": denied[""]} if "" in denied else {})
+
+    # InitProducerId
+
+    async def init_producer_id(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        name = str(body.transactional_id)
+        pair = Pair(int(getattr(body, "producer_id", -1)), int(getattr(body, "producer_epoch", -1)))
+        is_unbounded = bool(getattr(body, "enable2_pc", False))
+        keep = bool(getattr(body, "keep_prepared_txn", False))
+        timeout_ms = int(body.transaction_timeout.total_seconds() * 1000)
+        if not 0 < len(name.encode()) <= TRANSACTIONAL_ID_BYTES_MAX or (keep and not is_unbounded):
+            return self._started(head, ErrorCode.invalid_request)
+        lease_max_ms = self._server.lease_max_ms
+        if is_unbounded or timeout_ms >= procedures.JAVA_MAX:
+            timeout_ms = TIMEOUT_UNBOUNDED
+        elif not 0 < timeout_ms <= lease_max_ms:
+            return self._started(head, ErrorCode.invalid_transaction_timeout)
+
+        def make(held: Held) -> Procedure[Started]:
+            if pair == NOBODY or keep:
+                return procedures.start(held, name, timeout_ms, secrets.randbits(62), _now_ms(), keep=keep)
+            return procedures.renew(held, pair, secrets.randbits(62), _now_ms())
+
+        async with self._order:
+            if denied := await self._denied(name):
+                return self._started(head, denied[""])
+            try:
+                started = await self._server.producers.run(name, make)
+            except _ANSWERED as fault:
+                return self._started(head, self._told(fault, head, name))
+        return self._started(head, ErrorCode.none, started)
+
+    def _started(self, head: Head, code: ErrorCode, started: Started | None = None) -> bytes:
+        pair, ongoing = (NOBODY, NOBODY) if started is None else (started.pair, started.ongoing)
+        values = {
+            "error_code": code,
+            "producer_id": pair.producer_id,
+            "producer_epoch": pair.epoch,
+            "ongoing_txn_producer_id": ongoing.producer_id,
+            "ongoing_txn_producer_epoch": ongoing.epoch,
+        }
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    # AddPartitionsToTxn, AddOffsetsToTxn
+
+    async def add_partitions(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        name = str(body.v3_and_below_transactional_id)
+        pair = Pair(int(body.v3_and_below_producer_id), int(body.v3_and_below_producer_epoch))
+        topics = [str(topic.name) for topic in body.v3_and_below_topics]
+        ticket: Ticket | None = None
+        async with self._order:
+            bad = await self._bad_topics(name, topics, head)
+            if bad or not topics:
+                code = bad.get("", ErrorCode.operation_not_attempted)
+            else:
+                code, ticket = await self._added(name, pair, self._server.topics.known.streams[topics[0]], head)
+        code = await self._settled(ticket, code, name, head)
+        values = {
+            "results_by_topic_v3_and_below": [
+                {
+                    "name": topic.name,
+                    "results_by_partition": [
+                        {"partition_index": index, "partition_error_code": bad.get(str(topic.name), code)}
+                        for index in topic.partitions
+                    ],
+                }
+                for topic in body.v3_and_below_topics
+            ]
+        }
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    async def add_offsets(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        name = str(body.transactional_id)
+        pair, ticket = Pair(int(body.producer_id), int(body.producer_epoch)), None
+        async with self._order:
+            code = (await self._denied(name, group=str(body.group_id))).get("", ErrorCode.none)
+            if code is ErrorCode.none:
+                # Of which group of streams the transaction is, is known once the producer has asked about a topic.
+                code, ticket = await self._added(name, pair, "", head)
+        code = await self._settled(ticket, code, name, head)
+        return wire.write_answer(head.key, head.version, head.correlation, {"error_code": code})
+
+    async def _added(self, name: str, pair: Pair, stream: str, head: Head) -> tuple[ErrorCode, Ticket | None]:
+        is_home = head.key != Api.ADD_PARTITIONS_TO_TXN
+        stream = stream or self._server.home(head.client_id)
+        return await self._carried_out(
+            name, lambda held: procedures.add(held, pair, stream, _now_ms(), is_home=is_home), head
+        )
+
+    async def _carried_out(
+        self, name: str, make: Callable[[Held], Procedure[Any]], head: Head
+    ) -> tuple[ErrorCode, Ticket | None]:
+        """Carry out a procedure that returns a ticket."""
+        try:
+            return ErrorCode.none, await self._server.producers.run(name, make)
+        except _ANSWERED as fault:
+            return self._told(fault, head, name), None
+
+    async def _settled(self, ticket: Ticket | None, code: ErrorCode, name: str, head: Head) -> ErrorCode:
+        """Wait until the brokers have what a request wrote; return its error, or that of the wait."""
+        try:
+            await self._server.producers.settled(ticket)
+        except _ANSWERED as fault:
+            return self._told(fault, head, name)
+        return code
+
+    async def _bad_topics(self, name: str, topics: Sequence[str], head: Head) -> dict[str, ErrorCode]:
+        """Return the errors of topics that cannot be written to; ``""`` is that of the transactional id."""
+        bad: dict[str, ErrorCode] = {}
+        for topic in topics:
+            if topic in self._server.topics.known.streams:
+                continue
+            if await self._server.blocking(self._server.topics.stream_of, topic) is None:
+                bad[topic] = code_of(Fault.NOT_ADOPTED, head.key, head.version)
+                logger.info("%s: topic %s has no stream: `rollbridge stream adopt` makes it one", name, topic)
+        return bad | await self._denied(name, [topic for topic in topics if topic not in bad])
+
+    # Produce
+
+    async def produce(self, data: bytes, head: Head) -> bytes | None:
+        body = wire.read_body(data, head)
+        name = str(body.transactional_id)
+        codes: dict[Where, ErrorCode] = {}
+        messages: dict[Where, str] = {}
+        async with self._order:
+            incoming = await self._incoming(name, body, head, codes, messages)
+            ticket = await self._write(name, incoming, head, codes, messages) if incoming else None
+        code = await self._settled(ticket, ErrorCode.none, name, head)
+        if code is not ErrorCode.none:
+            codes |= {item.where: code for item in incoming if item.where not in codes}
+        if body.acks == 0:
+            return None
+        return wire.write_answer(head.key, head.version, head.correlation, _produced(body, codes, messages))
+
+    async def _incoming(
+        self, name: str, body: Any, head: Head, codes: dict[Where, ErrorCode], messages: dict[Where, str]
+    ) -> list[Incoming]:
+        """Return the batches of a Produce request that may be written, and tell what is wrong with the others."""
+        known = self._server.topics.known.streams
+        topics = [str(topic.name) for topic in body.topic_data]
+        bad: dict[str, ErrorCode] = {}
+        if any(topic not in known for topic in topics) or not self._may(name, topics):
+            bad = await self._bad_topics(name, topics, head)
+            known = self._server.topics.known.streams
+        found: list[Incoming] = []
+        for topic in body.topic_data:
+            for part in topic.partition_data:
+                where = (str(topic.name), int(part.index))
+                if where[0] in bad or "" in bad:
+                    codes[where] = bad.get(where[0]) or bad[""]
+                    continue
+                try:
+                    found.append(_incoming(where, known[where[0]], part.records))
+                except (CorruptDataError, InvalidRequestError) as fault:
+                    codes[where], messages[where] = self._told(fault, head, name), str(fault)
+        return found
+
+    def _may(self, name: str, topics: Sequence[str]) -> bool:
+        known = self._server.topics.known
+        places = [known.buffers[topic] if topic in known.virtual else topic for topic in topics]
+        return bool(self._access.knows(name, places))
+
+    async def _write(
+        self,
+        name: str,
+        incoming: Sequence[Incoming],
+        head: Head,
+        codes: dict[Where, ErrorCode],
+        messages: dict[Where, str],
+    ) -> Ticket | None:
+        v2 = head.version >= PRODUCE_V2
+
+        def make(held: Held) -> Procedure[Written]:
+            return procedures.write(held, incoming[0].pair, incoming, _now_ms(), v2=v2)
+
+        try:
+            written = await self._server.producers.run(name, make, writes=True)
+        except _ANSWERED as fault:
+            code = self._told(fault, head, name)
+            for item in incoming:
+                codes[item.where], messages[item.where] = code, str(fault)
+            return None
+        self._server.count_written(incoming, written.faults)
+        for item, refused in zip(incoming, written.faults, strict=True):
+            if refused is not None:
+                codes[item.where], messages[item.where] = self._told(refused, head, name), str(refused)
+        found: Ticket | None = written.ticket
+        return found
+
+    # TxnOffsetCommit
+
+    async def commit_offsets(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        name, group = str(body.transactional_id), str(body.group_id)
+        offsets = {
+            (str(topic.name), int(part.partition_index)): int(part.committed_offset)
+            for topic in body.topics
+            for part in topic.partitions
+        }
+        ticket: Ticket | None = None
+        async with self._order:
+            code = (await self._denied(name, group=group)).get("", ErrorCode.none)
+            if code is ErrorCode.none and offsets:
+                code, ticket = await self._commit_offsets(name, group, offsets, body, head)
+        code = await self._settled(ticket, code, name, head)
+        values = {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {"partition_index": part.partition_index, "error_code": code} for part in topic.partitions
+                    ],
+                }
+                for topic in body.topics
+            ]
+        }
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    async def _commit_offsets(
+        self, name: str, group: str, offsets: dict[Where, int], body: Any, head: Head
+    ) -> tuple[ErrorCode, Ticket | None]:
+        pair = Pair(int(body.producer_id), int(body.producer_epoch))
+        commit = GroupCommit(
+            group,
+            offsets,
+            int(getattr(body, "generation_id", -1)),
+            str(getattr(body, "member_id", "")),
+            getattr(body, "group_instance_id", None),
+        )
+        home, v2 = self._server.home(head.client_id), head.version >= OFFSETS_V2
+        return await self._carried_out(
+            name, lambda held: procedures.send_offsets(held, pair, commit, home, _now_ms(), v2=v2), head
+        )
+
+    # EndTxn
+
+    async def end(self, data: bytes, head: Head) -> bytes:
+        body = wire.read_body(data, head)
+        name = str(body.transactional_id)
+        pair = Pair(int(body.producer_id), int(body.producer_epoch))
+        v2, commit = head.version >= END_V2, bool(body.committed)
+        following = NOBODY
+
+        def make(held: Held) -> Procedure[Pair]:
+            return procedures.end(held, pair, secrets.randbits(62), _now_ms(), commit=commit, v2=v2)
+
+        async with self._order:
+            code = (await self._denied(name)).get("", ErrorCode.none)
+            if code is ErrorCode.none:
+                try:
+                    following = await self._server.producers.run(name, make)
+                except _ANSWERED as fault:
+                    code = self._told(fault, head, name)
+        values = {"error_code": code, "producer_id": following.producer_id, "producer_epoch": following.epoch}
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+
+def _incoming(where: Where, stream: str, records: Any) -> Incoming:
+    batch = b"" if records is None else bytes(records)
+    header = check_batch(batch)
+    return Incoming(
+        where,
+        stream,
+        Pair(header.producer_id, header.producer_epoch),
+        header.base_sequence,
+        header.record_count,
+        Parcel(stream, where[1], batch),
+    )
+
+
+def _produced(body: Any, codes: dict[Where, ErrorCode], messages: dict[Where, str]) -> dict[str, Any]:
+    return {
+        "responses": [
+            {
+                "name": topic.name,
+                "partition_responses": [
+                    {
+                        "index": part.index,
+                        "error_code": codes.get((str(topic.name), int(part.index)), ErrorCode.none),
+                        "base_offset": _PRODUCED_OFFSET,
+                        "log_append_time": None,
+                        "error_message": messages.get((str(topic.name), int(part.index))),
+                    }
+                    for part in topic.partition_data
+                ],
+            }
+            for topic in body.topic_data
+        ]
+    }
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

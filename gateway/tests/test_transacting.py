@@ -1,0 +1,97 @@
+"""Requests of one connection are carried out in their order, whatever has to be asked for before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from rollbridge.kafka.batches import BatchBuilder, stamp
+from rollbridge_gateway import wire
+from rollbridge_gateway.procedures import Held, Written
+from rollbridge_gateway.shell.topics import Known
+from rollbridge_gateway.shell.transacting import Transacting
+from rollbridge_gateway.versions import Api
+
+TOPIC = "sales.orders"
+
+
+class Rights:
+    """Rights that are looked up with the first request, slowly, and known from then on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_known = False
+
+    def knows(self, transactional_id: str, topics: Any = ()) -> bool:
+        return self.is_known
+
+    async def check(self, transactional_id: str, topics: Any = (), group: str | None = None) -> dict[str, ErrorCode]:
+        self.asked += 1
+        mine = self.asked
+        for _ in range(10 if mine > 1 else 3):  # the second one's answer comes late, when the third one need not ask
+            await asyncio.sleep(0)
+        self.is_known = True
+        return {}
+
+
+class Producers:
+    """Notes what is carried out, and how many batches it was given."""
+
+    def __init__(self) -> None:
+        self.sequences: list[int] = []
+
+    async def run(self, name: str, make: Any, *, writes: bool = False) -> Written:
+        procedure = make(Held())
+        self.sequences.append(procedure.gi_frame.f_locals["batches"][0].first)
+        await asyncio.sleep(0)
+        return Written([None], None)
+
+    async def settled(self, ticket: object) -> None:
+        await asyncio.sleep(0)
+
+
+class Server:
+    """What requests use of a gateway."""
+
+    def __init__(self) -> None:
+        self.producers = Producers()
+        self.topics = self
+        self.known = Known({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
+
+    def count_written(self, batches: Any, faults: Any) -> None:
+        pass
+
+
+def produce(sequence: int) -> bytes:
+    """A Produce request of one record."""
+    builder = BatchBuilder(1_000)
+    builder.append(0, b"k", b"v")
+    batch = stamp(builder.build(), producer_id=1 << 62, producer_epoch=0, base_sequence=sequence)
+    values = {
+        "transactional_id": "id",
+        "acks": -1,
+        "topic_data": [{"name": TOPIC, "partition_data": [{"index": 0, "records": batch}]}],
+    }
+    return wire.write_request(Api.PRODUCE, 12, sequence, "c", values)
+
+
+def test_a_request_that_need_not_ask_does_not_overtake_one_that_must() -> None:
+    server: Any = Server()
+    rights: Any = Rights()
+
+    async def run() -> None:
+        transacting = Transacting(server, rights)
+        tasks = []
+        for sequence in range(20):
+            data = produce(sequence)
+            tasks.append(asyncio.create_task(transacting.produce(data, wire.read_head(data))))
+            await asyncio.sleep(0)
+        for sequence, task in enumerate(tasks):
+            answer = await task
+            assert answer is not None
+            assert int.from_bytes(answer[:4], "big") == sequence
+
+    asyncio.run(run())
+    assert server.producers.sequences == list(range(20))
