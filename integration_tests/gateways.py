@@ -1,0 +1,110 @@
+"""Gateway processes for tests that kill them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from integration_tests.patience import end, eventually
+
+SESSION_TIMEOUT_S = 4.0
+
+
+class Servers:
+    """Where Kafka and ZooKeeper are, and the root path of a site."""
+
+    def __init__(self, bootstrap_servers: str, zookeeper: str, root: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.zookeeper = zookeeper
+        self.root = root
+
+
+def free_port() -> int:
+    """A port that nobody has now, with some free ones behind it."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                for more in range(1, 4):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", port + more))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+class GatewayProcess:
+    """A gateway in a process of its own, which keeps its address over its deaths."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        name: str,
+        logs: Path,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.port = free_port()
+        self.log = logs / f"{name}.log"
+        self._environment = {**os.environ, **(environment or {})}
+        self._command = [
+            sys.executable,
+            "-m",
+            "rollbridge_gateway",
+            f"--bootstrap-servers={servers.bootstrap_servers}",
+            f"--zookeeper={servers.zookeeper}",
+            f"--zookeeper-root={servers.root}",
+            f"--listen=127.0.0.1:{self.port}",
+            f"--session-timeout={SESSION_TIMEOUT_S}",
+            f"--name={name}",
+            *arguments,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    @property
+    def address(self) -> str:
+        """Where its clients begin."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, without waiting."""
+        self._starts += 1
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output, env=self._environment)
+
+    def await_ready(self) -> None:
+        """Wait until it serves."""
+
+        def is_ready() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            return self.log.read_text(errors="replace").count("listens at") >= self._starts
+
+        eventually(is_ready, f"gateway {self.name} serves")
+
+    def kill(self) -> None:
+        """Kill it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.await_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            end(self._process, self.log)

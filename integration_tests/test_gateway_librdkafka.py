@@ -1,0 +1,247 @@
+"""librdkafka's transactional producer at a gateway: what it commits, aborts and loses, and a gateway that dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import rollbridge
+from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.patience import eventually
+
+WEEK_MS = 7 * 24 * 3600 * 1000
+
+
+@pytest.fixture(scope="module")
+def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway for the tests of this module."""
+    logs = tmp_path_factory.mktemp("gateways")
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with GatewayProcess(servers, "gateway-1", logs) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(site: Site, topic_prefix: str) -> str:
+    """A topic of three partitions at the brokers."""
+    return make_topic(site, f"{topic_prefix}.in.all", 3)
+
+
+def make_topic(site: Site, name: str, partitions: int) -> str:
+    """Make a topic, and return its name."""
+    admin = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(60)
+    return name
+
+
+def producer_of(gateway: GatewayProcess, transactional_id: str, **settings: object) -> Producer:
+    """A transactional producer whose only difference is its bootstrap address."""
+    return Producer(
+        {
+            "bootstrap.servers": gateway.address,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": 3600_000,
+            "socket.timeout.ms": 60_000,
+            "linger.ms": 5,
+            **settings,
+        }
+    )
+
+
+def topic_of(stream: str) -> str:
+    """What a stream with key ranges is called by producers."""
+    return stream.replace("/", ".")
+
+
+def keys_in_order(messages: list[Message]) -> bool:
+    """Whether the numbers of each key rise."""
+    last: dict[bytes, int] = {}
+    for message in messages:
+        key, number = message.key() or b"", int((message.value() or b"0").split(b"-")[-1])
+        if last.get(key, -1) >= number:
+            return False
+        last[key] = number
+    return True
+
+
+def has_committed(consumer: Consumer, places: list[TopicPartition], offsets: int) -> bool:
+    """Whether the committed offsets of a consumer's group come to this sum."""
+    return sum(max(item.offset, 0) for item in consumer.committed(places, 60)) == offsets
+
+
+def values(messages: list[Message]) -> Counter[bytes]:
+    """How often each value is there."""
+    return Counter(message.value() or b"" for message in messages)
+
+
+def test_what_is_committed_is_there_once_and_nothing_else(site: Site, gateway: GatewayProcess, orders: str) -> None:
+    producer = producer_of(gateway, f"lib {orders}")
+    producer.init_transactions(60)
+    for number, ends in enumerate(
+        (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction)
+    ):
+        producer.begin_transaction()
+        for i in range(1_000):
+            producer.produce(topic_of(orders), key=f"key-{i % 10}", value=f"{number}-{i}", headers=[("source", b"lib")])
+        assert producer.flush(60) == 0
+        assert not any((item.value() or b"").startswith(f"{number}-".encode()) for item in site.committed(orders))
+        ends(60)
+    found = site.committed(orders)
+    assert values(found) == Counter(f"{number}-{i}".encode() for number in (0, 2) for i in range(1_000))
+    for prefix in (b"0-", b"2-"):
+        assert keys_in_order([item for item in found if (item.value() or b"").startswith(prefix)])
+    assert all(("source", b"lib") in (item.headers() or ()) for item in found)
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_on_an_adopted_topic_the_producers_partition_holds(
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, codec: str
+) -> None:
+    adopt(client, topic)
+    producer = producer_of(gateway, f"lib-{topic}", **{"compression.codec": codec})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for i in range(600):
+        producer.produce(topic, key=f"key-{i}", value=f"value-{i}" + "x" * 50, partition=i % 3, timestamp=1_000_000 + i)
+    assert producer.flush(60) == 0
+    assert read_committed(site.cluster.bootstrap_servers, [topic], partitions=3) == []
+    producer.commit_transaction(60)
+    found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=3)
+    assert len(found) == 600
+    for message in found:
+        number = int((message.key() or b"").decode().removeprefix("key-"))
+        assert message.partition() == number % 3
+        assert message.value() == f"value-{number}".encode() + b"x" * 50
+        assert message.timestamp()[1] == 1_000_000 + number
+
+
+def test_the_newer_producer_of_an_id_fences_the_older(site: Site, gateway: GatewayProcess, ledger: str) -> None:
+    old = producer_of(gateway, f"id-{ledger}")
+    old.init_transactions(60)
+    old.begin_transaction()
+    old.produce(topic_of(ledger), key="a", value="old-1")
+    assert old.flush(60) == 0
+    fresh = producer_of(gateway, f"id-{ledger}")
+    fresh.init_transactions(60)
+    with pytest.raises(KafkaException) as refused:
+        old.commit_transaction(60)
+    assert refused.value.args[0].code() == KafkaError._FENCED
+    fresh.begin_transaction()
+    fresh.produce(topic_of(ledger), key="a", value="new-1")
+    fresh.commit_transaction(60)
+    assert values(site.committed(ledger)) == {b"new-1": 1}
+
+
+def test_consume_transform_produce(
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, ledger: str
+) -> None:
+    """Consumer and producer have the gateway's address alone; offsets move with the commit."""
+    source = Producer({"bootstrap.servers": gateway.address})
+    for i in range(300):
+        source.produce(topic, key=f"key-{i % 7}", value=f"v-{i}", partition=i % 3)
+    assert source.flush(60) == 0
+    consumer = Consumer(
+        {
+            "bootstrap.servers": gateway.address,
+            "group.id": f"group-{topic}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    producer = producer_of(gateway, f"copy-{topic}")
+    producer.init_transactions(60)
+    try:
+        consumer.subscribe([topic])
+        places = [TopicPartition(topic, number) for number in range(3)]
+        copied = 0
+        for commit in (False, True):
+            seen: list[Message] = []
+            while len(seen) < 300:
+                message = consumer.poll(60)
+                assert message is not None
+                assert message.error() is None
+                seen.append(message)
+            producer.begin_transaction()
+            for message in seen:
+                producer.produce(topic_of(ledger), key=message.key(), value=message.value())
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 60
+            )
+            if commit:
+                producer.commit_transaction(60)
+                copied = 300
+            else:
+                producer.abort_transaction(60)
+                for place in places:
+                    consumer.seek(TopicPartition(place.topic, place.partition, 0))
+            eventually(partial(has_committed, consumer, places, copied), "offsets move with the commit alone")
+    finally:
+        consumer.close()
+    assert values(site.committed(ledger)) == Counter(f"v-{i}".encode() for i in range(300))
+
+
+def test_a_topic_without_a_stream_is_refused_at_once(gateway: GatewayProcess, topic: str) -> None:
+    faults: list[object] = []
+    producer = producer_of(gateway, f"stray-{topic}")
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, value="x", on_delivery=lambda error, _: faults.append(error))
+    producer.flush(60)
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(60)
+    producer.abort_transaction(60)
+    assert faults
+
+
+def test_admins_see_the_cluster_through_it(site: Site, gateway: GatewayProcess, topic: str, orders: str) -> None:
+    admin = AdminClient({"bootstrap.servers": gateway.address})
+    eventually(lambda: topic_of(orders) in admin.list_topics(timeout=60).topics, "a fresh stream is listed")
+    found = admin.list_topics(timeout=60)
+    assert len(found.topics[topic].partitions) == 3
+    assert len(found.topics[topic_of(orders)].partitions) == 8
+    assert {broker.port for broker in found.brokers.values()} == {gateway.port + 1}
+    direct = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers}).list_topics(timeout=60)
+    assert set(found.brokers) == set(direct.brokers)
+    assert found.cluster_id == direct.cluster_id
+    assert topic_of(orders) not in direct.topics
+    fresh = f"{topic}.fresh"
+    admin.create_topics([NewTopic(fresh, 2, 1)])[fresh].result(60)
+    eventually(lambda: fresh in admin.list_topics(timeout=60).topics, "a topic made through the gateway is there")
+
+
+def test_a_gateway_that_is_killed_costs_no_record(
+    site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    """Killed three times under load, and started again at the same address."""
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with GatewayProcess(servers, unique_name("killed"), tmp_path) as gateway:
+        faults: list[KafkaError] = []
+        producer = producer_of(gateway, unique_name("id"), **{"message.timeout.ms": 300_000})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        for batch in range(40):
+            for i in range(batch * 500, batch * 500 + 500):
+                producer.produce(
+                    topic_of(orders),
+                    key=f"key-{i % 10}",
+                    value=f"v-{i}",
+                    on_delivery=lambda error, _: faults.append(error) if error else None,
+                )
+            producer.poll(0.05)
+            if batch in (10, 20, 30):
+                gateway.kill()
+                gateway.start()
+                gateway.await_ready()
+        assert producer.flush(300) == 0
+        assert faults == []
+        producer.commit_transaction(120)
+    found = site.committed(orders)
+    assert values(found) == Counter(f"v-{i}".encode() for i in range(20_000))
+    assert keys_in_order(found)
