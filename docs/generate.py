@@ -48,6 +48,7 @@ from rollbridge_coordinator.state.group import LeaderSettings
 from rollbridge_coordinator.state.metrics import CommitPath
 from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_gateway import families as gateway_families
 
 try:
     from rollbridge.spark.settings import SourceOptions, SparkOptions
@@ -268,6 +269,7 @@ METRICS: Final[Mapping[str, Sequence[Family]]] = {
     "standbys": families.OF_STANDBY,
     "snapshots": families.OF_SNAPSHOTS,
     "counts": families.OF_COUNTS,
+    "gateway": gateway_families.FAMILIES,
 }
 VALUES: Final[Mapping[str, type[StrEnum]]] = {
     "reasons": AbortCause,
