@@ -1,0 +1,89 @@
+"""Clients in other languages, each with the protocol written anew: kafkajs (JavaScript) and franz-go (Go).
+
+A test that wants one is skipped where its language is not installed. What they need is fetched once, by the versions
+and checksums that their lock files pin, into the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from integration_tests.patience import PATIENCE_S
+from rollbridge_devcluster.jars import default_cache
+
+SOURCES: Final = Path(__file__).parent
+_GO_MINOR_MIN: Final = 21
+"""From Go 1.21 on an older Go fetches the one that a module asks for."""
+
+
+def kafkajs() -> list[str]:
+    """Return the command that runs ``kafkajs.js``; skips the test without Node.js and npm."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("Node.js and npm are not installed")
+
+    def install(folder: Path) -> None:
+        for name in ("package.json", "package-lock.json", "kafkajs.js"):
+            shutil.copy(SOURCES / name, folder)
+        _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+
+    return [node, str(_made("kafkajs", ("package-lock.json", "kafkajs.js"), install) / "kafkajs.js")]
+
+
+def franz() -> list[str]:
+    """Return the command that runs ``franz.go``; skips the test without a Go that can build it."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not installed")
+    version = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout.strip()
+    numbers = version.removeprefix("go").split(".")
+    if len(numbers) < 2 or (int(numbers[0]), int(numbers[1])) < (1, _GO_MINOR_MIN):
+        pytest.skip(f"{version or 'this Go'} is older than 1.{_GO_MINOR_MIN}")
+
+    def build(folder: Path) -> None:
+        _run([go, "build", "-o", str(folder / "franz"), "."], SOURCES)
+
+    return [str(_made("franz", ("go.mod", "go.sum", "franz.go"), build) / "franz")]
+
+
+OTHERS: Final = (kafkajs, pytest.param(franz, marks=pytest.mark.long))
+"""Building Go's own library takes more than all else."""
+
+
+def run(command: Sequence[str], servers: str, topic: str, name: str, records: int, *ends: str) -> None:
+    """Write transactions of so many records, one for each of ``ends``, and return once all have ended."""
+    arguments = [*command, servers, topic, name, str(records), *ends]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == list(ends), done.stdout + done.stderr
+
+
+def _made(name: str, sources: Sequence[str], make: Callable[[Path], None]) -> Path:
+    """Return the folder that ``make`` has filled for these sources, perhaps in an earlier run."""
+    content = b"".join((SOURCES / source).read_bytes() for source in sources)
+    folder = default_cache() / "tests" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            make(made)
+            with suppress(OSError):  # another process was faster
+                os.rename(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=4 * PATIENCE_S)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,83 @@
+"""The programs of :mod:`integration_tests.foreign` straight at a broker: what is compared with the gateway is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.foreign.flink import STRATEGIES, FlinkJob
+from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
+from integration_tests.foreign.others import OTHERS, run
+from integration_tests.kafka_tools import create_topic, read_all
+
+
+@pytest.fixture
+def topic(cluster: AnyCluster, topic_prefix: str) -> str:
+    create_topic(cluster.bootstrap_servers, topic_prefix)
+    return topic_prefix
+
+
+def values_of(servers: str, topic: str, partitions: int = 1) -> list[str]:
+    found = (value for number in range(partitions) for value in read_all(servers, TopicPartition(topic, number)))
+    return [(value or b"").decode() for value in found]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_producer_in_java_does_what_it_is_told(cluster: AnyCluster, topic: str, tmp_path: Path, client: str) -> None:
+    servers = cluster.bootstrap_servers
+    with JavaProducer(servers, topic, tmp_path / "java.log", client=client) as java:
+        with pytest.raises(JavaError) as raised:
+            java.do("begin")
+        assert raised.value.kind == "IllegalStateException"
+        java.do("init")
+        java.do("begin")
+        java.write(topic, 0, 10)
+        java.do("copy", topic, topic, 0, 5, "note")
+        java.do("commit")
+        java.do("begin")
+        java.write(topic, 10, 20)
+        java.do("abort")
+        assert java.do("committed", topic, topic, 0) == "5 note"
+        java.do("begin")
+        copied = int(java.do("consume", f"{topic}-copier", topic, topic))
+        java.do("commit")
+        assert java.do("committed", f"{topic}-copier", topic, 0).endswith(" note")
+    written = [f"{topic}-{number}" for number in range(10)]
+    assert values_of(servers, topic) == [*written, *written[:copied]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_job_in_flink_goes_on_from_its_checkpoint(
+    cluster: AnyCluster, topic: str, tmp_path: Path, strategy: str
+) -> None:
+    servers, records = cluster.bootstrap_servers, 5_000
+    create_topic(servers, f"{topic}-out", 2)
+    given = {
+        "bootstrap": servers,
+        "topic": f"{topic}-out",
+        "prefix": topic,
+        "records": records,
+        "rate": 1_000,
+        "strategy": strategy,
+        "interval_ms": 500,
+    }
+    with FlinkJob(tmp_path / "flink", **given) as job:
+        job.await_checkpoints(2)
+    with FlinkJob(tmp_path / "flink", **given, **{"from": job.latest_checkpoint()}) as again:
+        again.finish()
+    found = values_of(servers, f"{topic}-out", 2)
+    assert sorted(found) == sorted(f"{topic}-{number}" for number in range(records))
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_programs_in_other_languages_commit_and_abort(
+    cluster: AnyCluster, topic: str, program: Callable[[], list[str]]
+) -> None:
+    run(program(), cluster.bootstrap_servers, topic, topic, 100, "commit", "abort", "commit")
+    expected = [number for number in range(300) if not 100 <= number < 200]
+    assert values_of(cluster.bootstrap_servers, topic) == [f"{topic}-{number}" for number in expected]
