@@ -9,10 +9,12 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.foreign.connect import BOUNDARIES, ConnectWorker
 from integration_tests.foreign.flink import STRATEGIES, FlinkJob
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.kafka_tools import create_topic, read_all
+from integration_tests.patience import eventually
 
 
 @pytest.fixture
@@ -81,3 +83,22 @@ def test_programs_in_other_languages_commit_and_abort(
     run(program(), cluster.bootstrap_servers, topic, topic, 100, "commit", "abort", "commit")
     expected = [number for number in range(300) if not 100 <= number < 200]
     assert values_of(cluster.bootstrap_servers, topic) == [f"{topic}-{number}" for number in expected]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("boundary", BOUNDARIES[:2])
+def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
+    cluster: AnyCluster, topic: str, tmp_path: Path, boundary: str
+) -> None:
+    lines = [f"line-{number}" for number in range(2_000)]
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"{line}\n" for line in lines[:1_000]))
+    settings = {"transaction_boundary": boundary, "batch_size": 100, "transaction_boundary_interval_ms": 200}
+    with ConnectWorker(cluster.bootstrap_servers, topic, tmp_path / "connect") as worker:
+        worker.source("copy", file, topic, **settings)
+        eventually(lambda: len(values_of(cluster.bootstrap_servers, topic)) >= 300, "some lines are copied")
+    with file.open("a") as more:
+        more.write("".join(f"{line}\n" for line in lines[1_000:]))
+    with ConnectWorker(cluster.bootstrap_servers, topic, tmp_path / "connect"):
+        eventually(lambda: len(values_of(cluster.bootstrap_servers, topic)) >= len(lines), "all lines are copied")
+    assert values_of(cluster.bootstrap_servers, topic) == lines

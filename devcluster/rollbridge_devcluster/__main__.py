@@ -28,6 +28,8 @@ TOOLS: Final = {
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-producer-perf-test.sh": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
 }
 """Programs of a distribution of Kafka, and the classes that their scripts run."""
 

@@ -1,0 +1,124 @@
+"""A worker of Kafka Connect as a process, with exactly-once sources: its producer commits records and offsets together.
+
+The connector is Kafka's own for files: each line of a file is a record. Where the worker writes to may be another
+address than that where it keeps its own topics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from integration_tests.patience import await_exit, eventually
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
+
+BOUNDARIES: Final = ("poll", "interval", "connector")
+"""Values of ``transaction.boundary``: what a transaction of a source task holds."""
+FILE_SOURCE: Final = "org.apache.kafka.connect.file.FileStreamSourceConnector"
+
+
+class ConnectWorker:
+    """One worker of a group of its own. Ends with its ``with`` block, at once.
+
+    Attributes:
+        group: Its ``group.id``; its topics are named ``GROUP-configs``, ``GROUP-status`` and ``GROUP-offsets``.
+    """
+
+    def __init__(self, servers: str, group: str, folder: Path, settings: Mapping[str, object] | None = None) -> None:
+        """Start it; ``settings`` are those of a worker, as Kafka names them."""
+        folder.mkdir(exist_ok=True)
+        self.group = group
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        wanted: dict[str, object] = {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "listeners": self._url,
+            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "exactly.once.source.support": "enabled",
+            "config.storage.topic": f"{group}-configs",
+            "status.storage.topic": f"{group}-status",
+            "offset.storage.topic": f"{group}-offsets",
+            "config.storage.replication.factor": 1,
+            "status.storage.replication.factor": 1,
+            "status.storage.partitions": 1,
+            "offset.storage.replication.factor": 1,
+            "offset.storage.partitions": 1,
+            "offset.flush.interval.ms": 500,
+            "plugin.discovery": "service_load",
+            **(settings or {}),
+        }
+        properties = folder / "worker.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+        self._log = folder / f"connect-{len(list(folder.glob('connect-*.log')))}.log"
+        jars = os.pathsep.join(map(str, JarCache.default().ensure("connect")))
+        tuning = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx400m"]
+        main = "org.apache.kafka.connect.cli.ConnectDistributed"
+        with self._log.open("wb") as log:
+            command = [find_java().executable, *tuning, "-cp", jars, main, str(properties)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL it; harmless once it is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        await_exit(self.process)
+
+    def source(self, name: str, file: Path, topic: str, **settings: object) -> None:
+        """Have the lines of a file written into a topic, exactly once; returns when the task runs."""
+        config = {
+            "connector.class": FILE_SOURCE,
+            "tasks.max": "1",
+            "file": str(file),
+            "topic": topic,
+            "exactly.once.support": "required",
+            **{key.replace("_", "."): str(value) for key, value in settings.items()},
+        }
+        eventually(lambda: self._put(f"/connectors/{name}/config", config), f"connector {name} is taken")
+        eventually(lambda: self.states(name) == ["RUNNING"], f"the task of {name} runs")
+
+    def states(self, name: str) -> list[str]:
+        """Return the states of a connector's tasks; none as long as it is not known."""
+        found = self._get(f"/connectors/{name}/status")
+        return [] if found is None else [task["state"] for task in found["tasks"]]
+
+    def said(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(errors="replace")[-12_000:]
+
+    def _put(self, path: str, document: object) -> bool:
+        body = json.dumps(document).encode()
+        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"}, method="PUT")
+        return self._ask(request) is not None
+
+    def _get(self, path: str) -> Any:
+        return self._ask(urllib.request.Request(self._url + path))
+
+    def _ask(self, request: urllib.request.Request) -> Any:
+        assert self.process.poll() is None, self.said()
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                said = refused.read().decode(errors="replace")
+            assert refused.code != 400, said
+            return None
+        except OSError:
+            return None  # it does not listen yet
