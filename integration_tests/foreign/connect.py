@@ -6,6 +6,7 @@ address than that where it keeps its own topics.
 
 from __future__ import annotations
 
+import http
 import json
 import os
 import socket
@@ -118,7 +119,8 @@ class ConnectWorker:
         except urllib.error.HTTPError as refused:
             with refused:
                 said = refused.read().decode(errors="replace")
-            assert refused.code != 400, said
-            return None
+            if refused.code == http.HTTPStatus.BAD_REQUEST:
+                raise ValueError(said) from None
+            return None  # it does not know of it yet, or rebalances
         except OSError:
             return None  # it does not listen yet
