@@ -10,11 +10,11 @@ from confluent_kafka import TopicPartition
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.foreign.connect import BOUNDARIES, ConnectWorker
-from integration_tests.foreign.flink import STRATEGIES, FlinkJob
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.kafka_tools import create_topic, read_all
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
+from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def test_a_job_in_flink_goes_on_from_its_checkpoint(
         "interval_ms": 500,
     }
     with FlinkJob(tmp_path / "flink", **given) as job:
-        job.await_checkpoints(2)
+        eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
     with FlinkJob(tmp_path / "flink", **given, **{"from": job.latest_checkpoint()}) as again:
-        again.finish()
+        again.finish(PATIENCE_S)
     found = values_of(servers, f"{topic}-out", 2)
     assert sorted(found) == sorted(f"{topic}-{number}" for number in range(records))
 

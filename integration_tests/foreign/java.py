@@ -1,26 +1,22 @@
-"""Java programs of the tests: compiled once, and Kafka's transactional producer as a process that does what it is told.
+"""Kafka's transactional producer in Java, as a process that does what it is told.
 
 ``Producer.java`` takes a word a line, and answers each with a line; see its head.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
 from integration_tests.patience import PATIENCE_S, await_exit
 from rollbridge_devcluster.jars import JarCache
-from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.programs import program_command
 from rollbridge_devcluster.state import KAFKA
 
-SOURCES: Final = Path(__file__).parent
+_PROGRAM: Final = Path(__file__).with_name("Producer.java")
 NEWEST: Final = "newest"
 """Kafka's client of the broker's own version, 4.2."""
 OLDER: Final = "3.9"
@@ -43,39 +39,6 @@ def jars_of(client: str) -> list[Path]:
         return jars.ensure(KAFKA)
     others = [path for path in jars.ensure(KAFKA) if not path.name.startswith("kafka")]
     return [*jars.ensure("clients-3.9"), *others]
-
-
-@cache
-def flink_jars() -> tuple[Path, ...]:
-    """Return the jars of Flink and its connector."""
-    return tuple(JarCache.default().ensure("flink"))
-
-
-def compiled(name: str, classpath: Sequence[Path]) -> Path:
-    """Return the folder of a program's classes, compiling it first if that was not done before."""
-    source = SOURCES / f"{name}.java"
-    jars = JarCache.default()
-    digest = hashlib.sha256("\n".join([source.read_text(), *(path.name for path in classpath)]).encode()).hexdigest()
-    folder = jars.directory / "tests" / f"{name}-{digest[:16]}"
-    if not folder.exists():
-        [compiler] = jars.ensure("compiler")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            command = [find_java().executable, "-jar", str(compiler), "-17", "-proc:none", "-nowarn"]
-            command += ["-cp", os.pathsep.join(map(str, classpath)), "-d", made, str(source)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            with suppress(OSError):  # another process was faster
-                os.rename(made, folder)
-                Path(made).mkdir()
-    return folder
-
-
-def command_of(name: str, classpath: Sequence[Path], *options: str, heap: str = "256m") -> list[str]:
-    """Return the command line that runs a program, without its arguments."""
-    folders = [compiled(name, classpath), *classpath]
-    tuning = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Xmx{heap}"]
-    return [find_java().executable, *tuning, *options, "-cp", os.pathsep.join(map(str, folders)), name]
 
 
 class JavaProducer:
@@ -104,7 +67,7 @@ class JavaProducer:
         self._log = log.open("ab")
         arguments = [f"{name}={value}" for name, value in wanted.items()]
         self.process = subprocess.Popen(
-            [*command_of("Producer", jars_of(client)), *arguments],
+            [*program_command(_PROGRAM, jars_of(client)), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

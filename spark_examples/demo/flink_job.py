@@ -10,11 +10,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Final, Self
 
-from integration_tests.foreign.java import command_of, flink_jars
-from integration_tests.patience import await_exit, eventually
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.programs import program_command
 
 STRATEGIES: Final = ("POOLING", "INCREMENTING")
 """How its sink names transactions: from a pool, or a new name for each checkpoint and subtask."""
+_PROGRAM: Final = Path(__file__).with_name("FlinkJob.java")
 _OPENED: Final = ("--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED")
 
 
@@ -35,9 +36,10 @@ class FlinkJob:
         self.log = folder / f"flink-{len(list(folder.glob('flink-*.log')))}.log"
         wanted = {"checkpoints": self._checkpoints, **given}
         arguments = [f"{name}={value}" for name, value in wanted.items() if value is not None]
+        jars = JarCache.default().ensure("flink")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command_of("FlinkJob", flink_jars(), *_OPENED, heap="700m"), *arguments],
+                [*program_command(_PROGRAM, jars, heap="700m", options=_OPENED), *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -59,22 +61,28 @@ class FlinkJob:
             self.failed |= word == "failed"
             self.done |= word == "done"
 
-    def await_checkpoints(self, count: int) -> None:
-        """Wait until so many checkpoints of this life are complete."""
-        eventually(lambda: self.checkpoints >= count or self._is_over(), f"{count} checkpoints")
-        assert self.checkpoints >= count, self.said()
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
 
-    def finish(self) -> None:
-        """Wait until it has written everything."""
-        assert await_exit(self.process) == 0, self.said()
+    def finish(self, timeout_s: float) -> None:
+        """Wait until it has written everything.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, in time.
+            RuntimeError: it has failed.
+        """
+        code = self.process.wait(timeout_s)
         self._reading.join()
-        assert self.done, self.said()
+        if code or not self.done:
+            raise RuntimeError(f"the job ended with {code}: {self.said()}")
 
     def kill(self) -> None:
         """SIGKILL it; harmless once it is gone."""
-        if self.process.poll() is None:
+        if self.alive:
             self.process.kill()
-        await_exit(self.process)
+        self.process.wait()
         self._reading.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -82,12 +90,10 @@ class FlinkJob:
     def latest_checkpoint(self) -> Path:
         """Return the folder of the latest complete checkpoint on disk, of any life."""
         found = sorted(self._checkpoints.glob("*/chk-*/_metadata"), key=lambda path: path.stat().st_mtime_ns)
-        assert found, "no checkpoint is complete"
+        if not found:
+            raise RuntimeError(f"no checkpoint is complete: {self.said()}")
         return found[-1].parent
 
     def said(self) -> str:
         """What it has logged."""
         return self.log.read_text(errors="replace")[-12_000:]
-
-    def _is_over(self) -> bool:
-        return self.process.poll() is not None
