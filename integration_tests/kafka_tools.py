@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
-def create_topic(servers: str, topic: str, partitions: int = 1) -> None:
+def create_topic(servers: str, topic: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
     """Create a topic and return when that is done."""
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(120)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=dict(settings or {}))])[topic].result(120)
 
 
 def produce(servers: str, topic: str, values: Sequence[bytes], partition: int = 0) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 from integration_tests.patience import await_exit, eventually
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.state import KAFKA
 
 BOUNDARIES: Final = ("poll", "interval", "connector")
 """Values of ``transaction.boundary``: what a transaction of a source task holds."""
@@ -62,8 +63,10 @@ class ConnectWorker:
         properties = folder / "worker.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
         self._log = folder / f"connect-{len(list(folder.glob('connect-*.log')))}.log"
-        jars = os.pathsep.join(map(str, JarCache.default().ensure("connect")))
-        tuning = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx400m"]
+        cache = JarCache.default()
+        logging = [path for path in cache.ensure(KAFKA) if path.name.startswith("log4j")]
+        jars = os.pathsep.join(map(str, [*cache.ensure("connect"), *logging]))
+        tuning = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx400m", "-Dlog4j2.level=WARN"]
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
         with self._log.open("wb") as log:
             command = [find_java().executable, *tuning, "-cp", jars, main, str(properties)]

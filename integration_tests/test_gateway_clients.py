@@ -1,0 +1,198 @@
+"""Clients of Kafka that know nothing of it, at a gateway: Flink and Kafka Connect, exactly once, and Java, kafkajs, franz-go.
+
+What they commit is counted by a plain consumer at the brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rollbridge
+from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.foreign.connect import BOUNDARIES, ConnectWorker
+from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
+from integration_tests.foreign.others import OTHERS, run
+from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import PATIENCE_S, eventually
+from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
+
+RECORDS = 5_000
+
+
+@pytest.fixture(scope="module")
+def servers(site: Site) -> Servers:
+    """The servers of this module."""
+    return Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway for the tests of this module."""
+    with GatewayProcess(servers, "gateway-clients", tmp_path_factory.mktemp("gateways")) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
+    """An adopted topic of two partitions."""
+    create_topic(site.cluster.bootstrap_servers, topic_prefix, 2)
+    adopt(client, topic_prefix)
+    return topic_prefix
+
+
+def values_of(site: Site, topic: str, partitions: int = 2) -> list[str]:
+    found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=partitions)
+    return [(message.value() or b"").decode() for message in found]
+
+
+def numbered(name: str, records: int) -> list[str]:
+    return sorted(f"{name}-{number}" for number in range(records))
+
+
+def job_of(gateway: GatewayProcess, topic: str, **given: object) -> dict[str, object]:
+    return {
+        "bootstrap": gateway.address,
+        "topic": topic,
+        "prefix": topic,
+        "records": RECORDS,
+        "rate": 1_000,
+        "interval_ms": 500,
+        **given,
+    }
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_programs_in_other_languages_commit_and_abort(
+    site: Site, gateway: GatewayProcess, topic: str, program: Callable[[], list[str]]
+) -> None:
+    run(program(), gateway.address, topic, topic, 100, "commit", "abort", "commit")
+    expected = [number for number in range(300) if not 100 <= number < 200]
+    assert sorted(values_of(site, topic)) == sorted(f"{topic}-{number}" for number in expected)
+
+
+@pytest.mark.parametrize("client_version", CLIENTS)
+def test_a_producer_in_java_of_either_version(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, client_version: str
+) -> None:
+    with JavaProducer(gateway.address, topic, tmp_path / "java.log", client=client_version) as java:
+        java.do("init")
+        java.do("begin")
+        java.write(topic, 0, 100)
+        java.do("copy", topic, topic, 0, 5, "note")
+        assert java.do("committed", topic, topic, 0) == "none"
+        assert values_of(site, topic) == []
+        java.do("commit")
+        assert java.do("committed", topic, topic, 0) == "5 note"
+        java.do("begin")
+        java.write(topic, 100, 200)
+        java.do("abort")
+        java.do("begin")
+        java.write(topic, 200, 210)
+        with JavaProducer(gateway.address, topic, tmp_path / "newer.log", client=client_version) as newer:
+            newer.do("init")
+            with pytest.raises(JavaError) as refused:
+                java.do("commit")
+            assert refused.value.kind in ("ProducerFencedException", "InvalidProducerEpochException")
+            newer.do("begin")
+            newer.write(topic, 300, 310)
+            newer.do("commit")
+    written = [*range(100), *range(300, 310)]
+    assert sorted(values_of(site, topic)) == sorted(f"{topic}-{number}" for number in written)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_job_in_flink_that_throws_writes_each_number_once(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, strategy: str
+) -> None:
+    given = job_of(gateway, topic, strategy=strategy, parallelism=2, fail_at=RECORDS // 2)
+    with FlinkJob(tmp_path / "flink", **given) as job:
+        job.finish(PATIENCE_S)
+        assert job.failed
+    assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("parallelism", [(1, 1), (2, 1)], ids=["as before", "less parallelism"])
+def test_a_job_in_flink_that_was_killed_goes_on_from_its_checkpoint_through_a_gateway_that_was_killed_too(
+    site: Site, servers: Servers, topic: str, tmp_path: Path, strategy: str, parallelism: tuple[int, int]
+) -> None:
+    before, after = parallelism
+    with GatewayProcess(servers, "gateway-killed", tmp_path) as gateway:
+        given = job_of(gateway, topic, strategy=strategy)
+        with FlinkJob(tmp_path / "flink", **given, parallelism=before) as job:
+            eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
+        gateway.kill()
+        gateway.start()
+        gateway.await_ready()
+        origin = {"from": job.latest_checkpoint()}
+        with FlinkJob(tmp_path / "flink", **given, **origin, parallelism=after) as again:
+            again.finish(PATIENCE_S)
+    assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
+
+
+@pytest.mark.long
+def test_a_job_in_flink_does_not_notice_that_its_gateway_dies(
+    site: Site, servers: Servers, topic: str, tmp_path: Path
+) -> None:
+    with (
+        GatewayProcess(servers, "gateway-mortal", tmp_path) as gateway,
+        FlinkJob(tmp_path / "flink", **job_of(gateway, topic)) as job,
+    ):
+        for count in (1, 3):
+            eventually(lambda count=count: job.checkpoints >= count or not job.alive, "checkpoints")  # type: ignore[misc]
+            gateway.kill()
+            gateway.start()
+            gateway.await_ready()
+        job.finish(PATIENCE_S)
+    assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
+
+
+@pytest.mark.long
+def test_the_same_checkpoint_is_committed_twice_without_harm(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path
+) -> None:
+    """Two jobs go on from one checkpoint, one after the other: its transactions are committed once."""
+    given = job_of(gateway, topic)
+    with FlinkJob(tmp_path / "flink", **given) as job:
+        eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
+    origin = {"from": job.latest_checkpoint()}
+    with FlinkJob(tmp_path / "flink", **given, **origin, interval_ms=600_000) as first:
+        eventually(lambda: first.log.read_text().count("Recover") > 0 or not first.alive, "it has recovered")
+    with FlinkJob(tmp_path / "flink", **given, **origin) as second:
+        second.finish(PATIENCE_S)
+    assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("boundary", BOUNDARIES[:2])
+def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
+    site: Site,
+    client: rollbridge.Bridge,
+    gateway: GatewayProcess,
+    topic_prefix: str,
+    tmp_path: Path,
+    boundary: str,
+) -> None:
+    lines = [f"line-{number}" for number in range(2_000)]
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"{line}\n" for line in lines[:1_000]))
+    servers = site.cluster.bootstrap_servers
+    # With exactly-once sources a worker writes its configuration in transactions, too.
+    for name in ("", "-offsets", "-configs"):
+        create_topic(servers, topic_prefix + name, 1, {"cleanup.policy": "compact"} if name else None)
+        adopt(client, topic_prefix + name)
+    settings = {"transaction_boundary": boundary, "batch_size": 100, "transaction_boundary_interval_ms": 200}
+    with ConnectWorker(gateway.address, topic_prefix, tmp_path / "connect") as worker:
+        worker.source("copy", file, topic_prefix, **settings)
+        eventually(lambda: len(values_of(site, topic_prefix, 1)) >= 300, "some lines are copied")
+    with file.open("a") as more:
+        more.write("".join(f"{line}\n" for line in lines[1_000:]))
+    with ConnectWorker(gateway.address, topic_prefix, tmp_path / "connect"):
+        eventually(lambda: len(values_of(site, topic_prefix, 1)) >= len(lines), "all lines are copied")
+    assert values_of(site, topic_prefix, 1) == lines
