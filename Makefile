@@ -26,6 +26,7 @@ help:
 	@echo "make demo      load 336,776 real flights as one transaction while everything around it changes"
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
 	@echo "make demo-scaling  a stream follows its load by itself: it splits, and merges again"
+	@echo "make demo-gateway  a Flink job is left for dead with a transaction open: who stands still, behind a gateway and not"
 	@echo "make test      tests against a real Kafka and a real ZooKeeper, quick ones first (ARGS=... goes to pytest)"
 	@echo "make test-long the tests that take longer: histories under faults, examples, long simulations"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
@@ -53,6 +54,11 @@ demo-cas: $(VENV)/.base servers
 .PHONY: demo-scaling
 demo-scaling: $(VENV)/.base servers
 	@$(BIN)/python -m spark_examples.demo.scaling $(ARGS)
+
+.PHONY: demo-gateway
+demo-gateway: $(VENV)/.base servers
+	@$(BIN)/python -m rollbridge_devcluster prepare compiler flink
+	@$(BIN)/python -m spark_examples.demo.gateway $(ARGS)
 
 # -m of ARGS, if there is one, takes the place of the one before.
 .PHONY: test

@@ -89,9 +89,18 @@ class FlinkJob:
 
     def latest_checkpoint(self) -> Path:
         """Return the folder of the latest complete checkpoint on disk, of any life."""
-        found = sorted(self._checkpoints.glob("*/chk-*/_metadata"), key=lambda path: path.stat().st_mtime_ns)
+        return self.latest(self._checkpoints.parent)
+
+    @staticmethod
+    def latest(folder: Path) -> Path:
+        """Return the folder of the latest complete checkpoint of the job in a folder.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        found = sorted(folder.glob("checkpoints/*/chk-*/_metadata"), key=lambda path: path.stat().st_mtime_ns)
         if not found:
-            raise RuntimeError(f"no checkpoint is complete: {self.said()}")
+            raise RuntimeError(f"no checkpoint in {folder} is complete")
         return found[-1].parent
 
     def said(self) -> str:
