@@ -228,6 +228,7 @@ def test_savepoints_and_joined_streams_survive_killed_leaders(
         for stream in (orders, payments, others):
             b.admin.create_stream(stream)
         txn = b.begin(orders)
+        point = txn.savepoint()
         for number in range(20):
             txn.write(orders, key=b"k", value=b"%d" % number)
             point = txn.savepoint(notes={f"n{number}": b"%d" % number})

@@ -503,9 +503,14 @@ def test_an_earlier_coordinator_commits_nothing_in_part_that_it_does_not_underst
 ) -> None:
     party.start("old", released)
     options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S, commit_timeout_s=PATIENCE_S)
-    where = {"zookeeper": party.cluster.zookeeper, "zookeeper_root": party.root}
     eventually(lambda: _coordinators(party), "the coordinator is there")
-    with rollbridge.connect(party.cluster.bootstrap_servers, **where, client_name="new", options=options) as b:
+    with rollbridge.connect(
+        party.cluster.bootstrap_servers,
+        zookeeper=party.cluster.zookeeper,
+        zookeeper_root=party.root,
+        client_name="new",
+        options=options,
+    ) as b:
         first, second = f"{party.scope}/first", f"{party.scope}/second"
         for stream in (first, second):
             b.admin.create_stream(stream)

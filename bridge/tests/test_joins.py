@@ -242,12 +242,12 @@ def test_a_successor_is_told_what_the_present_owner_would_commit(
     item = writers.read().open[T]
     if item.state is not State.OPEN:
         return
-    owner = writers.owners[-1]
+    owner, point = writers.owners[-1], None
     for stream, number in data.draw(st.lists(st.tuples(STREAMS, st.integers(1, 3)), max_size=4)):
         writers.join(owner, stream)
         writers.write(owner, stream, number)
         point = writers.save(owner)
-    if owner.has_saved and data.draw(st.booleans()):
+    if point is not None and data.draw(st.booleans()):
         writers.write(owner, HOME, 1)
         writers.roll_back(owner, point)
     item = writers.read(data.draw(orders_of(writers))).open[T]
