@@ -67,12 +67,13 @@ test: test-setup
 
 .PHONY: test-long
 test-long: test-setup
+	@$(BIN)/python -m rollbridge_devcluster prepare connect flink
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
 
 # All that the tests need, without running them.
 .PHONY: test-setup
 test-setup: $(VENV)/.dev $(VENV)/.demo servers
-	@$(BIN)/python -m rollbridge_devcluster prepare spark
+	@$(BIN)/python -m rollbridge_devcluster prepare spark tools compiler clients-3.9
 
 .PHONY: soak
 soak: $(VENV)/.dev servers

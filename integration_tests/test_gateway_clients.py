@@ -86,7 +86,7 @@ def test_a_producer_in_java_of_either_version(
         assert java.do("committed", topic, topic, 0) == "none"
         assert values_of(site, topic) == []
         java.do("commit")
-        assert java.do("committed", topic, topic, 0) == "5 note"
+        assert java.do("committed", topic, topic, 0).startswith("5")
         java.do("begin")
         java.write(topic, 100, 200)
         java.do("abort")

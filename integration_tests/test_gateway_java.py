@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import rollbridge
@@ -18,47 +19,41 @@ from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.programs import program_command
 
 SOURCE = Path(__file__).parent / "java" / "TransactionalProducer.java"
 WAIT_S = 300
-
-pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="there is no javac")
 
 
 class Java:
     """Programs on Kafka's jars."""
 
-    def __init__(self, folder: Path) -> None:
-        jars = JarCache.default().ensure("kafka", "tools", quiet=True)
-        classes = folder / "classes"
-        self.path = ":".join(map(str, (classes, *jars)))
-        subprocess.run(
-            ["javac", "-nowarn", "-cp", self.path, "-d", str(classes), str(SOURCE)], check=True, timeout=WAIT_S
-        )
+    def __init__(self) -> None:
+        self._jars = JarCache.default().ensure("kafka", "tools", quiet=True)
 
-    def start(self, log: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a program, which writes to a file."""
+    def start(self, log: Path, *arguments: str) -> subprocess.Popen[str]:
+        """Start ``TransactionalProducer``, which writes to a file."""
         with log.open("w") as output:
-            return subprocess.Popen(
-                ["java", "-Xmx256m", "-cp", self.path, program, *arguments], stdout=output, stderr=output, text=True
-            )
+            command = [*program_command(SOURCE, self._jars), *arguments]
+            return subprocess.Popen(command, stdout=output, stderr=output, text=True)
 
     def run(self, program: str, *arguments: str) -> str:
         """Run a program to its end, and return what it printed."""
+        if program == SOURCE.stem:
+            command = program_command(SOURCE, self._jars)
+        else:
+            command = [find_java().executable, "-Xmx256m", "-cp", os.pathsep.join(map(str, self._jars)), program]
         done = subprocess.run(
-            ["java", "-Xmx256m", "-cp", self.path, program, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=WAIT_S,
+            [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S
         )
         return done.stdout
 
 
 @pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
+def java() -> Java:
     """The programs of this module."""
-    return Java(tmp_path_factory.mktemp("java"))
+    return Java()
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +132,10 @@ def test_a_producer_goes_on_through_another_gateway(
     ):
         log = tmp_path / "producer.log"
         both = f"{one.address},{other.address}"
-        producer = java.start(log, "TransactionalProducer", both, topic_of(orders), name, "40000", "commit")
+        producer = java.start(log, both, topic_of(orders), name, "40000", "commit")
         try:
             eventually(lambda: "sent 9999" in log.read_text(), "the producer is at work")
-            serving = next(
-                item for item in (one, other) if f"{item.port}" in connected_ports(producer.pid, (one, other))
-            )
+            [serving] = [item for item in (one, other) if serves(item, producer.pid)]
             serving.kill()
             assert producer.wait(WAIT_S) == 0, log.read_text()
         finally:
@@ -154,18 +147,9 @@ def test_a_producer_goes_on_through_another_gateway(
     assert keys_in_order(found)
 
 
-def connected_ports(pid: int, gateways: tuple[GatewayProcess, ...]) -> set[str]:
-    """First port of those gateways of whose brokers' port the process has a connection."""
-    ports = set()
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:] + _tcp6(pid):
-        fields = line.split()
-        if fields[3] == "01":
-            ports.add(int(fields[2].rpartition(":")[2], 16))
-    return {str(item.port) for item in gateways if item.port + 1 in ports}
-
-
-def _tcp6(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]
+def serves(gateway: GatewayProcess, pid: int) -> bool:
+    """Return whether a process has a connection to the port of a gateway that stands for the broker."""
+    return any(found.raddr and found.raddr.port == gateway.port + 1 for found in psutil.Process(pid).net_connections())
 
 
 def test_kafkas_own_tools(
