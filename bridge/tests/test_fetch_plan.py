@@ -77,6 +77,22 @@ def send(plan: FetchPlan, now: float = 0.0) -> dict[int, list[Wanted]]:
     return requests
 
 
+def test_silence_lasts_until_a_partition_is_told_of_and_an_answer_without_it_is_none() -> None:
+    """A broker that enforces a quota answers at once, with nothing of any partition."""
+    plan = followed({A: ONE, C: ONE})
+    assert plan.unheard_s(A, 5.0) == 0, "it was not asked for yet"
+    send(plan, 5.0)
+    plan.answered(ONE, answer({"a": (data(0),)}), 6.0)
+    assert [plan.unheard_s(item, 8.0) for item in (A, C)] == [2, 3]
+    send(plan, 8.0)
+    plan.answered(ONE, answer({}), 8.0)
+    assert [plan.unheard_s(item, 9.0) for item in (A, C)] == [3, 4]
+    plan.lost(ONE, KafkaUnavailableError("away"), 9.0)
+    assert plan.unheard_s(A, 20.0) == 14
+    plan.leave(A)
+    assert plan.unheard_s(A, 20.0) == 0
+
+
 def test_each_leader_has_one_request_for_all_its_partitions() -> None:
     plan = followed({A: ONE, B: TWO, C: ONE})
     assert send(plan) == {ONE: [Wanted(*A, 0), Wanted(*C, 0)], TWO: [Wanted(*B, 0)]}

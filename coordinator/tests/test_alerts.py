@@ -255,6 +255,7 @@ CASES = {
         {
             led("admin_requests_total", kind="scale-stream", result="refused"): once(4),
             led("admin_requests_total", kind="scale-stream", result="done"): rising(9),
+            led("admin_requests_total", kind="describe-transaction", result="refused"): rising(9),
         },
         {**IN_GROUP, "kind": "scale-stream"},
         since=11,

@@ -233,6 +233,11 @@ def test_lag_is_told_in_messages_and_time() -> None:
     values = values_of(leader_samples(bench.group, view))
     assert [values[f"stream_fold_lag_{unit}", GROUP, ORDERS] for unit in ("messages", "seconds")] == [7, 1.5]
     assert [values[f"stream_fold_lag_{unit}", GROUP, AUDIT] for unit in ("messages", "seconds")] == [0, 0]
+    silent = {places[ORDERS]: 1_000, places[AUDIT]: 12_000}
+    view = view_of(bench.group, 6_000, ends=ends, appended_ms={places[ORDERS]: 4_500}, unheard_ms=silent)
+    values = values_of(leader_samples(bench.group, view))
+    assert [values["stream_fold_lag_seconds", GROUP, name] for name in (ORDERS, AUDIT)] == [1.5, 12]
+    assert values["stream_fold_lag_messages", GROUP, AUDIT] == 0, "nobody knows"
 
 
 def test_what_changes_wait_for_is_told_but_not_what_gathers() -> None:

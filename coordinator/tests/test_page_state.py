@@ -287,7 +287,9 @@ def test_lag_is_that_of_the_streams_that_there_are() -> None:
     bench.begin(ORDERS)
     place = next(iter(bench.group.streams[ORDERS].partitions()))
     live = shown(bench, ends={place: 8, ("sales.gone.transaction-buffer", 0): 1_000})
-    assert live.lag == 7
+    assert (live.lag, live.lag_ms) == (7, shown(bench).at_ms - bench.group.metrics.since_ms)
+    silent = shown(bench, unheard_ms={place: 70_000})
+    assert (silent.lag, silent.lag_ms, silent.streams[0].lag_ms) == (0, 70_000, 70_000)
     assert {
         item["stream"]: item["lag_messages"] for item in led_group_document(LEAD, Glance(live=live), None)["streams"]
     } == {

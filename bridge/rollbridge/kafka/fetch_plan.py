@@ -119,6 +119,8 @@ class _Place:
     served: int = 0
     high_watermark: int | None = None
     """End of the partition at its last answer, an empty one included."""
+    heard_at: float | None = None
+    """When that was; when it was asked for first, before that. A broker that slows us down answers without it."""
     not_before: float = 0.0
     unheard_of_since: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
@@ -157,6 +159,7 @@ class FetchPlan:
         place = self._places[partition] = _Place(offset, epoch, self._serial)
         if known is not None:
             place.leader, place.not_before, place.backoff = known.leader, known.not_before, known.backoff
+            place.heard_at = known.heard_at
 
     def leave(self, partition: Partition) -> None:
         """Stop following a partition."""
@@ -258,6 +261,8 @@ class FetchPlan:
             partition = item.topic, item.partition
             place = self._places[partition]
             place.asked = True
+            if place.heard_at is None:
+                place.heard_at = now
             request.places[partition] = place.serial, item.offset
 
     def withdrawn(self, node: NodeId) -> None:
@@ -306,6 +311,11 @@ class FetchPlan:
         place = self._places.get(partition)
         return None if place is None else place.high_watermark
 
+    def unheard_s(self, partition: Partition, now: float) -> float:
+        """Return for how long nothing has been heard of a followed partition, not even that it has nothing new."""
+        place = self._places.get(partition)
+        return 0.0 if place is None or place.heard_at is None else max(now - place.heard_at, 0.0)
+
     def leads(self, node: NodeId) -> bool:
         """Return whether a broker leads any followed partition, as far as is known."""
         return any(place.leader == node for place in self._places.values())
@@ -334,7 +344,7 @@ class FetchPlan:
             self._pause(place, now)
             yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
-        place.high_watermark = data.high_watermark
+        place.high_watermark, place.heard_at = data.high_watermark, now
         batches = FetchedBatches(data.records or b"")
         corrupt = None
         try:

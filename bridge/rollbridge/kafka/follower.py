@@ -145,6 +145,13 @@ class Follower:
         """
         return self._plan.end(partition)
 
+    def unheard_s(self, partition: Partition) -> float:
+        """Return for how long nothing has been heard of a followed partition, not even that it has nothing new.
+
+        For the polling thread. Leaders with nothing new say so after ``wait_ms``.
+        """
+        return self._plan.unheard_s(partition, time.monotonic())
+
     @property
     def stopped(self) -> bool:
         """True once stopped: nothing arrives any more."""

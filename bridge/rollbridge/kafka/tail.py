@@ -132,6 +132,10 @@ class Tail:
         """See :meth:`Follower.interrupt`."""
         self._follower.interrupt()
 
+    def unheard_s(self) -> dict[Partition, float]:
+        """Return for how long nothing has been heard of each partition, not even that it has nothing new."""
+        return {partition: self._follower.unheard_s(partition) for partition in self._assigned}
+
     def close(self) -> None:
         """Stop reading."""
         self._follower.close()

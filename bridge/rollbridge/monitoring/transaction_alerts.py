@@ -318,7 +318,8 @@ TRANSACTION_ALERTS: Final = (
     ),
     Alert(
         name="RequestsRefused",
-        expression='sum by (job, group, kind) (increase(rollbridge_admin_requests_total{result="refused"}[15m])) > 5',
+        expression="sum by (job, group, kind) (increase(rollbridge_admin_requests_total"
+        '{result="refused", kind!~"describe-transaction|look-up-transactions"}[15m])) > 5',
         pending="1m",
         urgency=Urgency.WARNING,
         summary="Admin requests of group {{ $labels.group }} are refused: {{ $labels.kind }}",
@@ -341,7 +342,7 @@ TRANSACTION_ALERTS: Final = (
         ),
         avoid="let a program repeat a request that was refused without a pause.",
         threshold="A person who tries something gets a few refusals; more than five of a kind in a quarter of an "
-        "hour is a program.",
+        "hour is a program. Questions about transactions that the leader does not know are not counted.",
     ),
     Alert(
         name="ChoresRefused",

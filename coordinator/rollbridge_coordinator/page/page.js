@@ -2,7 +2,7 @@
 /* Draws the live page from its JSON, and asks again as long as somebody looks. Whatever a name, a label or an error says
    becomes text, never markup: nodes are made one by one, and the page's policy forbids anything else. */
 
-const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000;
+const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000, LATE_MS = 2000;
 const TOKEN = "rollbridge-token", LONG = 160;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -157,7 +157,7 @@ function showOverview(found) {
       n(number(item.open_transactions)), n(time(item.oldest_age_ms)), n(left(item.least_lease_left_ms)),
       n(rate(item.commits_per_s)), n(size(item.bytes_per_s)),
       n(time(item.commit_latency_p50_ms)), n(time(item.commit_latency_p99_ms)),
-      n(number(item.lag_messages)), n(number(item.waiting_changes)),
+      lagCell(item), n(number(item.waiting_changes)),
     ],
   })));
   say(by("groups-more"), found.groups_not_listed ? `${several(found.groups_not_listed, "more group")} not listed.` : "");
@@ -173,6 +173,12 @@ function showOverview(found) {
   else if (by("notice").classList.contains("problem")) notice("");
   by("unlock").hidden = !mine.actions || state.unlocked;
   by("lock").hidden = !mine.actions || !state.unlocked;
+}
+
+/* What is not read yet is not counted while a broker gives nothing: then only the time says it. */
+function lagCell(item) {
+  const late = item.lag_ms >= LATE_MS;
+  return { text: number(item.lag_messages) + (late ? `, for ${time(item.lag_ms)}` : ""), kind: late ? "n warning" : "n" };
 }
 
 function leaderCell(item) {
@@ -249,7 +255,7 @@ function showGroup(found) {
       item.fault ? { text: `error ${item.fault.code}: ${item.fault.reason}`, kind: "text problem" }
         : { text: item.topic ? `${item.state}, topic ${item.topic}` : item.state, kind: "text" },
       n(number(item.epoch)), n(number(item.segments)), n(number(item.open_transactions)), n(size(item.open_bytes)),
-      n(rate(item.committed_records_per_s)), n(size(item.committed_bytes_per_s)), n(number(item.lag_messages)),
+      n(rate(item.committed_records_per_s)), n(size(item.committed_bytes_per_s)), lagCell(item),
       n(size(item.held_bytes)),
     ],
   })));

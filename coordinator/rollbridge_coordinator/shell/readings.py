@@ -7,6 +7,7 @@ took. All open transactions are looked at, and rarely where there are very many 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from rollbridge.kafka.tail import Tail
 from rollbridge.model.metrics import Sample
@@ -20,6 +21,9 @@ from rollbridge_coordinator.state.metrics import (
     Takeovers,
     survey,
 )
+
+UNHEARD_S: Final = 2.0
+"""Silence of a partition from which on it is told; brokers with nothing new say so after half a second."""
 
 
 class Readings:
@@ -55,6 +59,11 @@ class Readings:
             survey=seen,
             ends=self._tail.ends(),
             appended_ms=self._tail.appended_ms,
+            unheard_ms={
+                partition: round(1000 * seconds)
+                for partition, seconds in self._tail.unheard_s().items()
+                if seconds >= UNHEARD_S
+            },
             held_bytes=held,
             times=self._times,
             takeovers=self._takeovers,

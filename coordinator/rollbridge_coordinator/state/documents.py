@@ -96,6 +96,7 @@ def glance_document(glance: Glance | None) -> Document:
                 "oldest_age_ms",
                 "least_lease_left_ms",
                 "lag_messages",
+                "lag_ms",
                 "waiting_changes",
                 *_RATES,
             )
@@ -109,6 +110,7 @@ def glance_document(glance: Glance | None) -> Document:
         "oldest_age_ms": None if live.oldest_ms is None else max(live.at_ms - live.oldest_ms, 0),
         "least_lease_left_ms": None if live.deadline_ms is None else live.deadline_ms - live.at_ms,
         "lag_messages": live.lag,
+        "lag_ms": live.lag_ms,
         "waiting_changes": len(live.waits),
         **rates_document(glance.minute),
     }
@@ -253,6 +255,7 @@ def stream_entry(config: StreamConfig, fault: StreamFault | None = None) -> Docu
         "open_transactions": None,
         "open_bytes": None,
         "lag_messages": None,
+        "lag_ms": None,
         "held_bytes": None,
         "committed_records_per_s": None,
         "committed_bytes_per_s": None,
@@ -268,6 +271,7 @@ def live_stream_entry(stream: LiveStream, rates: tuple[float, float] | None) -> 
         "open_transactions": stream.open,
         "open_bytes": stream.open_bytes,
         "lag_messages": stream.lag,
+        "lag_ms": stream.lag_ms,
         "held_bytes": stream.held_bytes,
         "committed_records_per_s": None if rates is None else _rounded(rates[0]),
         "committed_bytes_per_s": None if rates is None else _rounded(rates[1]),

@@ -16,7 +16,7 @@ from rollbridge.model.requests import RequestKind
 from rollbridge.model.transaction import AbortCause, Drop, State
 from rollbridge_coordinator.state.effects import Effect
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.metrics import Answered, CommitPath, LeaderView, Op, Warmth
+from rollbridge_coordinator.state.metrics import Answered, CommitPath, LeaderView, Op, Warmth, lag_of
 
 SNAPSHOT: Final = f"{PREFIX}_txn_tb_snapshot"
 UNKNOWN: Final = float("nan")
@@ -171,8 +171,9 @@ LAG_MESSAGES: Final = _gauge(
 LAG_SECONDS: Final = _gauge(
     "stream_fold_lag_seconds",
     "group stream",
-    "Age of the last folded message of the partition that lags the most; 0 while none does.",
-    "the same",
+    "Age of the last folded message of the partition that lags the most, 0 while none does; or for how long a broker "
+    "has given nothing of one, not even its end.",
+    "the same; a broker that is away or holds the leader back, as `quota` in `rollbridge doctor`, gives nothing",
 )
 DROPPED: Final = _counter(
     "frames_dropped",
@@ -490,11 +491,9 @@ def _streams(group: GroupState, name: str, view: LeaderView) -> Iterator[Sample]
         behind_ms = 0
         partitions = list(led.partitions())
         for partition in partitions:
-            left = max(view.ends.get(partition, 0) - fold.positions.get(partition, 0), 0)
-            if left:
-                lag += left
-                since_ms = view.appended_ms.get(partition, group.metrics.since_ms)
-                behind_ms = max(behind_ms, view.now_ms - since_ms)
+            left, late_ms = lag_of(view, partition, fold.positions.get(partition, 0), group.metrics.since_ms)
+            lag += left
+            behind_ms = max(behind_ms, late_ms)
             held += view.held_bytes.get(partition, 0)
             size += disk.get(partition, 0)
         yield Sample(LAG_MESSAGES, labels, lag)

@@ -17,11 +17,12 @@ from typing import Final
 from rollbridge.model.buffer import Stranger
 from rollbridge.model.changes import EpochTransition, StreamFault
 from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.transaction import Drop
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.metrics import SURVEYED_PER_S, LeaderView, PastRound
+from rollbridge_coordinator.state.metrics import SURVEYED_PER_S, LeaderView, PastRound, lag_of
 
 LISTED_MAX: Final = 100
 """Transactions in each of the two lists."""
@@ -116,6 +117,7 @@ class LiveStream:
         open_bytes: Bytes of their frames for it.
         records, bytes: What was committed by transactions in this term.
         lag: Messages of its buffer that are not folded yet.
+        lag_ms: For how long the leader has been behind it: :func:`lag_of`.
         held_bytes: About how many bytes of its buffer cannot be truncated.
     """
 
@@ -127,6 +129,7 @@ class LiveStream:
     records: int
     bytes: int
     lag: int
+    lag_ms: int
     held_bytes: int
 
 
@@ -169,6 +172,7 @@ class LiveGroup:
         rounds: The last rounds, oldest first.
         waits: What has to wait.
         lag: Messages of all buffers that are not folded yet.
+        lag_ms: For how long the leader has been behind one of them, at most.
         foreign: Messages of buffers that were no frames, in this term.
         stranger: The last of them.
     """
@@ -188,6 +192,7 @@ class LiveGroup:
     rounds: tuple[PastRound, ...]
     waits: tuple[LiveWait, ...]
     lag: int
+    lag_ms: int = 0
     foreign: int = 0
     stranger: Stranger | None = None
 
@@ -206,7 +211,7 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         listing = list_open(group.fold.open.values(), view.now_ms)
     # Of its streams only: the tail may still know the end of a buffer that is gone.
     lags = {
-        partition: max(view.ends.get(partition, 0) - group.fold.positions.get(partition, 0), 0)
+        partition: lag_of(view, partition, group.fold.positions.get(partition, 0), group.metrics.since_ms)
         for partition in group.partitions()
     }
     streams = [_live_stream(group, view, name, lags) for name in _chosen(group, view)]
@@ -225,7 +230,8 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         faults_count=len(group.faults),
         rounds=tuple(group.metrics.rounds),
         waits=tuple(_waits(group)),
-        lag=sum(lags.values()),
+        lag=sum(messages for messages, _ in lags.values()),
+        lag_ms=max((late_ms for _, late_ms in lags.values()), default=0),
         foreign=group.fold.dropped[Drop.FOREIGN],
         stranger=group.fold.stranger,
     )
@@ -243,9 +249,12 @@ def _chosen(group: GroupState, view: LeaderView) -> Collection[str]:
     )
 
 
-def _live_stream(group: GroupState, view: LeaderView, name: str, lags: Mapping[tuple[str, int], int]) -> LiveStream:
+def _live_stream(
+    group: GroupState, view: LeaderView, name: str, lags: Mapping[Partition, tuple[int, int]]
+) -> LiveStream:
     led = group.streams[name]
     partitions = list(led.partitions())
+    behind = [lags.get(partition, (0, 0)) for partition in partitions]
     return LiveStream(
         config=led.config,
         history=led.history,
@@ -254,7 +263,8 @@ def _live_stream(group: GroupState, view: LeaderView, name: str, lags: Mapping[t
         open_bytes=view.survey.bytes_of_streams.get(name, 0),
         records=group.metrics.records[name],
         bytes=group.metrics.bytes[name],
-        lag=sum(lags.get(partition, 0) for partition in partitions),
+        lag=sum(messages for messages, _ in behind),
+        lag_ms=max((late_ms for _, late_ms in behind), default=0),
         held_bytes=sum(view.held_bytes.get(partition, 0) for partition in partitions),
     )
 

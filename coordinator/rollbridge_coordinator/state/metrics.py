@@ -337,6 +337,7 @@ class LeaderView:
         survey: What was open a moment ago.
         ends: End of each buffer partition at its last fetch, as far as it is known.
         appended_ms: Append time of the last message that was read of each.
+        unheard_ms: For how long nothing has been heard of those whose broker gives nothing, not even their ends.
         held_bytes: About how many bytes of each cannot be truncated.
         times: How long effects took.
         takeovers: How long takeovers took.
@@ -346,9 +347,27 @@ class LeaderView:
     survey: Survey
     ends: Mapping[Partition, int] = field(default_factory=dict)
     appended_ms: Mapping[Partition, int] = field(default_factory=dict)
+    unheard_ms: Mapping[Partition, int] = field(default_factory=dict)
     held_bytes: Mapping[Partition, int] = field(default_factory=dict)
     times: EffectTimes = field(default_factory=EffectTimes)
     takeovers: Takeovers = field(default_factory=Takeovers)
+
+
+def lag_of(view: LeaderView, partition: Partition, position: int, since_ms: int) -> tuple[int, int]:
+    """Return how far a leader is behind a buffer partition: in messages, as of its last fetch, and in ms.
+
+    While its broker gives nothing of it, as one does that slows the leader down, how many messages there are is not
+    known, and the time is that of the silence.
+
+    Args:
+        view: What its shell knows.
+        partition: The partition.
+        position: Its next offset to fold.
+        since_ms: When the term began, for what was never read in it.
+    """
+    messages = max(view.ends.get(partition, 0) - position, 0)
+    behind_ms = view.now_ms - view.appended_ms.get(partition, since_ms) if messages else 0
+    return messages, max(behind_ms, view.unheard_ms.get(partition, 0), 0)
 
 
 # Snapshots
