@@ -41,6 +41,7 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.ongoing import OngoingTransactions, decode_ongoing, ongoing_keys
 from rollbridge.model.outcomes import decode_terminated, encode_terminated
 from rollbridge.model.position import Former, former_among
+from rollbridge.model.savepoints import decode_savepoint
 from rollbridge.model.sn import DLSN, SN, pack_transaction_id, unpack_transaction_id
 from rollbridge.model.snapshots import Snapshot, SnapshotSegment, decode_segment, decode_snapshot
 from rollbridge_schemas import NAMES, codec
@@ -75,8 +76,9 @@ ENCODED: dict[str, Callable[[bytes], bytes]] = {
     "COMMIT": lambda value: decode_manifest(value).encode(),
     "ABORT": lambda value: encode_abort(decode_abort(value)),
     "EXTEND": lambda value: encode_extend(decode_extend(value)),
+    "SAVEPOINT": lambda value: decode_savepoint(value).encode(),
 }
-SCHEMAS = {"BEGIN": "begin_frame", "COMMIT": "commit_frame", "ABORT": "abort_frame", "EXTEND": "extend_frame"}
+SCHEMAS = {kind: f"{kind.lower()}_frame" for kind in ENCODED}
 
 
 @pytest.mark.parametrize("vector", of("frames"))
@@ -288,7 +290,7 @@ def uuid(raw: bytes) -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-KINDS = {1: "BEGIN", 2: "DATA", 3: "COMMIT", 4: "ABORT", 5: "BUNDLE", 6: "EXTEND"}
+KINDS = {1: "BEGIN", 2: "DATA", 3: "COMMIT", 4: "ABORT", 5: "BUNDLE", 6: "EXTEND", 7: "SAVEPOINT"}
 
 
 def begin(at: Stranger) -> dict[str, Any]:
@@ -300,6 +302,11 @@ def begin(at: Stranger) -> dict[str, Any]:
         streams=lambda: at.array(lambda: at.record(stream=at.text, reference_epoch=at.long)),
         retain_ms=at.long,
     )
+
+
+def savepoint(at: Stranger) -> dict[str, Any]:
+    head = at.record(number=at.long, whole=lambda: bool(at.number(1)))
+    return head | manifest(at) | at.record(notes=lambda: at.array(lambda: at.record(name=at.text, value=at.text)))
 
 
 def manifest(at: Stranger) -> dict[str, Any]:
@@ -333,6 +340,7 @@ VALUES: dict[str, Callable[[Stranger], dict[str, Any]]] = {
     "COMMIT": manifest,
     "ABORT": lambda at: at.record(reason=at.text),
     "EXTEND": lambda at: at.record(lease_ms=at.long),
+    "SAVEPOINT": savepoint,
 }
 
 
@@ -360,13 +368,14 @@ def check_value(said: dict[str, Any], value: bytes, vector: Vector) -> None:
 @pytest.mark.parametrize("vector", of("frames"))
 def test_a_stranger_reads_frames(vector: Vector) -> None:
     at = Stranger(bytes.fromhex(vector["key"]))
-    assert (at.take(2), at.number(1)) == (b"RB", 1)
+    magic, version = at.take(2), at.number(1)
     said: dict[str, Any] = {"kind": KINDS[at.number(1)], "transaction": uuid(at.take(16))}
     said |= {
         name: at.number(size)
         for name, size in (("part", 4), ("segment", 4), ("first_count", 8), ("records", 4), ("epoch", 4))
     }
     assert at.place == 44 == len(at.data)
+    assert (magic, version) == (b"RB", 2 if said["kind"] == "SAVEPOINT" else 1)
     assert said == vector["header"]
     if "order" in vector:
         assert order_among_commits(said) == vector["order"]

@@ -31,6 +31,7 @@ from rollbridge.model.mapper import NodeRecord
 from rollbridge.model.names import StreamName
 from rollbridge.model.outcomes import decode_terminated
 from rollbridge.model.position import Former, former_among
+from rollbridge.model.savepoints import decode_savepoint
 from rollbridge.model.sn import DLSN, SN, SN_BYTES, unpack_transaction_id
 from rollbridge.model.snapshots import choose
 from rollbridge.model.synchronizer import MARK_HEADER, entry_of
@@ -115,6 +116,7 @@ FORMATS = [
     value_of_frame("COMMIT", decode_manifest),
     value_of_frame("ABORT", frames.decode_abort),
     value_of_frame("EXTEND", frames.decode_extend),
+    value_of_frame("SAVEPOINT", decode_savepoint),
     Format("control record", partial(decode_control, KEY), CONTROL, CONTROL + ADDED, b"\3" + CONTROL[1:]),
     Format("terminated transactions", decode_terminated, TERMINATED, TERMINATED + ADDED, b"\3" + TERMINATED[1:]),
     *map(sealed, sorted(READERS)),
@@ -135,7 +137,8 @@ FORMATS = [
 
 
 def test_every_schema_is_of_a_format_in_the_table() -> None:
-    binary = {"begin_frame", "commit_frame", "abort_frame", "extend_frame", "control_record", "terminated_transactions"}
+    binary = {"begin_frame", "commit_frame", "abort_frame", "extend_frame", "savepoint_frame"}
+    binary |= {"control_record", "terminated_transactions"}
     assert NODES.keys() | READERS.keys() | binary == set(NAMES)
     assert not NODES.keys() & (READERS.keys() | binary)
     assert {codec(name).version for name in NAMES} == {1}, "a new version needs rows of its own here, and in the page"

@@ -152,8 +152,6 @@ def newer_version(key: bytes | None) -> tuple[bytes, int] | None:
     """
     if key is None or len(key) < _TRANSACTION_BYTES.stop or key[:2] != MAGIC or key[2] <= VERSION:
         return None
-    if key[2] == SAVEPOINT_VERSION and key[3] in _KINDS_OF_VERSION[SAVEPOINT_VERSION]:
-        return None  # known, but malformed
     return key[_TRANSACTION_BYTES], key[2]
 
 
