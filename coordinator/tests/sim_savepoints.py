@@ -42,6 +42,23 @@ class SavingClient(RestartingClient):
         self._points: dict[TransactionId, list[Point]] = {}
         self._whole_due: set[TransactionId] = set()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a transaction of it is open, and waits for nobody."""
+        return self._asked is None and self.pending is None and self.current is not None and not self.current.ended
+
+    def step(self, clock_ms: int, log: str) -> None:
+        """Do one thing, or wait for an answer; it is killed less often than others, so that there is more to resume."""
+        if self.is_writing and not self.stopping:
+            self.clock_ms = clock_ms
+            assert self.current is not None
+            if self.rng.random() < 0.05:
+                self._restart(self.current)
+            else:
+                self._go_on()
+        else:
+            super().step(clock_ms, log)
+
     def _start_transaction(self) -> None:
         stream = self.rng.choice(self.streams)
         epochs = {str(stream): self._reference(stream)}
@@ -58,10 +75,12 @@ class SavingClient(RestartingClient):
             self._join(attempt)
         elif chance < 0.4:
             self._save(attempt)
-        elif chance < 0.48 and self._points[attempt.id]:
+        elif chance < 0.52 and self._points[attempt.id]:
             self._roll_back(attempt, self.rng.choice(self._points[attempt.id]))
-        else:
+        elif attempt.commits_ms is not None or self.rng.random() < 0.3:
             super()._go_on()
+        else:
+            self._write(attempt)
 
     def _join(self, attempt: Attempt) -> None:
         left = [item for item in self.streams if str(item) not in attempt.begin.streams]

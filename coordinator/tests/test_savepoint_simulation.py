@@ -17,17 +17,33 @@ SEEDS = 12
 MORE = 60
 
 
+class SavingRun(Run):
+    """A history in which clients that make savepoints do more than all others."""
+
+    def __init__(self, seed: int) -> None:
+        self.saving_rng = random.Random(f"saving, {seed}")
+        self.saving: list[SavingClient] = []
+        super().__init__(seed)
+        self.saving = [
+            SavingClient(f"c{number}", self.world, GROUP, STREAMS, random.Random(f"{number}, {seed}"))
+            for number in (8, 9)
+        ]
+        self.clients += self.saving
+
+    def _lead(self) -> None:
+        busy = [client for client in self.saving if client.is_writing]
+        if busy and self.saving_rng.random() < 0.3:
+            self.saving_rng.choice(busy).step(self.clock_ms, GROUP.commit_log_topic)
+        else:
+            super()._lead()
+
+
 def run(seed: int) -> tuple[list[str], Counter[str]]:
     """The broken promises of a history, and what happened in it."""
-    history = Run(seed)
-    saving = [
-        SavingClient(f"c{number}", history.world, GROUP, STREAMS, random.Random(f"{number}, {seed}"))
-        for number in (8, 9)
-    ]
-    history.clients += saving
+    history = SavingRun(seed)
     found = history.go()
     seen: Counter[str] = Counter()
-    for client in saving:
+    for client in history.saving:
         found = found + client.broken
         for what in ("joined", "saved", "rolled_back", "resumed_at", "restarts"):
             seen[what] += getattr(client, what)
