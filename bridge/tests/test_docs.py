@@ -138,8 +138,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 _FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _RUN = {"python": ".py", "bash": ".sh"}
 """Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
-_SHOWN = {"{toctree}", "console", "json", "properties", "text", "toml", "yaml"}
-"""Languages of what is shown only: settings, pictures, output, and sessions at a prompt."""
+_SHOWN = {"{toctree}", "console", "java", "json", "properties", "text", "toml", "yaml"}
+"""Languages of what is shown only: settings, those of programs of others too, pictures, output, sessions at a prompt."""
 
 
 _RUN_AS_A_WHOLE = {"existing-topics.md": "integration_tests/test_existing_topic.py"}
