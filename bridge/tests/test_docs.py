@@ -139,7 +139,7 @@ _FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MUL
 _RUN = {"python": ".py", "bash": ".sh"}
 """Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
 _SHOWN = {"{toctree}", "console", "java", "json", "properties", "text", "toml", "yaml"}
-"""Languages of what is shown only: settings, those of programs of others too, pictures, output, sessions at a prompt."""
+"""Languages of what is shown only: settings, also of others' programs, pictures, output, sessions at a prompt."""
 
 
 _RUN_AS_A_WHOLE = {"existing-topics.md": "integration_tests/test_existing_topic.py"}
