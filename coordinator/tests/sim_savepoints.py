@@ -52,7 +52,7 @@ class SavingClient(RestartingClient):
         if self.is_writing and not self.stopping:
             self.clock_ms = clock_ms
             assert self.current is not None
-            if self.rng.random() < 0.05:
+            if self.rng.random() < 0.1:
                 self._restart(self.current)
             else:
                 self._go_on()
@@ -71,13 +71,13 @@ class SavingClient(RestartingClient):
         attempt = self.current
         assert attempt is not None
         chance = self.rng.random()
-        if chance < 0.15:
+        if chance < 0.2:
             self._join(attempt)
         elif chance < 0.4:
             self._save(attempt)
         elif chance < 0.52 and self._points[attempt.id]:
             self._roll_back(attempt, self.rng.choice(self._points[attempt.id]))
-        elif attempt.commits_ms is not None or self.rng.random() < 0.3:
+        elif attempt.commits_ms is not None or self.rng.random() < 0.5:
             super()._go_on()
         else:
             self._write(attempt)

@@ -395,7 +395,9 @@ class BufferFold:
         item = self.open.get(known.id)
         if item is None:
             item = self._open(BufferedTransaction(known.id, known.begin, known.begun_ms), begin_price(known.begin))
-            item.log_position, item.lister = known.log_position, known.lister
+            item.log_position = known.log_position
+            if known.lister != OWNER_PART:
+                joins.guess(item, known.lister)  # what the home stream's buffer says may be older
             self.fences.raise_to(known.begin.client_name, known.begin.client_epoch)
         before_ms = item.deadline_ms
         known.restore(item, stream, partition)

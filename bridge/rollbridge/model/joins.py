@@ -78,7 +78,7 @@ def learn(item: BufferedTransaction, part: int, begin: BeginFrame, *, is_join: b
 
 
 def guess(item: BufferedTransaction, part: int) -> None:
-    """Note that the first BEGIN frame that was met is one with which a stream joined a part that resumed it."""
+    """Note that what was met first, a BEGIN frame or a record, names the list of a part that resumed it."""
     lists = _lists_of(item)
     lists.is_guessed = True
     lists.later[part] = item.begin.streams
@@ -105,8 +105,10 @@ def hand_over(item: BufferedTransaction, part: int, begin: BeginFrame) -> bool:
     known = [begin.streams]
     if part == item.lister:
         known.append(item.begin.streams)
-    if lists is not None and part in lists.later:
-        known.append(lists.later[part])
+    if lists is not None:
+        lists.is_guessed = False
+        if part in lists.later:
+            known.append(lists.later[part])
     item.lister = part
     named = begin.streams
     for other in known:
