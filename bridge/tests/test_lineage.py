@@ -130,7 +130,7 @@ def test_what_active_segments_have_to_carry_stands_in_their_boxes() -> None:
         fourth: SegmentLoad(None, None),
     }
     svg = lineage_svg(history, "s/t", loads)
-    assert {"1.23k/s 3.3 MiB", "412/s, –", "–/s, 120 B", "active", "ends at 9"} <= set(texts_of(svg))
+    assert {"1.23k/s 3.3M", "412/s, –", "–/s, 120 B", "active", "ends at 9"} <= set(texts_of(svg))
     tooltip = boxes(svg)[name_of(first)].findtext(f"{SVG}title") or ""
     assert tooltip.endswith("active; 1.23k offsets per second, 3.3 MiB on disk")
     bars = [item for item in ElementTree.fromstring(svg).iter(f"{SVG}rect") if item.attrib["class"] == "bar"]

@@ -262,7 +262,8 @@ def _labels(node: SegmentNode, scales: _Scales, loads: Mapping[SegmentId, Segmen
     middle = scales.left_of(node.first) + width / 2
     segment = node.segment.id
     name = _fitting([str(segment), f"{segment.number}.#{segment.epoch}", str(segment.number)], width)
-    end = _fitting([*_load_texts(loads.get(segment)), _end_of(node), *_shorter_ends_of(node)], width)
+    load = _fitting(_load_texts(loads.get(segment)), width - _BAR - 3)
+    end = load or _fitting([_end_of(node), *_shorter_ends_of(node)], width)
     if name is None or height < _LINE:
         return
     y = (scales.y(node.segment.range.low) + scales.y(node.segment.range.high)) / 2 + 4
