@@ -473,7 +473,7 @@ def test_a_name_goes_from_release_to_release_and_each_fences_the_other(party: Pa
         assert node is not None
         record = ClientSession.from_json(node.value)
         assert record.epoch > floor
-        assert record.renews is (path == HEAD), "the records of the earlier release stay for a month"
+        assert record.renews is (path == HEAD), "the records of the earlier release stay for a year"
         client.ask("commit", name)
         assert new.ask("outcome", transaction) == "committed"
         before = client

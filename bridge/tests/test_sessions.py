@@ -19,7 +19,6 @@ from rollbridge.model.sessions import (
     HOUR_MS,
     KEPT_MS,
     KEPT_OF_OTHERS_MS,
-    KEPT_WITH_WORK_MS,
     RENEW_MS,
     floor_of,
     highest_floor,
@@ -35,7 +34,7 @@ WORK = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch
 JOINT = replace(OWN, renews=False, shared=SharedSession("run", (), WORK))
 LOADER = JOINT.with_work(replace(WORK, series="day-1", state=JointState.COMMITTED), OWN.registered_ms)
 SERIES = LOADER.with_work(replace(WORK, series="day-2"), OWN.registered_ms)
-OLD_MS = NOW_MS - KEPT_WITH_WORK_MS - 1
+OLD_MS = NOW_MS - KEPT_OF_OTHERS_MS - 1
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ OLD_MS = NOW_MS - KEPT_WITH_WORK_MS - 1
         (replace(OTHER, registered_ms=NOW_MS - KEPT_OF_OTHERS_MS - 1), NOW_MS, True),
         (replace(OWN, shared=SharedSession("")), OWN.registered_ms, False),
         (JOINT, OWN.registered_ms, False),
-        (replace(JOINT, registered_ms=NOW_MS - KEPT_OF_OTHERS_MS - 1), 0, False),
+        (replace(JOINT, registered_ms=NOW_MS - KEPT_OF_OTHERS_MS), 0, False),
         (replace(JOINT, registered_ms=OLD_MS), 0, True),
         (replace(SERIES, registered_ms=0), 0, False),
     ],

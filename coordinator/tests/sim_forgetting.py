@@ -376,7 +376,9 @@ class Group:
         rng = self.rng
         chance = rng.random()
         if chance < 0.02:
-            self.world.clock_ms += rng.choice([HOUR_MS, 5 * HOUR_MS, 13 * HOUR_MS, 2 * DAY_MS, 12 * DAY_MS])
+            self.world.clock_ms += rng.choice(
+                [HOUR_MS, 5 * HOUR_MS, 13 * HOUR_MS, 2 * DAY_MS, 12 * DAY_MS, 130 * DAY_MS]
+            )
         elif chance < 0.03:
             self._elect()
         elif chance < 0.06:
@@ -423,7 +425,7 @@ class Group:
             if txn.asked and txn.fresh and not newer and txn.ended != "committed":
                 raise Wrong(f"nothing came of a commit: {txn}")
         held = {item.begin.client_name for item in self.leader.group.fold.open.values()}
-        self.world.clock_ms += 60 * DAY_MS
+        self.world.clock_ms += KEPT_OF_OTHERS_MS + 60 * DAY_MS
         for _ in range(300):
             self._go_on(self.leader)
         left = set(self.world.children(paths.sessions(GROUP))) - held

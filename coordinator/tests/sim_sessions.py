@@ -14,6 +14,7 @@ from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import ClientSession
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.model.sessions import RENEW_MS, floor_of
 from rollbridge.model.transaction import State
 
 Answered = Callable[[AdminAnswer], None]
@@ -40,6 +41,7 @@ class RestartingClient(Client):
         self.answers: list[tuple[TransactionId, AdminAnswer]] = []
         self.restarts = 0
         self._asked: tuple[str, Answered] | None = None
+        self._looked_ms = 0
         self._register()
 
     @property
@@ -49,6 +51,8 @@ class RestartingClient(Client):
 
     def step(self, clock_ms: int, log: str) -> None:
         """Do one thing, or wait for an answer."""
+        if self.current is None and clock_ms - self._looked_ms > RENEW_MS:
+            self._look_at_record()
         if self._asked is not None:
             path, answered = self._asked
             raw = self.world.nodes.pop(path, None)
@@ -65,10 +69,22 @@ class RestartingClient(Client):
             super().step(clock_ms, log)
 
     def _register(self) -> None:
-        self.epoch += 1
-        path = paths.session(self.group, self.name)
-        self.world.ensure(path)
-        self.world.nodes[path] = ClientSession(self.name, self.epoch, self.world.clock_ms).to_json()
+        floor = floor_of(self.world.nodes.get(paths.sessions(self.group), b""))
+        self.epoch = max(self.epoch, floor) + 1
+        self.world.ensure(paths.session(self.group, self.name))
+        self._put_on_record()
+
+    def _put_on_record(self) -> None:
+        record = ClientSession(self.name, self.epoch, self.world.clock_ms, renews=True)
+        self.world.nodes[paths.session(self.group, self.name)] = record.to_json()
+        self._looked_ms = self.world.clock_ms
+
+    def _look_at_record(self) -> None:
+        """Keep the record for another day, or begin another session if it is gone."""
+        if paths.session(self.group, self.name) in self.world.nodes:
+            self._put_on_record()
+        else:
+            self._register()
 
     def _ask(self, answered: Answered, kind: RequestKind, **what: object) -> None:
         request = AdminRequest(kind=kind, owner=self.name, created_ms=0, **what)  # type: ignore[arg-type]

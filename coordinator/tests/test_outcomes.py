@@ -25,7 +25,8 @@ from rollbridge.model.outcomes import GONE
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, Group
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.sessions import KEPT_OF_OTHERS_MS, KEPT_WITH_WORK_MS
+from rollbridge.model.sessions import HOUR_MS as LOOK_AGAIN_MS
+from rollbridge.model.sessions import KEPT_OF_OTHERS_MS
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
 from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
@@ -294,7 +295,7 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
         house.world.ensure(paths.session(GROUP, name))
         house.world.nodes[paths.session(GROUP, name)] = ClientSession(name, 7, registered_ms).to_json()
     work = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={ORDERS: 0}, lease_ms=1)
-    joint = ClientSession("joint", 7, 0, SharedSession("run", (), work))
+    joint = ClientSession("joint", 7, 2, SharedSession("run", (), work))
     house.world.ensure(paths.session(GROUP, "joint"))
     house.world.nodes[paths.session(GROUP, "joint")] = joint.to_json()
     loader = joint.with_work(replace(work, series="day-1", state=JointState.COMMITTED), 0)
@@ -311,8 +312,10 @@ def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: H
     house.search(KEPT_OF_OTHERS_MS + 1)
     assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "joint", "loader", "new"]
     assert fences.epoch_of("old") == 0
-    house.search(KEPT_WITH_WORK_MS + 1)
-    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "loader"]
+    house.world.nodes[paths.session(GROUP, "new")] = ClientSession("new", 8, 2 * KEPT_OF_OTHERS_MS).to_json()
+    house.world.nodes[paths.session(GROUP, "joint")] = replace(joint, registered_ms=1).to_json()
+    house.search(KEPT_OF_OTHERS_MS + 2 * LOOK_AGAIN_MS)
+    assert house.world.children(paths.sessions(GROUP)) == ["busy", "damaged", "loader", "new"]
 
 
 def test_a_session_under_the_name_of_another_client_fences_nobody(house: House) -> None:

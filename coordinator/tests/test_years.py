@@ -81,7 +81,7 @@ class Years(Week):
         client = Client(f"c{100 + number}", self.world, STREAMS, self.rng)
         path = paths.session(GROUP, client.name)
         self.world.ensure(path)
-        self.world.nodes[path] = ClientSession(client.name, 1, self.clock_ms).to_json()
+        self.world.nodes[path] = ClientSession(client.name, 1, self.clock_ms, renews=True).to_json()
         self.clients.append(client)
         self.shift(number)
         self.clients.remove(client)

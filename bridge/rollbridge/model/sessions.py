@@ -12,8 +12,9 @@ on record. It is raised before any record goes, so that
 A client that has begun nothing for long may still live. It looks at its record before it begins again, twelve hours at
 most after it last did, and so keeps it for another day, or finds it gone and registers anew.
 
-Releases before 0.3.0 do neither: their records say so, and stay for 30 days. What they begin for a client without a
-record has the minutes since 1970 as its epoch; the floor stays a day behind those.
+Releases before 0.3.0 do neither: their records do not say so, and stay for a year after they were registered, since who
+has one may use it all that time. What they begin for a client without a record has the minutes since 1970 as its epoch;
+the floor stays a day behind those.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ RENEW_MS: Final = 12 * HOUR_MS
 """Age from which on a client looks at its record before it begins anything."""
 KEPT_MS: Final = DAY_MS
 """Least age of a record that is removed: the client may look late, and clocks may be wrong by a time zone."""
-KEPT_OF_OTHERS_MS: Final = 30 * DAY_MS
-"""The same of a client that does not look at it: far longer than any lease, or memory of an outcome."""
-KEPT_WITH_WORK_MS: Final = 365 * DAY_MS
-"""The same of one that names a joint transaction; without the record, that could be written twice."""
+KEPT_OF_OTHERS_MS: Final = 365 * DAY_MS
+"""The same, since it was registered, of a client that does not look at it, and of one that names a joint transaction:
+without the record, that could be written twice."""
 EPOCH_MAX: Final = (1 << 31) - 1
 
 
@@ -86,8 +86,6 @@ def may_go(session: ClientSession, written_ms: int, now_ms: int, kept_ms: int = 
     """
     if session.has_series:
         return False
-    if session.work is not None:
-        return session.registered_ms + KEPT_WITH_WORK_MS < now_ms
     if not session.renews or session.shared is not None:
         return session.registered_ms + KEPT_OF_OTHERS_MS < now_ms
     return max(written_ms, session.registered_ms) + kept_ms < now_ms and session.epoch <= highest_floor(now_ms, kept_ms)
