@@ -22,7 +22,7 @@ def load() -> None:
 if __name__ == "__main__":
     with rollbridge.connect() as b:
         b.admin.create_stream("sales/orders", segments=2, exist_ok=True)
-        b.admin.create_stream("sales/payments", segments=2, exist_ok=True)
+        b.admin.create_stream("sales/payments", exist_ok=True)
     process = get_context("spawn").Process(target=load)
     process.start()
     process.join()

@@ -1,9 +1,9 @@
 """A producer with confluent-kafka's names: the topic of a record is a stream, an adopted topic, or a plain one.
 
 Outside of a transaction it is a plain writer. Within one, it writes a rolling transaction, which may stay open for days
-and begins with the first record, over the streams that ``transaction.streams`` names, or all streams of that record's
-group. Records of a transaction have no offset before the commit, so their callbacks follow it. Plain topics, which no
-stream has adopted, are written to as confluent-kafka does, and in no transaction.
+and begins with the first record; streams join it as they are written to, unless ``transaction.streams`` names those it
+takes. Records of a transaction have no offset before the commit, so their callbacks follow it. Plain topics, which
+no stream has adopted, are written to as confluent-kafka does, and in no transaction.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from rollbridge.producer.settings import ProducerSettings
 from rollbridge.writer.accumulator import PlainFuture
 from rollbridge.writer.writer import StreamWriter
 
-STREAMS_UNASKED_MAX: Final = 32
-"""Most streams of an implicit transaction: each costs a message to its buffer, so more have to be named."""
 _ANY_PARTITION: Final = -1
 _LOOK_S: Final = 0.05
 _CLOSE_S: Final = 30.0
@@ -92,7 +90,7 @@ class Producer:
             },
             self._settings.log,
         )
-        self._streams: tuple[str, ...] = ()
+        self._home: str | None = None  # stream with which the last transaction began
         self._reports = Reports(only_errors=self._settings.only_errors)
         self._closed = False
         hold(self, "_lock", "_bridge", "_writers", "_reports", "_natives")
@@ -345,12 +343,13 @@ class Producer:
             self._check_open()
             self._require_transaction()
             if self._transaction is None and any(positions for positions, _ in self._offsets):
-                if not (self._streams or self._settings.streams):
+                streams = self._named_streams() or ((self._home,) if self._home else ())
+                if not streams:
                     raise InvalidRequestError(
                         "this transaction has offsets but no record, and no stream is known whose group could commit "
                         "them: set transaction.streams; nothing was written"
                     )
-                self._begin(self._streams or self._named_streams())
+                self._begin(*streams)
             if self._transaction is not None:
                 self._transaction.commit(timeout=_seconds(timeout))
             self._end()
@@ -387,53 +386,28 @@ class Producer:
         return stream
 
     def _transaction_for(self, stream: str) -> Transaction:
+        """Return the transaction, begun with this stream if none is open; others join it as they are written to."""
         transaction = self._transaction
-        if transaction is None:
-            with self._lock:
-                if self._transaction is None:
-                    self._begin(self._streams_with(stream))
-                transaction = self._transaction
-        assert transaction is not None
-        if stream not in transaction.streams and not self._settings.streams:
-            with self._lock:
-                self._streams = ()  # list the streams again at the next begin
-            raise KafkaException(
-                KafkaError(
-                    KafkaError.INVALID_TXN_STATE,
-                    f"stream {stream} is not one of this transaction's, begun over {', '.join(transaction.streams)}: "
-                    "it is of another group, or was created since; abort, and begin again",
-                    txn_requires_abort=True,
-                )
-            )
-        return transaction
+        if transaction is not None and stream in transaction.streams:
+            return transaction
+        with self._lock:
+            named = self._named_streams()
+            if named and stream not in named:
+                raise InvalidRequestError(f"stream {stream} is not among transaction.streams; nothing was written")
+            if self._transaction is None:
+                self._begin(stream, *(name for name in named if name != stream))
+            assert self._transaction is not None
+            return self._transaction
 
-    def _begin(self, streams: tuple[str, ...]) -> None:
+    def _begin(self, *streams: str) -> None:
         self._transaction = self._bridge.begin(*streams)
+        self._home = streams[0]
         for positions, metadata in self._offsets:
             self._transaction.send_offsets(positions, metadata)
         self._offsets.clear()
 
     def _named_streams(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(map(self._stream_of, self._settings.streams)))
-
-    def _streams_with(self, stream: str) -> tuple[str, ...]:
-        """Return the streams of a transaction whose first record goes to ``stream``, which stands first."""
-        if self._settings.streams:
-            self._streams = self._named_streams()
-            if stream not in self._streams:
-                raise InvalidRequestError(f"stream {stream} is not among transaction.streams; nothing was written")
-        if stream not in self._streams:
-            configs = self._bridge.admin.list_streams(stream.partition("/")[0])
-            groups = {str(config.name): config.group for config in configs}
-            mine = [name for name, group in groups.items() if group == groups.get(stream)]
-            if len(mine) > STREAMS_UNASKED_MAX:
-                raise InvalidRequestError(
-                    f"the group of {stream} has {len(mine)} streams; a transaction over more than "
-                    f"{STREAMS_UNASKED_MAX} must be asked for: name those that it writes to in transaction.streams; "
-                    "nothing was written"
-                )
-            self._streams = tuple(mine) or (stream,)
-        return (stream, *(name for name in self._streams if name != stream))
 
     def _end(self) -> None:
         self._transaction = None

@@ -56,7 +56,7 @@ class ProducerOptions(ClientAddresses):
     )
     """Longest time that a transaction may stay open, in ms; 0: as ``ClientOptions`` say."""
     streams: tuple[str, ...] = option((), key="transaction.streams", convert=words)
-    """Streams of each transaction, a list or comma-separated names; all of the group if left out."""
+    """Streams that transactions may write to, a list or comma-separated names; if left out, any of one group."""
     linger_ms: float = option(5.0, key="linger.ms", aliases=("queue.buffering.max.ms",), low=0, high=900_000)
     """Time in ms that a record waits for others to share its batch."""
     batch_size: int = option(MIB, key="batch.size", low=0)
