@@ -12,7 +12,7 @@ from bridge.tests.strategies import histories
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.picture import SegmentLoad, lineage_svg
+from rollbridge.model.picture import DrawnLoad, lineage_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -124,10 +124,10 @@ def test_what_active_segments_have_to_carry_stands_in_their_boxes() -> None:
     )
     first, second, third, fourth = (item.id for item in history.active.segments)
     loads = {
-        first: SegmentLoad(1234.5, 3_456_789),
-        second: SegmentLoad(411.5, None),
-        third: SegmentLoad(None, 120),
-        fourth: SegmentLoad(None, None),
+        first: DrawnLoad(1234.5, 3_456_789),
+        second: DrawnLoad(411.5, None),
+        third: DrawnLoad(None, 120),
+        fourth: DrawnLoad(None, None),
     }
     svg = lineage_svg(history, "s/t", loads)
     assert {"1.23k/s 3.3M", "412/s, –", "–/s, 120 B", "active", "ends at 9"} <= set(texts_of(svg))

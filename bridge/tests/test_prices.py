@@ -326,7 +326,7 @@ def test_sessions_of_more_client_names_than_are_held_begin_nothing(monkeypatch: 
     fold.fold("s/a", ("b", 0), 6, 0, *begin(6, nameless))
     fold.fold("s/a", ("b", 0), 7, 0, *begin(7, BeginFrame("recorded", 1, None, 1_000, {"s/a": 0})))
     states = [fold.open[identifier(counter)].state for counter in range(1, 8)]
-    assert states == [State.OPEN] * 2 + [State.ABORTING] * 3 + [State.OPEN] * 2
+    assert states == [State.OPEN] * 3 + [State.ABORTING] * 2 + [State.OPEN] * 2
     assert f"more than {CLIENTS_MAX} client names" in fold.open[identifier(5)].reason
 
 

@@ -18,7 +18,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.picture import SegmentLoad, lineage_svg
+from rollbridge.model.picture import DrawnLoad, lineage_svg
 from rollbridge.model.records import StreamConfig, TransactionRecord
 from rollbridge_coordinator.state import documents
 from rollbridge_coordinator.state.documents import (
@@ -277,8 +277,8 @@ def test_the_picture_has_what_was_measured_of_active_segments() -> None:
     before, last = Measure(1_000, {first[1]: 10}), Measure(3_000, {first[1]: 50, second[1]: 7}, {second[1]: 99})
     assert documents.segment_loads(config, history, (None, None)) == {}
     assert documents.segment_loads(config, history, (before, last)) == {
-        first[0]: SegmentLoad(20.0, None),
-        second[0]: SegmentLoad(None, 99),
+        first[0]: DrawnLoad(20.0, None),
+        second[0]: DrawnLoad(None, 99),
     }
 
 

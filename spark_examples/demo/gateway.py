@@ -25,11 +25,11 @@ from typing import Final, Self
 
 import click
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
 from rollbridge.cli.tables import counted
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from spark_examples.demo.flink_job import FlinkJob
 
@@ -160,9 +160,8 @@ def await_that(condition: Callable[[], bool], *jobs: FlinkJob) -> None:
 def play(b: rollbridge.Bridge, gateway: str, folder: Path, *, records: int = RECORDS, dead_s: float = DEAD_S) -> Told:
     """Run both jobs, kill them, look at the readers, and let the jobs go on; return what was found."""
     servers = b.settings.bootstrap_servers
-    admin = AdminClient({"bootstrap.servers": servers})
-    for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in (BEHIND, STRAIGHT)]).values():
-        made.result(PATIENCE_S)
+    with TopicAdmin(servers) as admin:
+        admin.create_topics(TopicSpec(name=topic) for topic in (BEHIND, STRAIGHT))
     b.admin.adopt_topic(BEHIND)
     began = time.monotonic()
     told = Told()

@@ -103,7 +103,7 @@ class _Scales:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentLoad:
+class DrawnLoad:
     """What an active segment has to carry, as far as it was measured.
 
     Attributes:
@@ -115,7 +115,7 @@ class SegmentLoad:
     bytes: int | None
 
 
-def lineage_svg(history: EpochHistory, title: str, loads: Mapping[SegmentId, SegmentLoad] | None = None) -> str:
+def lineage_svg(history: EpochHistory, title: str, loads: Mapping[SegmentId, DrawnLoad] | None = None) -> str:
     """Draw the lineage of a stream's segments.
 
     Args:
@@ -193,7 +193,7 @@ def _ticks(history: EpochHistory, scales: _Scales) -> list[float]:
     return sorted(chosen)
 
 
-def _box(node: SegmentNode, cause: EpochCause, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> str:
+def _box(node: SegmentNode, cause: EpochCause, scales: _Scales, loads: Mapping[SegmentId, DrawnLoad]) -> str:
     x, y = scales.left_of(node.first), scales.y(node.segment.range.high)
     last = scales.last_of(node)
     width = scales.right_of(last) - x
@@ -211,7 +211,7 @@ def _box(node: SegmentNode, cause: EpochCause, scales: _Scales, loads: Mapping[S
     )
 
 
-def _bars(history: EpochHistory, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> Iterator[str]:
+def _bars(history: EpochHistory, scales: _Scales, loads: Mapping[SegmentId, DrawnLoad]) -> Iterator[str]:
     """Yield a bar at the right side of each active segment's box, as high as its share of the rate of all."""
     whole = sum(load.per_s or 0.0 for load in loads.values())
     for segment in history.active.segments:
@@ -246,7 +246,7 @@ def _bytes(size: float | None) -> str:
     return f"{size:.3g} TiB"
 
 
-def _load_texts(load: SegmentLoad | None) -> list[str]:
+def _load_texts(load: DrawnLoad | None) -> list[str]:
     """Return what is said of a load, the longest form first; nothing where nothing was measured."""
     if load is None or (load.per_s is None and load.bytes is None):
         return []
@@ -255,7 +255,7 @@ def _load_texts(load: SegmentLoad | None) -> list[str]:
     return [f"{rate}, {size}", f"{rate} {size}", f"{rate} {short}", rate if load.per_s is not None else size]
 
 
-def _labels(node: SegmentNode, scales: _Scales, loads: Mapping[SegmentId, SegmentLoad]) -> Iterator[str]:
+def _labels(node: SegmentNode, scales: _Scales, loads: Mapping[SegmentId, DrawnLoad]) -> Iterator[str]:
     """Yield name and end of a segment, as far as they fit into its box."""
     width = scales.right_of(scales.last_of(node)) - scales.left_of(node.first)
     height = scales.y(node.segment.range.low) - scales.y(node.segment.range.high)

@@ -15,7 +15,7 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, Foundation
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
-from rollbridge.model.picture import SegmentLoad
+from rollbridge.model.picture import DrawnLoad
 from rollbridge.model.records import StreamConfig, TransactionRecord
 from rollbridge_coordinator.state.live import (
     LISTED_MAX,
@@ -429,13 +429,13 @@ def measured_places(config: StreamConfig, history: EpochHistory) -> dict[Segment
 
 def segment_loads(
     config: StreamConfig, history: EpochHistory, measures: tuple[Measure | None, Measure | None]
-) -> dict[SegmentId, SegmentLoad]:
+) -> dict[SegmentId, DrawnLoad]:
     """Return what the active segments that are shown have to carry, as far as it was measured."""
     before, last = measures
     if last is None:
         return {}
     return {
-        segment: SegmentLoad(offset_rate(before, last, place), last.sizes.get(place))
+        segment: DrawnLoad(offset_rate(before, last, place), last.sizes.get(place))
         for segment, place in measured_places(config, history).items()
     }
 
@@ -464,7 +464,7 @@ def stream_document(
     segments = []
     for segment, place in measured_places(config, history).items():
         node = nodes[segment]
-        load = loads.get(segment, SegmentLoad(None, None))
+        load = loads.get(segment, DrawnLoad(None, None))
         segments.append(
             {
                 "segment": str(segment),
