@@ -124,6 +124,20 @@ def compactor(stream: StreamName, topic: str = "") -> Iterator[Right]:
     )
 
 
+def gateway(
+    stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = (), topic: str = ""
+) -> Iterator[Right]:
+    """Yield the rights of a gateway whose clients write to a stream; what they may write is decided by their own."""
+    yield Right(
+        Resource.TOPIC,
+        stream.buffer_topic(),
+        ("Read", "Write"),
+        "write transactions; read, to go on with those of a gateway that is gone",
+    )
+    yield _outcomes(group)
+    yield _client()
+
+
 def coordinator(scope: str, consumer_groups: Iterable[str] = (), topic: str = "") -> Iterator[Right]:
     """Yield the rights to lead the groups of a scope, and to merge into an adopted topic."""
     yield from _on(topic, *ON_ADOPTED, why="merge into an adopted topic, and watch what its owner changes")
