@@ -59,7 +59,7 @@ GRANTED_TO_GATEWAYS: Final = {
     paths.GATEWAY_IDS: _READ | Permissions.CREATE,
     paths.GATEWAY_HOLDERS: _READ | Permissions.CREATE,
 }
-"""Rights of gateways there, likewise. All gateways of a root path use one identity: one changes what another one made."""
+"""Rights of gateways there, likewise. All gateways of a root path use one identity."""
 _IDENTITY: Final = re.compile(r"digest:[^:]+:[A-Za-z0-9+/]{27}=|(?:x509|sasl|ip):.+")
 _OF_CLIENTS: Final = re.compile(
     rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+|{paths.GATEWAYS}/[^/]+"

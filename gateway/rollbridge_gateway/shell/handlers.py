@@ -155,7 +155,7 @@ class ClientConnection:
     async def _confirm_login(self, what: str) -> None:
         """Have the broker say that the client has authenticated itself, before anything is served.
 
-        That a token was accepted does not say so: mechanisms have several, and OAUTHBEARER's refusal is a token as well.
+        That a token was accepted does not say so: mechanisms have several, and OAUTHBEARER refuses by a token, too.
         In between a broker closes the connection at any other request.
 
         Raises:
