@@ -25,7 +25,7 @@ _ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...], str], Iterat
     "previewer": rights.previewer,
     "writer": rights.writer,
     "compactor": lambda stream, _, __, topic: rights.compactor(stream, topic),
-    "gateway": rights.gateway,
+    "gateway": lambda stream, group, _, __: rights.gateway(stream, group),
     "coordinator": lambda stream, _, groups, topic: rights.coordinator(stream.scope, groups, topic),
 }
 

@@ -124,16 +124,12 @@ def compactor(stream: StreamName, topic: str = "") -> Iterator[Right]:
     )
 
 
-def gateway(
-    stream: StreamName, group: GroupName, consumer_groups: Iterable[str] = (), topic: str = ""
-) -> Iterator[Right]:
-    """Yield the rights of a gateway whose clients write to a stream; what they may write is decided by their own."""
-    yield Right(
-        Resource.TOPIC,
-        stream.buffer_topic(),
-        ("Read", "Write"),
-        "write transactions; read, to go on with those of a gateway that is gone",
-    )
+def gateway(stream: StreamName, group: GroupName) -> Iterator[Right]:
+    """Yield the rights of a gateway whose clients write to a stream; what they may write is decided by their own.
+
+    It needs none on an adopted topic, nor on consumer groups.
+    """
+    yield Right(Resource.TOPIC, stream.buffer_topic(), ("Write",), "write transactions")
     yield _outcomes(group)
     yield _client()
 
