@@ -23,6 +23,7 @@ from kio.schema.errors import ErrorCode
 from integration_tests.backends.choice import Backend
 from integration_tests.clients import read_committed
 from integration_tests.command_line import run_cli
+from integration_tests.foreign.java import JavaProducer
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
@@ -167,7 +168,7 @@ class Raw:
             self._socket.sendall(data)
             size = int.from_bytes(self._read(4), "big")
             return wire.read_answer(self._read(size), key, version)
-        except OSError:
+        except (ConnectionError, ssl.SSLError):
             return None
 
     def _read(self, size: int) -> bytes:
@@ -281,6 +282,24 @@ def test_who_may_writes_through_tls_and_sasl(secured: Secured, gateway: GatewayP
     assert written(secured).count(value) == 1
     segments = [f"{VIRTUAL}.segment-{number}.epoch-0" for number in range(2)]
     assert [message.value() for message in read_committed(secured.inner, segments)].count(value) == 1
+
+
+def test_a_producer_in_java_writes_likewise(secured: Secured, gateway: GatewayProcess, tmp_path: Path) -> None:
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": CA,
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": f'{module} required username="alice" password="{password("alice")}";',
+    }
+    before = len(written(secured))
+    with JavaProducer(gateway.address, fresh_id("alice"), tmp_path / "java.log", settings=settings) as java:
+        java.do("init")
+        java.do("begin")
+        java.write(ADOPTED, 0, 10)
+        java.do("commit")
+    assert len(written(secured)) == before + 10
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
