@@ -292,9 +292,12 @@ _TALKATIVE: Final = "--log-level=DEBUG"
 
 
 @contextmanager
-def secured_cluster(backend: Backend, directory: Path) -> Iterator[Secured]:
-    """A secured cluster, and logs of it in a directory."""
-    with _processes(directory) if backend is Backend.LOCAL else _containers(directory) as cluster:
+def secured_cluster(
+    backend: Backend, directory: Path, kafka_settings: Mapping[str, str] | None = None
+) -> Iterator[Secured]:
+    """A secured cluster, with more settings of its broker, and logs of it in a directory."""
+    more = kafka_settings or {}
+    with _processes(directory, more) if backend is Backend.LOCAL else _containers(directory, more) as cluster:
         yield cluster
 
 
@@ -333,7 +336,7 @@ def _logs(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _processes(directory: Path) -> Iterator[Secured]:
+def _processes(directory: Path, more: Mapping[str, str]) -> Iterator[Secured]:
     ports: list[int] = []
     for _ in range(5):
         ports.append(free_port(ports))
@@ -346,6 +349,7 @@ def _processes(directory: Path) -> Iterator[Secured]:
         "inter.broker.listener.name": "PLAINTEXT",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SCRAM:SASL_SSL",
         **broker_settings(str(CERTIFICATES), ["SCRAM"]),
+        **more,
     }
     with ProcessCluster(
         home=directory / "home",
@@ -444,8 +448,8 @@ class _SecuredContainers(ContainerCluster):
     broker_class = _SecuredBroker
     zookeeper_class = _SecuredZooKeeper
 
-    def __init__(self, logs: Path) -> None:
-        super().__init__(kafka_settings=broker_settings(_CERTIFICATES, ["SCRAM", "SCRAMINSIDE"]))
+    def __init__(self, logs: Path, more: Mapping[str, str]) -> None:
+        super().__init__(kafka_settings={**broker_settings(_CERTIFICATES, ["SCRAM", "SCRAMINSIDE"]), **more})
         self._logs = logs
 
     def stop(self) -> None:
@@ -496,6 +500,6 @@ def _give_certificates(node: ContainerNode, *names: str) -> None:
 
 
 @contextmanager
-def _containers(directory: Path) -> Iterator[Secured]:
-    with _SecuredContainers(directory) as servers:
+def _containers(directory: Path, more: Mapping[str, str]) -> Iterator[Secured]:
+    with _SecuredContainers(directory, more) as servers:
         yield servers.secured()

@@ -10,7 +10,7 @@ from kazoo.security import Permissions
 
 from rollbridge.model import names, paths
 from rollbridge.model.ids import SegmentId
-from rollbridge.zookeeper.access import GRANTED
+from rollbridge.zookeeper.access import GRANTED, GRANTED_TO_GATEWAYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 WORDS = {Permissions.WRITE: "write", Permissions.CREATE: "create", Permissions.DELETE: "delete"}
@@ -56,3 +56,9 @@ def test_nothing_else_is_said_to_be_granted() -> None:
     nodes = {node for node, may in rows.items() if node.startswith("/") and not may.startswith("nothing")}
     assert nodes == set(GRANTED)
     assert rows[paths.TRANSACTION_COUNTER].startswith("nothing; ")
+
+
+@pytest.mark.parametrize("node", GRANTED_TO_GATEWAYS)
+def test_what_gateways_are_granted_is_said_to_be_theirs(node: str) -> None:
+    (may,) = {may for title, may in documented().items() if title.startswith(f"{node}/")}
+    assert may.startswith("nothing; those granted `gateways` may create")

@@ -37,6 +37,16 @@ def test_the_rights_of_a_role_are_printed_as_commands(capsys: pytest.CaptureFixt
     assert all(item["command"].startswith("kafka-acls.sh ") for item in document)
 
 
+def test_a_gateway_needs_little(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["access", "kafka-acls", "gateway", "shop.orders", "--json"]) == ExitCode.OK
+    document = json.loads(capsys.readouterr().out)
+    assert [(item["name"], item["operations"], item["prefixed"]) for item in document] == [
+        ("topics.shop_orders.transaction-buffer", ["Write"], False),
+        ("topics.default.commit-log", ["Read"], False),
+        ("rollbridge", ["Describe"], True),
+    ]
+
+
 @pytest.mark.parametrize("role", ["reader", "previewer", "writer", "compactor", "coordinator"])
 def test_every_role_has_rights(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["access", "kafka-acls", role, "sales/orders"]) == ExitCode.OK
@@ -57,6 +67,8 @@ def test_every_role_has_rights(role: str, capsys: pytest.CaptureFixture[str]) ->
         (["kafka-acls", "writer", "sales/orders", "--topic", "sales.default.commit-log"], ExitCode.REFUSED),
         (["kafka-acls", "writer", "sales/orders", "--group", "a.b"], ExitCode.REFUSED),
         (["grant", "sales/default"], ExitCode.USAGE),
+        (["grant", "gateways"], ExitCode.USAGE),
+        (["grant", "gateways", "alice"], ExitCode.REFUSED),
         (["grant", "sales", "x509:CN=a"], ExitCode.REFUSED),
         (["grant", "sales/default", "alice"], ExitCode.REFUSED),
         (["grant", "sales/default", "digest:alice:secret"], ExitCode.REFUSED),

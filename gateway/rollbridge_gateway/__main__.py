@@ -34,6 +34,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 @click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")
 @click.option("--key", metavar="FILE", help="Its private key, unless it stands in the same file.")
 @click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")
+@click.option("--rights-seconds", "rights_s", type=float, help="Time for which rights are remembered (default: 60 s).")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus, and health.")
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.option("--log-format", default=None, help="text or json (default: text).")

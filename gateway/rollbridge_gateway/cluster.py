@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -105,13 +105,16 @@ class View:
         mine = chosen(client_id or "", self.gateways)
         return mine.host, mine.port_of(broker)
 
-    def metadata(self, answer: Any, client_id: str | None, asked: Iterable[Any] | None) -> Any:
+    def metadata(
+        self, answer: Any, client_id: str | None, asked: Iterable[Any] | None, denied: Collection[str] = ()
+    ) -> Any:
         """Return a broker's answer to Metadata, with addresses of gateways and with virtual topics.
 
         Args:
             answer: The answer, an entity of kio's of any version.
             client_id: Who asks.
             asked: Topics that were asked for; None for all.
+            denied: Virtual topics that the client may not know of.
         """
         brokers = [self._moved(item, client_id) for item in answer.brokers]
         ids = [int(item.node_id) for item in answer.brokers]
@@ -122,18 +125,23 @@ class View:
                 replace(brokers[0], node_id=BrokerId(item.node_id), host=item.host, port=i32(item.port))
                 for item in others
             ]
-        return replace(answer, brokers=tuple(brokers), topics=tuple(self._topics(answer, ids, asked)))
+        return replace(answer, brokers=tuple(brokers), topics=tuple(self._topics(answer, ids, asked, denied)))
 
-    def _topics(self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None) -> list[Any]:
+    def _topics(
+        self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Collection[str]
+    ) -> list[Any]:
         known = [item for item in answer.topics if item.name not in self.virtual]
         if not brokers:
             return known
         if asked is None:
-            wanted = sorted(self.virtual)
+            wanted = sorted(set(self.virtual).difference(denied))
         else:
             wanted = [str(item.name) for item in asked if item.name is not None and str(item.name) in self.virtual]
         kind = _nested(type(answer), "topics")
-        return [*known, *(self._virtual(kind, name, brokers) for name in wanted)]
+        return [
+            *known,
+            *(_denied(kind, name) if name in denied else self._virtual(kind, name, brokers) for name in wanted),
+        ]
 
     def _virtual(self, kind: type[Any], name: str, brokers: Sequence[int]) -> Any:
         leader = BrokerId(chosen_broker(name, brokers))
@@ -183,6 +191,13 @@ class View:
 def topic_id(name: str) -> uuid.UUID:
     """Return the id of a virtual topic, which is the same at every gateway."""
     return uuid.uuid5(_TOPIC_IDS, name)
+
+
+def _denied(kind: type[Any], name: str) -> Any:
+    code = ErrorCode.topic_authorization_failed
+    return _made(
+        kind, error_code=code, name=TopicName(name), topic_id=uuid.UUID(int=0), is_internal=False, partitions=()
+    )
 
 
 def _nested(kind: type[Any], name: str) -> type[Any]:

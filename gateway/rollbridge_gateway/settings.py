@@ -67,6 +67,8 @@ class GatewaySettings:
     """File of its private key; empty if it stands in the certificate's file."""
     client_ca: str = ""
     """File of the authorities of clients' certificates, which are demanded then."""
+    rights_s: float = option(60.0, low=0)
+    """Seconds for which a connection's rights are remembered; 0 asks the broker for each request."""
     metrics: str = ""
     """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
 

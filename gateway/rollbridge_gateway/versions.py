@@ -93,7 +93,7 @@ TABLE: Final[Mapping[int, Served]] = {
     Api.DESCRIBE_PRODUCERS: Served(Room.OWN, 0, 0, "open transactions of ours, beside those of the broker"),
     Api.DESCRIBE_TRANSACTIONS: Served(Room.OWN, 0, 0, "of transactional ids of ours"),
     Api.LIST_TRANSACTIONS: Served(Room.OWN, 0, 1, "v2 has a pattern of ids"),
-    Api.SASL_HANDSHAKE: _relayed(1, "the broker decides"),
+    Api.SASL_HANDSHAKE: Served(Room.RELAYED, 1, 1, "the broker decides; v0 is followed by bytes that are no requests"),
     Api.SASL_AUTHENTICATE: _relayed(2, "the broker decides"),
     Api.FETCH: _relayed(15, "v16 may name addresses (KIP-951)"),
     2: _relayed(11),  # ListOffsets

@@ -17,13 +17,15 @@ from rollbridge.zookeeper.access import Access, digest_identity, parse_identity,
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
-_GROUP = click.argument("group", metavar="SCOPE/GROUP")
+_GATEWAYS = "gateways"
+_GROUP = click.argument("group", metavar=f"SCOPE/GROUP|{_GATEWAYS}")
 _IDENTITIES = click.argument("identities", metavar="IDENTITY...", nargs=-1, required=True)
 _ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...], str], Iterator[Right]]] = {
     "reader": lambda stream, _, groups, topic: rights.reader(stream, groups, topic),
     "previewer": rights.previewer,
     "writer": rights.writer,
     "compactor": lambda stream, _, __, topic: rights.compactor(stream, topic),
+    "gateway": lambda stream, group, _, __: rights.gateway(stream, group),
     "coordinator": lambda stream, _, groups, topic: rights.coordinator(stream.scope, groups, topic),
 }
 
@@ -54,15 +56,20 @@ def secure(context: CliContext, *, shared_counter: bool) -> None:
 @_IDENTITIES
 @click.pass_obj
 def grant(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
-    """Let identities use a transaction group, which is created if it does not exist.
+    """Let identities use a transaction group, which is created if it does not exist, or be gateways.
 
-    IDENTITY is digest:USER:HASH, which `rollbridge access identity USER` makes of a password, or x509:SUBJECT.
+    IDENTITY is digest:USER:HASH, which `rollbridge access identity USER` makes of a password, or x509:SUBJECT. Gateways
+    need the groups that they serve as well.
     """
-    name = GroupName.parse(group)
+    name = None if group == _GATEWAYS else GroupName.parse(group)
     wanted = [parse_identity(item) for item in identities]
-    with _opened(context) as found:
-        found.grant(name, wanted)
     names = [shown(item) for item in wanted]
+    with _opened(context) as found:
+        if name is None:
+            found.grant_gateways(wanted)
+            context.answer({"group": group, "granted": names}, f"Gateways may be {', '.join(names)}.")
+            return
+        found.grant(name, wanted)
     context.answer({"group": str(name), "granted": names}, f"Group {name} may be used by {', '.join(names)}.")
 
 
@@ -71,12 +78,14 @@ def grant(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
 @_IDENTITIES
 @click.pass_obj
 def revoke(context: CliContext, group: str, identities: tuple[str, ...]) -> None:
-    """Revoke the use of a transaction group from identities; digest:USER is enough."""
-    name = GroupName.parse(group)
+    """Revoke the use of a transaction group, or of being a gateway, from identities; digest:USER is enough."""
+    name = None if group == _GATEWAYS else GroupName.parse(group)
     with _opened(context) as found:
-        names = [shown(item) for item in found.revoke(name, identities)]
-    text = f"Group {name} may no longer be used by {', '.join(names)}." if names else "None of them might use it."
-    context.answer({"group": str(name), "revoked": names}, text)
+        gone = found.revoke_gateways(identities) if name is None else found.revoke(name, identities)
+    names = [shown(item) for item in gone]
+    what = "Gateways may no longer be" if name is None else f"Group {name} may no longer be used by"
+    text = f"{what} {', '.join(names)}." if names else "None of them might use it."
+    context.answer({"group": group if name is None else str(name), "revoked": names}, text)
 
 
 @access.command("list")
@@ -93,6 +102,8 @@ def list_access(context: CliContext) -> None:
             str(name): ["everybody"] if found.is_open(name) else [shown(item) for item in found.members(name)]
             for name in groups
         }
+        if gateways := found.gateways():
+            known[_GATEWAYS] = [shown(item) for item in gateways]
     rows = [(name, ", ".join(identities) or "coordinators only") for name, identities in known.items()]
     context.answer(known, table(("GROUP", "MAY BE USED BY"), rows) if rows else "There are no transaction groups.")
 

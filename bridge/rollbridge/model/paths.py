@@ -53,6 +53,10 @@ SCOPES: Final = "/scopes"
 GROUPS: Final = "/groups"
 TOPICS: Final = "/topics"
 CAS: Final = "/cas"
+GATEWAYS: Final = "/gateways"
+GATEWAYS_LIVE: Final = f"{GATEWAYS}/live"
+GATEWAY_IDS: Final = f"{GATEWAYS}/ids"
+GATEWAY_HOLDERS: Final = f"{GATEWAYS}/held"
 
 BUCKETS: Final = 64
 REQUEST_PREFIX: Final = "request-"

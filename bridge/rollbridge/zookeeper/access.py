@@ -1,7 +1,8 @@
 """Access control of transaction groups: ACLs of the few ZooKeeper nodes that clients write to.
 
 Every node belongs to whoever made it, and all may read it (:mod:`rollbridge.security.zookeeper`); nearly all are made
-by coordinators, so clients can change none of them. Members of a group are granted, and nothing else:
+by coordinators, so clients can change none of them. Members of a group are granted, and nothing else; gateways, which
+are members of the groups that they serve, have the last three beside:
 
 ======================================  ==========  ==============================================================
 node                                    right       why
@@ -12,6 +13,9 @@ node                                    right       why
 ``/groups/SCOPE.GROUP/parts``           cr          number the processes that write one transaction
 ``/cas/SCOPE.STREAM``                   cdr         take a slot as conditional writer; for each stream of the group
 ``/groups/SCOPE.GROUP/counter``         rw          reserve transaction ids; of no other group's number, see below
+``/gateways/live``                      cdr         say that a gateway is there
+``/gateways/ids``                       cr          keep entries of transactional ids; they are then its own
+``/gateways/held``                      cr          hold transactional ids
 ======================================  ==========  ==============================================================
 
 The value of a group's counter is believed within bounds only (:mod:`rollbridge.model.ids`). ``/counters/transaction``,
@@ -50,9 +54,17 @@ GRANTED: Final = {
     f"{paths.CAS}/SCOPE.STREAM": _MEMBER,
 }
 """Rights of members of a group on nodes that coordinators own; all may read everything."""
+GRANTED_TO_GATEWAYS: Final = {
+    paths.GATEWAYS_LIVE: _MEMBER,
+    paths.GATEWAY_IDS: _READ | Permissions.CREATE,
+    paths.GATEWAY_HOLDERS: _READ | Permissions.CREATE,
+}
+"""Rights of gateways there, likewise. All gateways of a root path use one identity."""
 _IDENTITY: Final = re.compile(r"digest:[^:]+:[A-Za-z0-9+/]{27}=|(?:x509|sasl|ip):.+")
-_OF_CLIENTS: Final = re.compile(rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+")
-"""Nodes whose children are made by clients."""
+_OF_CLIENTS: Final = re.compile(
+    rf"{paths.GROUPS}/[^/]+/(?:sessions|parts|requests)|{paths.CAS}/[^/]+|{paths.GATEWAYS}/[^/]+"
+)
+"""Nodes whose children are made by clients, or by gateways."""
 _WORLD: Final = "world"
 
 
@@ -139,6 +151,36 @@ class Access:
             kept = [entry for entry in self._closed(path) if entry.id not in wanted]
             self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
 
+    def grant_gateways(self, identities: Iterable[Id]) -> None:
+        """Let identities be gateways: say that they are there, and keep transactional ids. Groups are granted apart.
+
+        Raises:
+            InvalidRequestError: the session has no identity; nothing was changed.
+            ZooKeeperDeniedError: the session is not a coordinator's.
+        """
+        self._need_identity()
+        self._metadata.lay_out()
+        wanted = list(dict.fromkeys(identities))
+        for path, rights in GRANTED_TO_GATEWAYS.items():
+            kept = [entry for entry in self._closed(path) if entry.id not in wanted]
+            self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
+
+    def revoke_gateways(self, identities: Iterable[str]) -> list[Id]:
+        """Let identities be gateways no longer; they may be named without hashes. Return those that might."""
+        self._need_identity()
+        self._metadata.lay_out()
+        gone = _named(self.gateways(), identities)
+        for path in GRANTED_TO_GATEWAYS:
+            self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in gone])
+        return gone
+
+    def gateways(self) -> list[Id]:
+        """Return the identities that may be gateways."""
+        try:
+            return _members(self._session.acl(paths.GATEWAYS_LIVE))
+        except NodeMissingError:  # no coordinator of this version has been there yet
+            return []
+
     def revoke(self, group: GroupName, identities: Iterable[str]) -> list[Id]:
         """Revoke identities' use of a group; they may be named without hashes. Return those that had it.
 
@@ -146,8 +188,7 @@ class Access:
             NotFoundError: there is no such group.
         """
         self._need_identity()
-        names = set(identities)
-        gone = [item for item in self.members(group) if shown(item) in names or f"{item.scheme}:{item.id}" in names]
+        gone = _named(self.members(group), identities)
         elsewhere = {item for other in self._metadata.groups() if other != group for item in self.members(other)}
         for path, _ in self._places(group):
             self._session.set_acl(path, [entry for entry in self._closed(path) if entry.id not in gone])
@@ -165,8 +206,7 @@ class Access:
         """
         if group not in self._metadata.groups():
             raise NotFoundError(f"there is no transaction group {group}")
-        acl = self._session.acl(paths.requests(group))
-        return [entry.id for entry in acl if entry.id.scheme != _WORLD and entry.perms != Permissions.ALL]
+        return _members(self._session.acl(paths.requests(group)))
 
     def is_open(self, group: GroupName) -> bool:
         """Return True if everybody who reaches ZooKeeper may use a group."""
@@ -234,12 +274,24 @@ def open_nodes(session: ZooKeeperSession) -> list[str]:
         paths.CAS,
         paths.TRANSACTION_COUNTER,
         paths.GROUP_NUMBERS,
+        paths.GATEWAYS,
+        *GRANTED_TO_GATEWAYS,
         *groups,
     ):
         with suppress(NodeMissingError):
             if _is_open(session.acl(path)):
                 found.append(path)
     return found
+
+
+def _members(acl: Iterable[ACL]) -> list[Id]:
+    return [entry.id for entry in acl if entry.id.scheme != _WORLD and entry.perms != Permissions.ALL]
+
+
+def _named(known: Iterable[Id], names: Iterable[str]) -> list[Id]:
+    """Return those of the identities that are named, with or without hashes."""
+    wanted = set(names)
+    return [item for item in known if shown(item) in wanted or f"{item.scheme}:{item.id}" in wanted]
 
 
 def _is_open(acl: Iterable[ACL]) -> bool:

@@ -179,7 +179,16 @@ class Metadata:
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""
-        for path in (paths.COORDINATORS, paths.GROUPS, paths.SCOPES, paths.CAS, paths.TOPICS):
+        gateways = paths.GATEWAYS_LIVE, paths.GATEWAY_IDS, paths.GATEWAY_HOLDERS
+        for path in (
+            paths.COORDINATORS,
+            paths.GROUPS,
+            paths.SCOPES,
+            paths.CAS,
+            paths.TOPICS,
+            paths.GATEWAYS,
+            *gateways,
+        ):
             self.session.ensure(path)
         for path in (paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS):
             self.session.ensure(path, str(FIRST_COUNTER).encode())

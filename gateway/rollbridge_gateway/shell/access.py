@@ -5,16 +5,19 @@ it may. Brokers are asked what they ask themselves, by requests that can change 
 AddOffsetsToTxn with a producer id that no broker has handed out. Brokers look at rights first, and at the id behind
 that.
 
-============================  ====================================================
-a client that                  needs in Kafka
-============================  ====================================================
-writes to an adopted topic     WRITE on the topic
-writes to ``scope.stream``     WRITE on the buffer's topic ``scope.stream.transaction-buffer``
-has a transactional id         WRITE on that transactional id
-commits a group's offsets      READ on the group
-============================  ====================================================
+==============================  ====================================================
+a client that                    needs in Kafka
+==============================  ====================================================
+writes to an adopted topic       WRITE on the topic
+writes to ``scope.stream``       WRITE on the buffer's topic ``scope.stream.transaction-buffer``
+has a transactional id           WRITE on that transactional id
+commits a group's offsets        READ on the group, and on the topics of the offsets
+lists or describes transactions  DESCRIBE on their transactional ids, and on the topics that are named
+describes producers              READ on the topics
+==============================  ====================================================
 
-What was allowed is remembered for a minute, per connection. A cluster without an authorizer allows everything.
+For a stream ``scope.stream`` "on the topic" means its buffer's, here as well. What was allowed is remembered for a
+minute, per connection; what was denied is asked again. A cluster without an authorizer allows everything.
 """
 
 from __future__ import annotations
@@ -28,21 +31,29 @@ from kio.schema.errors import ErrorCode
 from rollbridge_gateway.shell.relay import Upstream
 from rollbridge_gateway.versions import Api
 
-REMEMBERED_S: Final = 60.0
 REMEMBERED_MAX: Final = 10_000
 _PROBE_ID: Final = (1 << 62) - 1
 """Producer id of probes: brokers are far from it, and gateways hand out higher ones only."""
 _DENIED_ID: Final = ErrorCode.transactional_id_authorization_failed
 _DENIED_TOPIC: Final = ErrorCode.topic_authorization_failed
 _DENIED_GROUP: Final = ErrorCode.group_authorization_failed
+READ: Final = 1 << 3
+DESCRIBE: Final = 1 << 8
+"""Bits of ``topic_authorized_operations``: the codes of Kafka's ``AclOperation``."""
 
 
 class Access:
     """Rights of one connection, as its broker sees them. Belongs to the event loop."""
 
-    def __init__(self, upstream: Callable[[], Awaitable[Upstream]]) -> None:
-        """Know nothing yet; ``upstream`` returns the client's own connection to its broker."""
+    def __init__(self, upstream: Callable[[], Awaitable[Upstream]], remembered_s: float) -> None:
+        """Know nothing yet.
+
+        Args:
+            upstream: Returns the client's own connection to its broker.
+            remembered_s: Seconds for which what was allowed is not asked again.
+        """
         self._upstream = upstream
+        self._remembered_s = remembered_s
         self._allowed: dict[tuple[str, ...], float] = {}
 
     def _is_known(self, *what: str) -> bool:
@@ -52,7 +63,7 @@ class Access:
     def _remember(self, *what: str) -> None:
         if len(self._allowed) >= REMEMBERED_MAX:
             self._allowed.clear()
-        self._allowed[what] = time.monotonic() + REMEMBERED_S
+        self._allowed[what] = time.monotonic() + self._remembered_s
 
     def knows(self, transactional_id: str, topics: Iterable[str] = ()) -> bool:
         """Return whether these are known to be allowed, so that there is nothing to ask."""
@@ -74,6 +85,57 @@ class Access:
         if group is not None and not self._is_known("group", group):
             return await self._check_group(transactional_id, group)
         return {}
+
+    async def without(self, operation: int, topics: Iterable[str]) -> dict[str, ErrorCode]:
+        """Return those of the topics on which the client has not got an operation, and why; empty if it has on all.
+
+        Args:
+            operation: :data:`READ` or :data:`DESCRIBE`.
+            topics: Topics of the brokers.
+
+        Raises:
+            BrokerGoneError: the broker does not answer.
+        """
+        wanted = [topic for topic in dict.fromkeys(topics) if not self._is_known(str(operation), topic)]
+        if not wanted:
+            return {}
+        upstream = await self._upstream()
+        answer = await upstream.ask(
+            Api.METADATA,
+            12,
+            None,
+            {
+                "topics": [{"name": topic} for topic in wanted],
+                "allow_auto_topic_creation": False,
+                "include_topic_authorized_operations": True,
+            },
+        )
+        found = {str(item.name): item for item in answer.topics}
+        denied: dict[str, ErrorCode] = {}
+        for topic in wanted:
+            item = found.get(topic)
+            if item is None or item.error_code is _DENIED_TOPIC:
+                denied[topic] = _DENIED_TOPIC
+            elif item.error_code is ErrorCode.unknown_topic_or_partition:
+                denied[topic] = item.error_code
+            elif not int(item.topic_authorized_operations) & operation:
+                denied[topic] = _DENIED_TOPIC
+            else:
+                self._remember(str(operation), topic)
+        return denied
+
+    async def describable(self, transactional_ids: Iterable[str]) -> set[str]:
+        """Return those of the transactional ids of which the client may know.
+
+        Raises:
+            BrokerGoneError: the broker does not answer.
+        """
+        wanted = list(dict.fromkeys(transactional_ids))
+        if not wanted:
+            return set()
+        upstream = await self._upstream()
+        answer = await upstream.ask(Api.DESCRIBE_TRANSACTIONS, 0, None, {"transactional_ids": wanted})
+        return {str(item.transactional_id) for item in answer.transaction_states if item.error_code is not _DENIED_ID}
 
     async def _check_topics(self, transactional_id: str, topics: list[str]) -> dict[str, ErrorCode]:
         upstream = await self._upstream()

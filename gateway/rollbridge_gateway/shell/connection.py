@@ -60,6 +60,13 @@ class Dispatcher(Protocol):
             BrokerGoneError: the connection cannot go on.
         """
 
+    async def admits(self, size: int) -> bool:
+        """Return whether a request of so many bytes is accepted by now.
+
+        Raises:
+            BrokerGoneError: the connection cannot go on.
+        """
+
     async def close(self) -> None:
         """Let go of everything."""
 
@@ -86,7 +93,7 @@ async def serve(
     try:
         while not sending.done():
             size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-            if not _HEAD_BYTES <= size <= request_bytes_max:
+            if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
             await room.take(size)
             try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -17,8 +17,14 @@ from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import View, chosen_broker
-from rollbridge_gateway.shell.access import Access
-from rollbridge_gateway.shell.listing import describe_transactions, list_transactions, with_producers
+from rollbridge_gateway.shell.access import DESCRIBE, READ, Access
+from rollbridge_gateway.shell.listing import (
+    describe_transactions,
+    described_of,
+    list_transactions,
+    listed_at,
+    with_producers,
+)
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.relay import BrokerGoneError, Upstream
 from rollbridge_gateway.shell.topics import MISS_S
@@ -39,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _TRANSACTION: Final = 1
 """Type of the keys of FindCoordinator that are transactional ids."""
+STRANGER_BYTES_MAX: Final = 64 << 10
+"""Largest request of a client that has not authenticated itself: bytes that are announced take the room of others."""
 _BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE))
 
 Handler = Callable[[bytes, Head], Awaitable[bytes | None]]
@@ -56,7 +64,9 @@ class ClientConnection:
         self.broker = broker
         self._connecting: asyncio.Future[Upstream] | None = None
         self._is_logged_in = not server.needs_login
-        transacting = Transacting(server, Access(self.upstream))
+        self._was_accepted = False
+        self._access = Access(self.upstream, server.rights_s)
+        transacting = Transacting(server, self._access)
         self._handlers: Mapping[int, Handler] = {
             Api.PRODUCE: transacting.produce,
             Api.INIT_PRODUCER_ID: transacting.init_producer_id,
@@ -81,7 +91,7 @@ class ClientConnection:
         if room is None:
             raise MalformedError(f"API {head.key}, version {head.version}, is not offered")
         if not self._is_logged_in and head.key not in _BEFORE_LOGIN:
-            raise MalformedError(f"API {head.key} before the client has authenticated itself")
+            await self._confirm_login(f"API {head.key}")
         if head.key == Api.SASL_AUTHENTICATE:
             return self._authenticate(data, head)
         if room is Room.RELAYED:
@@ -94,6 +104,12 @@ class ClientConnection:
         elif head.key == Api.INIT_PRODUCER_ID and not wire.is_transactional_start(data, head):
             return await self.relay(data)
         return self._handlers[head.key](data, head)
+
+    async def admits(self, size: int) -> bool:
+        """Return whether requests of so many bytes are accepted by now."""
+        if size > STRANGER_BYTES_MAX and not self._is_logged_in:
+            await self._confirm_login(f"a request of {size} bytes")
+        return True
 
     async def close(self) -> None:
         """Close the connection to the broker."""
@@ -133,8 +149,25 @@ class ClientConnection:
     async def _authenticate(self, data: bytes, head: Head) -> bytes:
         answer = await (await self.relay(data))
         body = wire.read_answer(answer, head.key, head.version)
-        self._is_logged_in = body.error_code is ErrorCode.none or self._is_logged_in
+        self._was_accepted = body.error_code is ErrorCode.none
         return answer
+
+    async def _confirm_login(self, what: str) -> None:
+        """Have the broker say that the client has authenticated itself, before anything is served.
+
+        That a token was accepted does not say so: mechanisms have several, and OAUTHBEARER refuses by a token, too.
+        In between a broker closes the connection at any other request.
+
+        Raises:
+            MalformedError: the client has not tried.
+            BrokerGoneError: the broker has closed the connection.
+        """
+        if not self._was_accepted:
+            raise MalformedError(f"{what} before the client has authenticated itself")
+        answer = await (await self.upstream()).ask(Api.METADATA, 4, None, {"topics": ()})
+        if not answer.brokers:
+            raise MalformedError(f"{what} before the client has authenticated itself to its broker")
+        self._is_logged_in = True
 
     # What brokers know
 
@@ -190,7 +223,20 @@ class ClientConnection:
                 request = wire.with_body(head, replace(body, topics=theirs))
         answer = await (await self.relay(request))
         found = wire.read_answer(answer, head.key, head.version)
-        return wire.write_entity(view.metadata(found, head.client_id, asked), head.correlation)
+        buffers = self.server.topics.known.buffers
+        if asked is None:
+            described = {str(item.name) for item in found.topics if item.error_code is ErrorCode.none}
+            denied = {name for name in view.virtual if buffers.get(name) not in described}
+        else:
+            denied = await self._hidden(name for name in names if name in view.virtual)
+        return wire.write_entity(view.metadata(found, head.client_id, asked, denied), head.correlation)
+
+    async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> set[str]:
+        """Return those of the virtual topics of which the client has not got the right to know, or to read."""
+        buffers = self.server.topics.known.buffers
+        places = {name: buffers.get(name, name) for name in virtual}
+        denied = await self._access.without(operation, places.values())
+        return {name for name, place in places.items() if place in denied}
 
     async def _describe_cluster(self, data: bytes, head: Head) -> bytes:
         answer = await (await self.relay(data))
@@ -221,13 +267,22 @@ class ClientConnection:
         body = wire.read_body(data, head)
         answer = await (await self.relay(data)) if self.broker is not None else b""
         theirs = wire.read_answer(answer, head.key, head.version) if answer else None
-        values = await self.server.blocking(list_transactions, self.server, self.broker, body, theirs)
-        return wire.write_answer(head.key, head.version, head.correlation, values)
+        listed = await self.server.blocking(listed_at, self.server, self.broker, body)
+        allowed = await self._access.describable(item.transactional_id for item in listed)
+        ours = [item for item in listed if item.transactional_id in allowed]
+        return wire.write_answer(head.key, head.version, head.correlation, list_transactions(body, theirs, ours))
 
     async def _describe_transactions(self, data: bytes, head: Head) -> bytes:
         body = wire.read_body(data, head)
-        values = await self.server.blocking(describe_transactions, self.server, body)
-        return wire.write_entity(values, head.correlation)
+        names = [str(name) for name in body.transactional_ids]
+        allowed = await self._access.describable(names)
+        found = await self.server.blocking(described_of, self.server, [name for name in names if name in allowed])
+        known = self.server.topics.known
+        topics = {topic for item in found.values() for topic in item.topics}
+        places = {topic: known.buffers.get(topic, topic) if topic in known.virtual else topic for topic in topics}
+        hidden = await self._access.without(DESCRIBE, places.values())
+        shown = {topic for topic, place in places.items() if place not in hidden}
+        return wire.write_entity(describe_transactions(names, found, shown), head.correlation)
 
     async def _describe_producers(self, data: bytes, head: Head) -> bytes:
         body = wire.read_body(data, head)
@@ -237,7 +292,9 @@ class ClientConnection:
         if theirs:
             request = wire.with_body(head, replace(body, topics=theirs))
             answered = wire.read_answer(await (await self.relay(request)), head.key, head.version)
-        values = await self.server.blocking(with_producers, self.server, body, answered, view.virtual)
+        asked = {str(item.name) for item in body.topics if str(item.name) in view.virtual}
+        denied = await self._hidden(asked, READ)
+        values = await self.server.blocking(with_producers, self.server, body, answered, asked - denied, denied)
         return wire.write_entity(values, head.correlation)
 
 

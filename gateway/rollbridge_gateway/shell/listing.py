@@ -9,7 +9,7 @@ Source: KIP-664; ``kafka-transactions.sh`` and Flink's ``TransactionAbortStrateg
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -62,18 +62,38 @@ def _open_transactions(server: Services) -> Iterator[Listed]:
             yield Listed(name, pair, record)
 
 
-def list_transactions(server: Services, broker: int | None, body: Any, theirs: Any) -> dict[str, Any]:
-    """Return the answer to ListTransactions at a broker's port: what the broker lists, and what is ours of it.
+def listed_at(server: Services, broker: int | None, body: Any) -> list[Listed]:
+    """Return what is ours of the answer to ListTransactions at a broker's port, whoever may know of it.
 
     Args:
         server: The gateway.
         broker: The broker; None at the first port, at which nothing is listed.
         body: The request.
-        theirs: The broker's answer; None if it was not asked.
     """
     states, pids = set(map(str, body.state_filters)), set(map(int, body.producer_id_filters))
     least_ms = int(getattr(body, "duration_filter", -1))
     now_ms = int(time.time() * 1000)
+    if broker is None or (states and ONGOING not in states):
+        return []
+    brokers = server.brokers.addresses
+    return [
+        item
+        for item in open_transactions(server)
+        if chosen_broker(item.transactional_id, brokers) == broker
+        and (not pids or item.pair.producer_id in pids)
+        and (least_ms < 0 or now_ms - item.record.begun_ms >= least_ms)
+    ]
+
+
+def list_transactions(body: Any, theirs: Any, ours: Sequence[Listed]) -> dict[str, Any]:
+    """Return the answer to ListTransactions.
+
+    Args:
+        body: The request.
+        theirs: The broker's answer; None if it was not asked.
+        ours: Transactions of ours that the client may know of.
+    """
+    states = set(map(str, body.state_filters))
     found: list[dict[str, Any]] = []
     if theirs is not None:
         found += [
@@ -84,19 +104,10 @@ def list_transactions(server: Services, broker: int | None, body: Any, theirs: A
             }
             for item in theirs.transaction_states
         ]
-    if broker is not None and (not states or ONGOING in states):
-        brokers = server.brokers.addresses
-        found += [
-            {
-                "transactional_id": item.transactional_id,
-                "producer_id": item.pair.producer_id,
-                "transaction_state": ONGOING,
-            }
-            for item in open_transactions(server)
-            if chosen_broker(item.transactional_id, brokers) == broker
-            and (not pids or item.pair.producer_id in pids)
-            and (least_ms < 0 or now_ms - item.record.begun_ms >= least_ms)
-        ]
+    found += [
+        {"transactional_id": item.transactional_id, "producer_id": item.pair.producer_id, "transaction_state": ONGOING}
+        for item in ours
+    ]
     return {
         "error_code": ErrorCode.none if theirs is None else theirs.error_code,
         "unknown_state_filters": sorted(states - _STATES),
@@ -104,23 +115,53 @@ def list_transactions(server: Services, broker: int | None, body: Any, theirs: A
     }
 
 
-def describe_transactions(server: Services, body: Any) -> Any:
-    """Return the answer to DescribeTransactions, about ids of ours: a gateway is named as the coordinator of all."""
-    names = [str(name) for name in body.transactional_ids]
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a transactional id: its open transaction and the topics of that, and what is on record."""
+
+    item: Listed | None
+    topics: tuple[str, ...]
+    entry: Entry | None
+
+
+def described_of(server: Services, names: Sequence[str]) -> dict[str, Described]:
+    """Return what is known of transactional ids, whoever may know of it."""
     wanted = set(names)
     ongoing = {item.transactional_id: item for item in open_transactions(server) if item.transactional_id in wanted}
     sound = [name for name in names if 0 < len(name.encode()) <= TRANSACTIONAL_ID_BYTES_MAX]
     entries = dict(zip(sound, server.register.entries([client_name(name) for name in sound]), strict=True))
+    topics = {stream: topic for topic, stream in server.topics.known.streams.items()}
+    found = {}
+    for name in names:
+        item = ongoing.get(name)
+        streams = () if item is None else tuple(map(str, item.record.streams))
+        found[name] = Described(item, tuple(topics.get(stream, stream) for stream in streams), entries.get(name))
+    return found
+
+
+def describe_transactions(names: Sequence[str], found: Mapping[str, Described], shown: Collection[str]) -> Any:
+    """Return the answer to DescribeTransactions, about ids of ours: a gateway is named as the coordinator of all.
+
+    Args:
+        names: The ids that were asked for.
+        found: Those of which the client may know.
+        shown: Topics of which it may know.
+    """
     kind = wire.schema(Api.DESCRIBE_TRANSACTIONS, 0, EntityType.response)
-    states = [_described(server, name, ongoing.get(name), entries.get(name)) for name in names]
-    return wire.build(kind, {"transaction_states": states})
+    return wire.build(kind, {"transaction_states": [_described(name, found.get(name), shown) for name in names]})
 
 
-def _described(server: Services, name: str, item: Listed | None, entry: Entry | None) -> dict[str, Any]:
+def _described(name: str, found: Described | None, shown: Collection[str]) -> dict[str, Any]:
     # kio declares the start as a time, so what has none gets the first one there is; Kafka says -1.
     start = datetime.fromtimestamp(0, UTC)
+    if found is None:
+        return {
+            "error_code": ErrorCode.transactional_id_authorization_failed,
+            "transactional_id": name,
+            "transaction_start_time": start,
+        }
+    item, entry = found.item, found.entry
     if item is not None:
-        topics = {stream: topic for topic, stream in server.topics.known.streams.items()}
         return {
             "error_code": ErrorCode.none,
             "transactional_id": name,
@@ -129,7 +170,7 @@ def _described(server: Services, name: str, item: Listed | None, entry: Entry | 
             "transaction_start_time": datetime.fromtimestamp(item.record.begun_ms / 1000, UTC),
             "producer_id": item.pair.producer_id,
             "producer_epoch": item.pair.epoch,
-            "topics": [{"topic": topics.get(str(stream), str(stream))} for stream in item.record.streams],
+            "topics": [{"topic": topic} for topic in found.topics if topic in shown],
         }
     if entry is None:
         return {
@@ -148,11 +189,18 @@ def _described(server: Services, name: str, item: Listed | None, entry: Entry | 
     }
 
 
-def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection[str]) -> Any:
+def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection[str], denied: Collection[str]) -> Any:
     """Return a broker's answer to DescribeProducers, with the producers of open transactions of ours.
 
     Which partitions a transaction has written to is known to nobody but its gateway, so it is told of at all partitions
     of its streams' topics.
+
+    Args:
+        server: The gateway.
+        body: The request.
+        theirs: The broker's answer about its own topics, with errors for those that the client may not read.
+        virtual: Virtual topics that were asked for, and that the client may read.
+        denied: Those that it may not read.
     """
     topics = {stream: topic for topic, stream in server.topics.known.streams.items()}
     active: dict[str, list[Any]] = {}
@@ -174,6 +222,8 @@ def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection
             topic,
             partitions=tuple(
                 replace(part, active_producers=(*part.active_producers, *active.get(str(topic.name), ())))
+                if part.error_code is ErrorCode.none
+                else part
                 for part in topic.partitions
             ),
         )
@@ -187,15 +237,15 @@ def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection
             partitions=tuple(
                 part_kind(
                     partition_index=index,
-                    error_code=ErrorCode.none,
+                    error_code=ErrorCode.none if str(topic.name) in virtual else ErrorCode.topic_authorization_failed,
                     error_message=None,
-                    active_producers=tuple(active.get(str(topic.name), ())),
+                    active_producers=tuple(active.get(str(topic.name), ())) if str(topic.name) in virtual else (),
                 )
                 for index in topic.partition_indexes
             ),
         )
         for topic in body.topics
-        if str(topic.name) in virtual
+        if str(topic.name) in virtual or str(topic.name) in denied
     ]
     return replace(theirs, topics=tuple(found))
 

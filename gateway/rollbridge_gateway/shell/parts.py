@@ -30,6 +30,7 @@ class Services(Protocol):
         broker_hosts: Their hosts.
         upstream_tls: How connections to brokers are encrypted; None if they are not.
         needs_login: Whether brokers want clients to authenticate themselves.
+        rights_s: Seconds for which a connection's rights are remembered.
     """
 
     bridge: Bridge
@@ -40,6 +41,7 @@ class Services(Protocol):
     broker_hosts: frozenset[str]
     upstream_tls: ssl.SSLContext | None
     needs_login: bool
+    rights_s: float
 
     @property
     def lease_max_ms(self) -> int:
@@ -57,8 +59,8 @@ class Services(Protocol):
     async def fresh_topics(self, age_s: float = ...) -> None:
         """Have the list of streams as of a few seconds ago."""
 
-    def home(self, client_id: str | None) -> str:
-        """Return a stream to begin a transaction with that has offsets first; empty if that cannot be told."""
+    def homes(self, client_id: str | None) -> Sequence[str]:
+        """Return topics with one of whose streams a transaction may begin that has offsets first."""
 
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
         """Note that a client has asked about topics by their names."""

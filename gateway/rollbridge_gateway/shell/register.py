@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
+from rollbridge.model import paths
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
@@ -34,8 +35,7 @@ from rollbridge_gateway.entries import BUCKETS, Entry
 
 logger = logging.getLogger(__name__)
 
-ROOT: Final = "/gateways"
-LIVE: Final = f"{ROOT}/live"
+LIVE: Final = paths.GATEWAYS_LIVE
 SURE_SHARE: Final = 0.6
 """Part of the session's time-out for which a gateway is sure of its session after an answer."""
 _WANTED: Final = b"wanted by "
@@ -54,12 +54,12 @@ def bucket(name: str) -> str:
 
 def entry_path(name: str) -> str:
     """Return the node of an id's entry."""
-    return f"{ROOT}/ids/{bucket(name)}/{name}"
+    return f"{paths.GATEWAY_IDS}/{bucket(name)}/{name}"
 
 
 def holder_path(name: str) -> str:
     """Return the node of an id's holder."""
-    return f"{ROOT}/held/{bucket(name)}/{name}"
+    return f"{paths.GATEWAY_HOLDERS}/{bucket(name)}/{name}"
 
 
 class Register:

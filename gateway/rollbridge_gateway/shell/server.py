@@ -35,6 +35,10 @@ LOOK_S: Final = 5.0
 CONFIRM_S: Final = 1.0
 ASKED_MAX: Final = 100_000
 """Client ids of which it is remembered what they have asked Metadata about."""
+HOMES_MAX: Final = 100
+"""Most topics among which a place is looked for that a client may write to."""
+HANDSHAKE_S: Final = 10.0
+"""Longest time for a TLS handshake, during which a connection is not counted yet."""
 _READ_BUFFER_BYTES: Final = 1 << 20
 _BACKLOG: Final = 512
 
@@ -59,6 +63,7 @@ class Server:
         self._watch = BrokerWatch(settings.connection)
         self.upstream_tls = self._watch.tls_context()
         self.needs_login = self._watch.security.uses_sasl
+        self.rights_s = settings.rights_s
         self.brokers = Brokers({}, {})
         self.broker_hosts: frozenset[str] = frozenset()
         self._writers = ThreadPoolExecutor(settings.writers, "writer")
@@ -113,16 +118,16 @@ class Server:
             except RollbridgeError as fault:
                 logger.warning("streams cannot be listed now: %s", fault)
 
-    def home(self, client_id: str | None) -> str:
-        """Return a stream to begin a transaction with that has offsets first; empty if that cannot be told.
+    def homes(self, client_id: str | None) -> Sequence[str]:
+        """Return topics with one of whose streams a transaction may begin that has offsets first.
 
         That is one that the client has asked Metadata about, if all of these are of one group: producers do so before
-        they write. Otherwise any stream, if there is but one group.
+        they write. Otherwise any, if there is but one group.
         """
         asked, known = self._asked.get(client_id), self.topics.known
         if asked is not None and asked in known.streams:
-            return known.streams[asked]
-        return next(iter(known.groups.values())) if len(known.groups) == 1 else ""
+            return [asked]
+        return [*itertools.islice(known.streams, HOMES_MAX)] if len(known.groups) == 1 else []
 
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
         """Note that a client has asked about topics by their names."""
@@ -196,6 +201,7 @@ class Server:
     async def _listen(self, broker: int | None) -> None:
         host, first = split_address(self.settings.listen)
         wanted = 0 if first == 0 else first if broker is None else first + 1 + len(self._ports)
+        tls = self.settings.tls_context()
         try:
             listener = await asyncio.start_server(
                 partial(self._accept, broker),
@@ -203,7 +209,8 @@ class Server:
                 wanted,
                 limit=_READ_BUFFER_BYTES,
                 backlog=_BACKLOG,
-                ssl=self.settings.tls_context(),
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
             )
         except OSError as fault:
             raise LocalEnvironmentError(f"address {host}:{wanted} cannot be listened at: {fault}") from fault

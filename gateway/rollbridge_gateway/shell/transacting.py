@@ -33,7 +33,7 @@ from rollbridge_gateway.procedures import (
     UnknownProducer,
     Written,
 )
-from rollbridge_gateway.shell.access import Access
+from rollbridge_gateway.shell.access import READ, Access
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.producing import Parcel, Ticket
 from rollbridge_gateway.versions import Api
@@ -176,10 +176,20 @@ class Transacting:
 
     async def _added(self, name: str, pair: Pair, stream: str, head: Head) -> tuple[ErrorCode, Ticket | None]:
         is_home = head.key != Api.ADD_PARTITIONS_TO_TXN
-        stream = stream or self._server.home(head.client_id)
+        stream = stream or await self._home(name, head)
         return await self._carried_out(
             name, lambda held: procedures.add(held, pair, stream, _now_ms(), is_home=is_home), head
         )
+
+    async def _home(self, name: str, head: Head) -> str:
+        """Return a stream to begin a transaction with that has offsets first; empty if there is none yet.
+
+        It is one that the client may write to: that the transaction has begun stands in the stream's buffer.
+        """
+        topics = self._server.homes(head.client_id)
+        denied = await self._denied(name, topics)
+        known = self._server.topics.known.streams
+        return next((known[topic] for topic in topics if topic in known and topic not in denied), "")
 
     async def _carried_out(
         self, name: str, make: Callable[[Held], Procedure[Any]], head: Head
@@ -292,8 +302,12 @@ class Transacting:
             for part in topic.partitions
         }
         ticket: Ticket | None = None
+        bad: dict[str, ErrorCode] = {}
         async with self._order:
             code = (await self._denied(name, group=group)).get("", ErrorCode.none)
+            if code is ErrorCode.none:
+                bad = await self._access.without(READ, {topic for topic, _ in offsets})
+                offsets = {where: offset for where, offset in offsets.items() if where[0] not in bad}
             if code is ErrorCode.none and offsets:
                 code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
@@ -302,7 +316,8 @@ class Transacting:
                 {
                     "name": topic.name,
                     "partitions": [
-                        {"partition_index": part.partition_index, "error_code": code} for part in topic.partitions
+                        {"partition_index": part.partition_index, "error_code": bad.get(str(topic.name), code)}
+                        for part in topic.partitions
                     ],
                 }
                 for topic in body.topics
@@ -321,7 +336,7 @@ class Transacting:
             str(getattr(body, "member_id", "")),
             getattr(body, "group_instance_id", None),
         )
-        home, v2 = self._server.home(head.client_id), head.version >= OFFSETS_V2
+        home, v2 = await self._home(name, head), head.version >= OFFSETS_V2
         return await self._carried_out(
             name, lambda held: procedures.send_offsets(held, pair, commit, home, _now_ms(), v2=v2), head
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
@@ -51,8 +51,15 @@ class BrokerWatch:
         self.security = Security.from_config(settings.kafka)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return how clients' connections to brokers are encrypted; None if they are not."""
-        return self.security.tls_context() if self.security.protocol in ("SSL", "SASL_SSL") else None
+        """Return how clients' connections to brokers are encrypted; None if they are not.
+
+        Without SASL a broker takes a connection for whoever's certificate it has: clients do not get the gateway's.
+        """
+        if not self.security.uses_tls:
+            return None
+        if self.security.uses_sasl:
+            return self.security.tls_context()
+        return replace(self.security, certificate_location=None, key_location=None, key_password=None).tls_context()
 
     def ask(self, known: Brokers | None) -> Brokers:
         """Return the brokers.
