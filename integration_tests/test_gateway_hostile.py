@@ -15,7 +15,7 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
-from rollbridge_gateway.versions import TABLE, Api, Room
+from rollbridge_gateway.versions import TABLE, Api, Handling
 
 MUTANTS = int(os.environ.get("EXAMPLES", "400"))
 ANSWER_S = 30.0
@@ -62,7 +62,7 @@ def captures(topic: str) -> list[bytes]:
     }
     found = []
     for key, served in TABLE.items():
-        if served.room is Room.RELAYED:
+        if served.room is Handling.RELAYED:
             continue
         for version in range(served.low, served.high + 1):
             if key == Api.PRODUCE and version < 3:

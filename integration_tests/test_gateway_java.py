@@ -149,7 +149,10 @@ def test_a_producer_goes_on_through_another_gateway(
 
 def serves(gateway: GatewayProcess, pid: int) -> bool:
     """Return whether a process has a connection to the port of a gateway that stands for the broker."""
-    return any(found.raddr and found.raddr.port == gateway.port + 1 for found in psutil.Process(pid).net_connections())
+    return any(
+        found.status == psutil.CONN_ESTABLISHED and found.raddr.port == gateway.port + 1
+        for found in psutil.Process(pid).net_connections()
+    )
 
 
 def test_kafkas_own_tools(

@@ -43,6 +43,9 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.stream_fault(StreamName("SCOPE", "STREAM")),
         paths.late(StreamName("SCOPE", "STREAM")),
         f"{paths.formers('SCOPE')}/STREAM#E.S.P",
+        f"{paths.GATEWAYS_LIVE}/NAME",
+        f"{paths.GATEWAY_IDS}/B/CLIENT",
+        f"{paths.GATEWAY_HOLDERS}/B/CLIENT",
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}

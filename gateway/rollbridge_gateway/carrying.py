@@ -76,7 +76,7 @@ class Target:
     is_partitioned: bool
 
 
-class Frame(NamedTuple):
+class CarriedFrame(NamedTuple):
     """A frame: place of its segment, batch, counts of its first and last record, number of its records."""
 
     at: int
@@ -87,7 +87,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Author:
+class BatchAuthor:
     """Who writes: the transaction's id, the local sequence number of its part's record 0, and the next count."""
 
     transaction: bytes
@@ -118,7 +118,7 @@ def check_batch(batch: RawBatch) -> BatchHeader:
     return header
 
 
-def carry(batch: RawBatch, partition: int, target: Target, author: Author) -> list[Frame]:
+def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) -> list[CarriedFrame]:
     """Return the frames of a batch.
 
     Args:
@@ -148,7 +148,7 @@ def carry(batch: RawBatch, partition: int, target: Target, author: Author) -> li
 # Passed
 
 
-def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: Author) -> Frame:
+def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: BatchAuthor) -> CarriedFrame:
     count = header.record_count
     run = pack_run(author.transaction, author.base + author.count, count, b"\1" * (count - 1))
     own = b"".join((_OWN, encode_long(len(run)), run))
@@ -165,7 +165,7 @@ def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: Author
         base_timestamp=header.base_timestamp,
         max_timestamp=header.max_timestamp,
     )
-    return Frame(partition, frame, author.count, author.count + count - 1, count)
+    return CarriedFrame(partition, frame, author.count, author.count + count - 1, count)
 
 
 def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
@@ -219,7 +219,7 @@ def _named_like_ours() -> InvalidRequestError:
 # Routed
 
 
-class _Slot:
+class _OpenBatch:
     """Open batch of one segment."""
 
     __slots__ = ("append", "builder", "first", "last", "records", "steps")
@@ -231,21 +231,23 @@ class _Slot:
         self.records = 1
         self.steps = bytearray()
 
-    def frame(self, at: int, codec: int, *, is_each: bool) -> Frame:
+    def frame(self, at: int, codec: int, *, is_each: bool) -> CarriedFrame:
         """Return what it holds."""
         rest = b"" if is_each else pack_rest(self.records, self.steps)
         made = finished(self.builder.build(), rest, HEADER_VALUE_BYTES, codec)
-        return Frame(at, made, self.first, self.last, self.records)
+        return CarriedFrame(at, made, self.first, self.last, self.records)
 
 
-def _routed(header: BatchHeader, plain: RawBatch, partition: int, target: Target, author: Author) -> list[Frame]:
+def _routed(
+    header: BatchHeader, plain: RawBatch, partition: int, target: Target, author: BatchAuthor
+) -> list[CarriedFrame]:
     limits, each, bounds, hash_of = target.limits, target.is_each, target.bounds, target.hash_of
     locate, seed, pack, key_of, base = bisect_right, HASH_SEED, HEADER_VALUE.pack, author.transaction, author.base
     fixed = partition if target.is_partitioned else None
     keyless = partition % target.segments
     is_timed = limits.adopted is not None
-    slots: dict[int, _Slot] = {}
-    frames: list[Frame] = []
+    slots: dict[int, _OpenBatch] = {}
+    frames: list[CarriedFrame] = []
     count = author.count
     for record in _records(header, plain):
         key, value, timestamp = record.key, record.value, record.timestamp
@@ -273,7 +275,7 @@ def _routed(header: BatchHeader, plain: RawBatch, partition: int, target: Target
                 frames.append(slot.frame(at, header.compression, is_each=each))
             builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, limits.batch_bytes)
             builder.append(0, timestamp, key, value, own)
-            slots[at] = _Slot(builder, limits.append_of(builder), count)
+            slots[at] = _OpenBatch(builder, limits.append_of(builder), count)
         else:
             slot.records += 1
             append_step(slot.steps, count - slot.last)

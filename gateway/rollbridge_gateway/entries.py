@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollbridge_gateway.identity import Pair
-from rollbridge_gateway.producers import End, Previous
+from rollbridge_gateway.producers import PairEnd, Previous
 
 BUCKETS: Final = 256
 """A ZooKeeper reply is limited to 1 MiB, hence buckets: half a million ids of 100 bytes."""
@@ -69,7 +69,7 @@ class Entry:
                 transactional_id=str(said["id"]),
                 pair=_pair(said["pair"]),
                 timeout_ms=int(said["timeout_ms"]),
-                previous=None if previous is None else Previous(_pair(previous[:2]), End(previous[2])),
+                previous=None if previous is None else Previous(_pair(previous[:2]), PairEnd(previous[2])),
                 kept=None if kept is None else _pair(kept),
                 home=str(said.get("home", "")),
                 written_ms=int(said.get("written_ms", 0)),

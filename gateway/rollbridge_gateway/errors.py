@@ -21,20 +21,20 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
 from rollbridge_gateway.procedures import (
-    FencedByOthers,
-    Gap,
-    LostByOthers,
-    NothingWritten,
-    NowhereToGo,
-    Refused,
-    UnknownProducer,
-    WrongProducer,
+    FencedByOthersError,
+    LostByOthersError,
+    NothingWrittenError,
+    NowhereToGoError,
+    RefusedError,
+    SequenceGapError,
+    UnknownProducerError,
+    WrongProducerError,
 )
 from rollbridge_gateway.producers import Step
 from rollbridge_gateway.versions import Api
 
 
-class Fault(Enum):
+class KafkaFault(Enum):
     """What is wrong, before it is said in the words of a version."""
 
     NONE = "none"
@@ -64,82 +64,82 @@ class Fault(Enum):
     """Which group's transaction it is will be known once the producer writes: ask again."""
 
 
-OF_ERROR: Final[Mapping[type[BaseException], Fault]] = {
-    ours.RollbridgeError: Fault.UNFORESEEN,
-    ours.InvalidRequestError: Fault.INVALID_REQUEST,
-    ours.InvalidTimeoutError: Fault.TIMEOUT,
-    ours.RecordTooLargeError: Fault.TOO_LARGE,
-    ours.TransactionTooLargeError: Fault.ABORTABLE,
-    ours.GroupMismatchError: Fault.ABORTABLE,
-    ours.NotAuthorizedError: Fault.DENIED,
-    ours.AuthenticationError: Fault.DENIED,
-    ours.NotFoundError: Fault.NO_TOPIC,
-    ours.TransactionAbortedError: Fault.ABORTABLE,
-    ours.TransactionNotFoundError: Fault.UNKNOWN_PRODUCER,
-    ours.OutcomeExpiredError: Fault.UNKNOWN_PRODUCER,
-    ours.TransactionPreserverClosedError: Fault.UNKNOWN_PRODUCER,
-    ours.ConflictError: Fault.INVALID_STATE,
-    ours.StreamRecreatedError: Fault.ABORTABLE,
-    ours.IncompleteError: Fault.ABORTABLE,
-    ours.OutcomeUnknownError: Fault.BUSY,
-    ours.UnknownWriteError: Fault.AWAY,
-    ours.UnavailableError: Fault.AWAY,
-    ours.BackpressureError: Fault.SLOW,
-    ours.FencedError: Fault.FENCED,
-    ours.ZooKeeperOutdatedError: Fault.AWAY,
-    ours.CorruptDataError: Fault.CORRUPT,
-    UnknownProducer: Fault.UNKNOWN_PRODUCER,
-    NowhereToGo: Fault.NOWHERE,
-    NothingWritten: Fault.INVALID_RECORD,
-    Gap: Fault.GAP,
-    WrongProducer: Fault.STALE_EPOCH,
-    LostByOthers: Fault.INVALID_STATE,
-    FencedByOthers: Fault.FENCED,
-    TimeoutError: Fault.BUSY,
+OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
+    ours.RollbridgeError: KafkaFault.UNFORESEEN,
+    ours.InvalidRequestError: KafkaFault.INVALID_REQUEST,
+    ours.InvalidTimeoutError: KafkaFault.TIMEOUT,
+    ours.RecordTooLargeError: KafkaFault.TOO_LARGE,
+    ours.TransactionTooLargeError: KafkaFault.ABORTABLE,
+    ours.GroupMismatchError: KafkaFault.ABORTABLE,
+    ours.NotAuthorizedError: KafkaFault.DENIED,
+    ours.AuthenticationError: KafkaFault.DENIED,
+    ours.NotFoundError: KafkaFault.NO_TOPIC,
+    ours.TransactionAbortedError: KafkaFault.ABORTABLE,
+    ours.TransactionNotFoundError: KafkaFault.UNKNOWN_PRODUCER,
+    ours.OutcomeExpiredError: KafkaFault.UNKNOWN_PRODUCER,
+    ours.TransactionPreserverClosedError: KafkaFault.UNKNOWN_PRODUCER,
+    ours.ConflictError: KafkaFault.INVALID_STATE,
+    ours.StreamRecreatedError: KafkaFault.ABORTABLE,
+    ours.IncompleteError: KafkaFault.ABORTABLE,
+    ours.OutcomeUnknownError: KafkaFault.BUSY,
+    ours.UnknownWriteError: KafkaFault.AWAY,
+    ours.UnavailableError: KafkaFault.AWAY,
+    ours.BackpressureError: KafkaFault.SLOW,
+    ours.FencedError: KafkaFault.FENCED,
+    ours.ZooKeeperOutdatedError: KafkaFault.AWAY,
+    ours.CorruptDataError: KafkaFault.CORRUPT,
+    UnknownProducerError: KafkaFault.UNKNOWN_PRODUCER,
+    NowhereToGoError: KafkaFault.NOWHERE,
+    NothingWrittenError: KafkaFault.INVALID_RECORD,
+    SequenceGapError: KafkaFault.GAP,
+    WrongProducerError: KafkaFault.STALE_EPOCH,
+    LostByOthersError: KafkaFault.INVALID_STATE,
+    FencedByOthersError: KafkaFault.FENCED,
+    TimeoutError: KafkaFault.BUSY,
 }
 
-OF_STEP: Final[Mapping[Step, Fault]] = {
-    Step.WAIT: Fault.BUSY,
-    Step.INVALID: Fault.INVALID_STATE,
-    Step.ABORTABLE: Fault.ABORTABLE,
-    Step.STALE: Fault.FENCED,
+OF_STEP: Final[Mapping[Step, KafkaFault]] = {
+    Step.WAIT: KafkaFault.BUSY,
+    Step.INVALID: KafkaFault.INVALID_STATE,
+    Step.ABORTABLE: KafkaFault.ABORTABLE,
+    Step.STALE: KafkaFault.FENCED,
 }
 
 _E = ErrorCode
-_CODES: Final[Mapping[Fault, ErrorCode]] = {
-    Fault.NONE: _E.none,
-    Fault.UNFORESEEN: _E.unknown_server_error,
-    Fault.AWAY: _E.coordinator_not_available,
-    Fault.BUSY: _E.concurrent_transactions,
-    Fault.SLOW: _E.request_timed_out,
-    Fault.FENCED: _E.producer_fenced,
-    Fault.STALE_EPOCH: _E.invalid_producer_epoch,
-    Fault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
-    Fault.INVALID_STATE: _E.invalid_txn_state,
-    Fault.ABORTABLE: _E.invalid_txn_state,
-    Fault.NO_TOPIC: _E.unknown_topic_or_partition,
-    Fault.NOT_ADOPTED: _E.invalid_topic_exception,
-    Fault.TOO_LARGE: _E.message_too_large,
-    Fault.TIMEOUT: _E.invalid_transaction_timeout,
-    Fault.CORRUPT: _E.corrupt_message,
-    Fault.INVALID_RECORD: _E.invalid_record,
-    Fault.GAP: _E.out_of_order_sequence_number,
-    Fault.INVALID_REQUEST: _E.invalid_request,
-    Fault.DENIED: _E.transactional_id_authorization_failed,
-    Fault.NOWHERE: _E.concurrent_transactions,
+_CODES: Final[Mapping[KafkaFault, ErrorCode]] = {
+    KafkaFault.NONE: _E.none,
+    KafkaFault.UNFORESEEN: _E.unknown_server_error,
+    KafkaFault.AWAY: _E.coordinator_not_available,
+    KafkaFault.BUSY: _E.concurrent_transactions,
+    KafkaFault.SLOW: _E.request_timed_out,
+    KafkaFault.FENCED: _E.producer_fenced,
+    KafkaFault.STALE_EPOCH: _E.invalid_producer_epoch,
+    KafkaFault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
+    KafkaFault.INVALID_STATE: _E.invalid_txn_state,
+    KafkaFault.ABORTABLE: _E.invalid_txn_state,
+    KafkaFault.NO_TOPIC: _E.unknown_topic_or_partition,
+    KafkaFault.NOT_ADOPTED: _E.invalid_topic_exception,
+    KafkaFault.TOO_LARGE: _E.message_too_large,
+    KafkaFault.TIMEOUT: _E.invalid_transaction_timeout,
+    KafkaFault.CORRUPT: _E.corrupt_message,
+    KafkaFault.INVALID_RECORD: _E.invalid_record,
+    KafkaFault.GAP: _E.out_of_order_sequence_number,
+    KafkaFault.INVALID_REQUEST: _E.invalid_request,
+    KafkaFault.DENIED: _E.transactional_id_authorization_failed,
+    KafkaFault.NOWHERE: _E.concurrent_transactions,
 }
-_OF_OFFSETS: Final[Mapping[Fault, ErrorCode]] = {
+_OF_OFFSETS: Final[Mapping[KafkaFault, ErrorCode]] = {
     # What consumer group coordinators say, which is what clients of TxnOffsetCommit know how to ask again for.
-    Fault.BUSY: _E.coordinator_load_in_progress,
-    Fault.NOWHERE: _E.coordinator_load_in_progress,
+    KafkaFault.BUSY: _E.coordinator_load_in_progress,
+    KafkaFault.NOWHERE: _E.coordinator_load_in_progress,
 }
-_OF_PRODUCE: Final[Mapping[Fault, ErrorCode]] = {
+_OF_PRODUCE: Final[Mapping[KafkaFault, ErrorCode]] = {
     # Its clients know leaders, not coordinators. Of those that say "ask again" they keep the batches in order.
-    Fault.AWAY: _E.not_leader_or_follower,
-    Fault.BUSY: _E.concurrent_transactions,
-    Fault.FENCED: _E.invalid_producer_epoch,
-    Fault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
-    Fault.DENIED: _E.topic_authorization_failed,
+    KafkaFault.AWAY: _E.not_leader_or_follower,
+    KafkaFault.BUSY: _E.concurrent_transactions,
+    KafkaFault.FENCED: _E.invalid_producer_epoch,
+    KafkaFault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
+    KafkaFault.DENIED: _E.topic_authorization_failed,
 }
 _FENCED_SINCE: Final[Mapping[int, int]] = {
     Api.INIT_PRODUCER_ID: 4,
@@ -161,30 +161,30 @@ _CONCURRENT_IN_PRODUCE_SINCE: Final = 12
 """Version of Produce from which CONCURRENT_TRANSACTIONS is known."""
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> KafkaFault:
     """Return what an error is, by its class or the nearest one above it."""
-    if isinstance(error, Refused):
-        return OF_STEP.get(error.step, Fault.UNFORESEEN)
-    if isinstance(error, NothingWritten) and type(error) is NothingWritten and error.__cause__ is not None:
+    if isinstance(error, RefusedError):
+        return OF_STEP.get(error.step, KafkaFault.UNFORESEEN)
+    if isinstance(error, NothingWrittenError) and type(error) is NothingWrittenError and error.__cause__ is not None:
         return fault_of(error.__cause__)
     for kind in type(error).__mro__:
         found = OF_ERROR.get(kind)
         if found is not None:
             return found
-    return Fault.UNFORESEEN
+    return KafkaFault.UNFORESEEN
 
 
-def code_of(fault: Fault, api: int, version: int) -> ErrorCode:
+def code_of(fault: KafkaFault, api: int, version: int) -> ErrorCode:
     """Return Kafka's code of a fault in the answer to a request."""
-    if fault is Fault.ABORTABLE and version >= _ABORTABLE_SINCE.get(api, 1 << 15):
+    if fault is KafkaFault.ABORTABLE and version >= _ABORTABLE_SINCE.get(api, 1 << 15):
         return _E.transaction_abortable
     if api == Api.PRODUCE:
-        if fault is Fault.BUSY and version < _CONCURRENT_IN_PRODUCE_SINCE:
+        if fault is KafkaFault.BUSY and version < _CONCURRENT_IN_PRODUCE_SINCE:
             return _E.not_leader_or_follower
         return _OF_PRODUCE.get(fault, _CODES[fault])
     if api == Api.TXN_OFFSET_COMMIT and fault in _OF_OFFSETS:
         return _OF_OFFSETS[fault]
-    if fault is Fault.FENCED and version < _FENCED_SINCE.get(api, 0):
+    if fault is KafkaFault.FENCED and version < _FENCED_SINCE.get(api, 0):
         return _E.invalid_producer_epoch
     return _CODES[fault]
 

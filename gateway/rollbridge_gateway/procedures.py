@@ -28,16 +28,16 @@ from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_
 from rollbridge_gateway.producers import (
     ABORTED_BY_PRODUCER,
     UNACKNOWLEDGED,
-    End,
-    Known,
+    KnownEnd,
+    PairEnd,
     Previous,
-    Producer,
+    ProducerPhase,
+    ProducerState,
     Request,
-    State,
     Step,
     found,
 )
-from rollbridge_gateway.sequences import Sequences, TopicPartition, Verdict
+from rollbridge_gateway.sequences import Sequences, SequenceVerdict, TopicPartition
 
 T = TypeVar("T")
 TIMEOUT_UNBOUNDED: Final = -1
@@ -48,7 +48,7 @@ JAVA_MAX: Final = (1 << 31) - 1
 # Refusals, which are answers
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request is refused for its pair or the state of its transaction; nothing was changed by it.
 
     Attributes:
@@ -60,38 +60,38 @@ class Refused(Exception):
         self.step = step
 
 
-class UnknownProducer(Exception):
+class UnknownProducerError(Exception):
     """No producer of this transactional id has this pair: INVALID_PRODUCER_ID_MAPPING; nothing was changed."""
 
 
-class NowhereToGo(Exception):
+class NowhereToGoError(Exception):
     """Offsets alone, of a producer that has never written: which group of streams is to commit them cannot be told."""
 
 
-class LostByOthers(Exception):
+class LostByOthersError(Exception):
     """An effect found that the transaction was aborted by somebody else."""
 
 
-class FencedByOthers(Exception):
+class FencedByOthersError(Exception):
     """An effect found that a newer owner has taken the transaction or the client name."""
 
 
 # Effects
 
 
-class Effect:
+class GatewayEffect:
     """Something to be carried out. Its result is given in its docstring; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteEntry(Effect):
+class WriteEntry(GatewayEffect):
     """Replace the entry of the id; durable when it returns. The holder alone writes it."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
-class FenceOthers(Effect):
+class FenceOthers(GatewayEffect):
     """Begin a session of the client name in all groups that know it, so that nobody else of that name is heard.
 
     Returns the open transactions of the name as (id, label), once nothing that was asked for before is in flight.
@@ -99,24 +99,24 @@ class FenceOthers(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class AbortLeft(Effect):
+class AbortLeft(GatewayEffect):
     """Abort a transaction that an older producer left open; one that has ended meanwhile is left as it is."""
 
     transaction: str
 
 
 @dataclass(frozen=True, slots=True)
-class FindLabel(Effect):
+class FindLabel(GatewayEffect):
     """Ask what became of the newest transaction with a label.
 
-    Returns (:class:`Known`, reason, transaction id), as it is once nothing that was asked for before is in flight.
+    Returns (:class:`KnownEnd`, reason, transaction id), as it is once nothing that was asked for before is in flight.
     """
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
-class Resume(Effect):
+class Resume(GatewayEffect):
     """Take over an open transaction at its last savepoint; what came behind it does not count.
 
     Returns the notes of that savepoint; None if there is none, and then nothing of the transaction was acknowledged.
@@ -126,7 +126,7 @@ class Resume(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Begin(Effect):
+class BeginTransaction(GatewayEffect):
     """Begin a transaction; its BEGIN has reached the brokers when the next :class:`Save` has."""
 
     stream: str
@@ -135,7 +135,7 @@ class Begin(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Carry(Effect):
+class Carry(GatewayEffect):
     """Write a batch, all of it or nothing.
 
     Errors that say that nothing was written leave the transaction usable; any other makes the id be dropped here.
@@ -145,32 +145,32 @@ class Carry(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SendOffsets(Effect):
+class AddOffsets(GatewayEffect):
     """Add offsets of a consumer group, to be committed with the transaction."""
 
     offsets: GroupCommit
 
 
 @dataclass(frozen=True, slots=True)
-class Save(Effect):
+class Save(GatewayEffect):
     """Put a savepoint behind everything so far. Returns a ticket to wait with, outside of the procedure."""
 
     notes: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Finish(Effect):
+class Finish(GatewayEffect):
     """Commit or abort the open transaction, and wait until that is decided.
 
-    Raises :class:`LostByOthers` if it is aborted and a commit was asked for, :class:`Refused` if it is committed and an
-    abort was, :class:`FencedByOthers`.
+    Raises :class:`LostByOthersError` if it is aborted and a commit was asked for, :class:`RefusedError` if it is
+    committed and an abort was, :class:`FencedByOthersError`.
     """
 
     commit: bool
     reason: str = ABORTED_BY_PRODUCER
 
 
-Procedure = Generator[Effect, Any, T]
+Procedure = Generator[GatewayEffect, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Held:
     """
 
     entry: Entry | None = None
-    producer: Producer | None = None
+    producer: ProducerState | None = None
     sequences: Sequences = field(default_factory=Sequences)
     is_marked: bool = False
 
@@ -232,7 +232,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedProducer:
     """Answer to InitProducerId: the pair, and that of a prepared transaction that was kept (KIP-939)."""
 
     pair: Pair
@@ -253,7 +253,7 @@ class Written:
 
 def start(
     held: Held, transactional_id: str, timeout_ms: int, random: int, now_ms: int, *, keep: bool = False
-) -> Procedure[Started]:
+) -> Procedure[StartedProducer]:
     """Hand out a pair to a producer that starts: fence those before it, and abort what they left open.
 
     Args:
@@ -288,22 +288,22 @@ def start(
     _forget_transaction(held)
     held.sequences = Sequences()
     if kept is None:
-        held.producer = Producer(pair)
-    return Started(pair, NOBODY if kept is None else kept)
+        held.producer = ProducerState(pair)
+    return StartedProducer(pair, NOBODY if kept is None else kept)
 
 
-def renew(held: Held, pair: Pair, random: int, now_ms: int) -> Procedure[Started]:
+def renew(held: Held, pair: Pair, random: int, now_ms: int) -> Procedure[StartedProducer]:
     """Hand out the next pair to a producer that has one (KIP-360); what it has open is aborted."""
     producer, step = yield from _decide(held, Request.RENEW, pair)
     if step is Step.DONE:
-        return Started(producer.pair)
+        return StartedProducer(producer.pair)
     if step is Step.ABORT_RENEW:
         yield from _finish(held, commit=False)
     elif step is not Step.RENEW:
         raise _refusal(step, producer, pair)
-    yield from _renew(held, End.RENEWED, random, now_ms)
+    yield from _renew(held, PairEnd.RENEWED, random, now_ms)
     assert held.producer is not None
-    return Started(held.producer.pair)
+    return StartedProducer(held.producer.pair)
 
 
 # Writing
@@ -335,21 +335,21 @@ def write(held: Held, pair: Pair, batches: Sequence[Incoming], now_ms: int, *, v
         fault: Exception | None = None
         try:
             yield from _take(held, item)
-        except NothingWritten as refused:
+        except NothingWrittenError as refused:
             fault = refused
         faults.append(fault)
     return Written(faults, (yield from _save(held)))
 
 
-class NothingWritten(Exception):
+class NothingWrittenError(Exception):
     """A batch was refused; nothing of it was written, and the others are none the worse. Its cause says why."""
 
 
-class Gap(NothingWritten):
+class SequenceGapError(NothingWrittenError):
     """Sequence numbers are missing before it: OUT_OF_ORDER_SEQUENCE_NUMBER."""
 
 
-class WrongProducer(NothingWritten):
+class WrongProducerError(NothingWrittenError):
     """The pair in its header is not that of the request's first one: INVALID_PRODUCER_EPOCH."""
 
 
@@ -357,24 +357,24 @@ def _take(held: Held, item: Incoming) -> Procedure[None]:
     producer = held.producer
     assert producer is not None
     if item.pair != producer.pair:
-        raise WrongProducer(f"the batch is of {item.pair}, and the producer is {producer.pair}")
+        raise WrongProducerError(f"the batch is of {item.pair}, and the producer is {producer.pair}")
     match held.sequences.judge(item.where, item.pair.epoch, item.first, item.records):
-        case Verdict.DUPLICATE:
+        case SequenceVerdict.DUPLICATE:
             return
-        case Verdict.GAP:
+        case SequenceVerdict.GAP:
             seen = held.sequences.seen.get(item.where)
             last = seen.batches[-1].last if seen is not None and seen.batches else None
-            raise Gap(
+            raise SequenceGapError(
                 f"{item.where[0]}, partition {item.where[1]}: {item.first} does not follow {last}, the last taken"
             )
-        case Verdict.NEW:
+        case SequenceVerdict.NEW:
             yield Carry(item.batch)
             held.sequences.take(item.where, item.pair.epoch, item.first, item.records)
 
 
 def _is_repeated(held: Held, item: Incoming) -> bool:
     verdict = held.sequences.judge(item.where, item.pair.epoch, item.first, item.records)
-    return verdict is Verdict.DUPLICATE
+    return verdict is SequenceVerdict.DUPLICATE
 
 
 def send_offsets(held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_ms: int, *, v2: bool) -> Procedure[Any]:
@@ -389,7 +389,7 @@ def send_offsets(held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_
         v2: Whether the request adds what it names.
     """
     yield from _open(held, Request.WRITE_V2 if v2 else Request.WRITE_V1, pair, stream, now_ms, is_home=True)
-    yield SendOffsets(offsets)
+    yield AddOffsets(offsets)
     return (yield from _save(held))
 
 
@@ -406,13 +406,13 @@ def end(held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: b
     if step in (Step.COMMIT, Step.ABORT):
         yield from _finish(held, commit=commit)
     elif step is Step.DONE:
-        if producer.state is State.LOST and pair == producer.pair:
+        if producer.state is ProducerPhase.LOST and pair == producer.pair:
             held.producer = producer.ended(commit=False)
         return producer.pair
     elif step is not Step.RENEW:
         raise _refusal(step, producer, pair)
     if v2:
-        yield from _renew(held, End.COMMIT if commit else End.ABORT, random, now_ms)
+        yield from _renew(held, PairEnd.COMMIT if commit else PairEnd.ABORT, random, now_ms)
     assert held.producer is not None
     return held.producer.pair
 
@@ -423,15 +423,15 @@ def _finish(held: Held, *, commit: bool) -> Procedure[None]:
     held.producer = producer.asked(commit=commit)
     try:
         yield Finish(commit)
-    except LostByOthers:
+    except LostByOthersError:
         held.producer = producer.lost()
         _forget_transaction(held)
-        raise Refused(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
-    except FencedByOthers:
+        raise RefusedError(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
+    except FencedByOthersError:
         held.producer = producer.fenced()
         _forget_transaction(held)
-        raise Refused(Step.STALE, f"another producer has taken the place of {producer.pair}") from None
-    except Refused:
+        raise RefusedError(Step.STALE, f"another producer has taken the place of {producer.pair}") from None
+    except RefusedError:
         held.producer = producer.ended(commit=not commit)  # somebody has committed it by hand
         _forget_transaction(held)
         raise
@@ -442,7 +442,7 @@ def _finish(held: Held, *, commit: bool) -> Procedure[None]:
 # Shared
 
 
-def _decide(held: Held, request: Request, pair: Pair) -> Procedure[tuple[Producer, Step]]:
+def _decide(held: Held, request: Request, pair: Pair) -> Procedure[tuple[ProducerState, Step]]:
     """Return the producer and what to do, having looked the pair up if this gateway has not served it before."""
     producer = held.producer
     if producer is None or (producer.decide(request, pair) is Step.STALE and _may_be_later(producer, pair)):
@@ -450,15 +450,15 @@ def _decide(held: Held, request: Request, pair: Pair) -> Procedure[tuple[Produce
     return producer, producer.decide(request, pair)
 
 
-def _may_be_later(producer: Producer, pair: Pair) -> bool:
+def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
     """Return whether a pair that is not the one known here may have been handed out since, by another gateway."""
     return pair.producer_id == producer.pair.producer_id and pair.epoch > producer.pair.epoch
 
 
-def _look_up(held: Held, pair: Pair) -> Procedure[Producer]:
+def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
     entry = held.entry
     if entry is None:
-        raise UnknownProducer(f"no producer was started for this transactional id, so {pair} is none")
+        raise UnknownProducerError(f"no producer was started for this transactional id, so {pair} is none")
     newest = entry.pair
     if entry.previous is not None and pair == entry.previous.pair:
         # It may have been asked for that was answered with the newest pair, by which the producer is known from now on.
@@ -466,55 +466,59 @@ def _look_up(held: Held, pair: Pair) -> Procedure[Producer]:
         return held.producer
     if pair.producer_id != newest.producer_id or pair.epoch < newest.epoch:
         if is_ours(pair.producer_id):
-            raise Refused(Step.STALE, f"{pair} is over: {newest} is the newest producer of this transactional id")
-        raise UnknownProducer(f"{pair} was handed out by no gateway")
+            raise RefusedError(Step.STALE, f"{pair} is over: {newest} is the newest producer of this transactional id")
+        raise UnknownProducerError(f"{pair} was handed out by no gateway")
     previous = entry.previous
     if pair != newest:
         before = Pair(pair.producer_id, pair.epoch - 1)
         known, _, _ = yield FindLabel(before.label)
         previous = _previous(before, known)
     producer = yield from _find(held, pair, previous)
-    if pair != newest and producer.state is State.EMPTY and previous is None:
-        raise UnknownProducer(f"{pair} was handed out by no gateway, as far as is remembered")
-    if producer.state in (State.COMMITTED, State.ABORTED) and producer.kept is None and pair.epoch < EPOCH_MAX:
+    if pair != newest and producer.state is ProducerPhase.EMPTY and previous is None:
+        raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
+    if (
+        producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED)
+        and producer.kept is None
+        and pair.epoch < EPOCH_MAX
+    ):
         # With v2 its end may have been answered, and the next pair be in use: then this request comes late.
         following = Pair(pair.producer_id, pair.epoch + 1)
         known, _, _ = yield FindLabel(following.label)
-        if known is not Known.NONE:
-            end = End.COMMIT if producer.state is State.COMMITTED else End.ABORT
+        if known is not KnownEnd.NONE:
+            end = PairEnd.COMMIT if producer.state is ProducerPhase.COMMITTED else PairEnd.ABORT
             producer = yield from _find(held, following, Previous(pair, end))
     held.producer = producer
     return producer
 
 
-def _previous(before: Pair, known: Known) -> Previous | None:
+def _previous(before: Pair, known: KnownEnd) -> Previous | None:
     match known:
-        case Known.COMMITTED:
-            return Previous(before, End.COMMIT)
-        case Known.ABORTED:
-            return Previous(before, End.ABORT)
+        case KnownEnd.COMMITTED:
+            return Previous(before, PairEnd.COMMIT)
+        case KnownEnd.ABORTED:
+            return Previous(before, PairEnd.ABORT)
         case _:
             return None
 
 
-def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[Producer]:
+def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[ProducerState]:
     """Return the producer of a pair by the outcome of its label; take over what is open."""
     entry, kept = held.entry, None
     assert entry is not None
     known, reason, transaction = yield FindLabel(pair.label)
-    if known is Known.NONE and entry.kept is not None and pair == entry.pair:
+    if known is KnownEnd.NONE and entry.kept is not None and pair == entry.pair:
         kept = entry.kept
         known, reason, transaction = yield FindLabel(kept.label)
-        if known is Known.NONE:
+        if known is KnownEnd.NONE:
             kept = None
     _forget_transaction(held)
     held.sequences = Sequences()
-    if known is Known.OPEN:
+    if known is KnownEnd.OPEN:
         notes = yield Resume(transaction)
         if notes is None:
             # Its gateway has died before anything was acknowledged: the producer sends all of it again.
             yield Finish(commit=False, reason=UNACKNOWLEDGED)
-            return found(pair, Known.NONE, "", previous, kept)
+            return found(pair, KnownEnd.NONE, "", previous, kept)
         held.sequences = Sequences.restored(notes)
         held.is_marked = True
     return found(pair, known, reason, previous, kept)
@@ -531,14 +535,14 @@ def _open(
         if not stream or is_home:
             stream = entry.home or stream
         if not stream:
-            raise NowhereToGo(
+            raise NowhereToGoError(
                 "offsets alone, and nothing was ever written with this transactional id: of which group of streams the "
                 "transaction is cannot be told; write first"
             )
         if stream != entry.home:
             yield from _record(held, replace(entry, home=stream, written_ms=now_ms))
         _forget_transaction(held)
-        yield Begin(stream, pair.label, held.lease_ms)
+        yield BeginTransaction(stream, pair.label, held.lease_ms)
         held.producer = producer.begun()
     elif step is not Step.GO:
         raise _refusal(step, producer, pair)
@@ -550,18 +554,18 @@ def _save(held: Held) -> Procedure[Any]:
     return (yield Save(notes))
 
 
-def _renew(held: Held, end: End, random: int, now_ms: int) -> Procedure[None]:
+def _renew(held: Held, end: PairEnd, random: int, now_ms: int) -> Procedure[None]:
     """Hand out the next pair. It is put on record where no outcome of a label tells other gateways of it."""
     producer, entry = held.producer, held.entry
     assert producer is not None
     assert entry is not None
     fresh = producer.renewed(end, random)
-    follows = producer.state in (State.COMMITTED, State.ABORTED) and producer.kept is None
-    if end is End.RENEWED or not follows or fresh.pair.producer_id != producer.pair.producer_id:
+    follows = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED) and producer.kept is None
+    if end is PairEnd.RENEWED or not follows or fresh.pair.producer_id != producer.pair.producer_id:
         record = replace(entry, pair=fresh.pair, previous=fresh.previous, kept=None, written_ms=now_ms)
         yield from _record(held, record)
     held.producer = fresh
-    if end is End.RENEWED:
+    if end is PairEnd.RENEWED:
         held.sequences = Sequences()
 
 
@@ -574,5 +578,5 @@ def _forget_transaction(held: Held) -> None:
     held.is_marked = False
 
 
-def _refusal(step: Step, producer: Producer, pair: Pair) -> Refused:
-    return Refused(step, f"producer {producer.pair} is {producer.state.value}, and {pair} asks")
+def _refusal(step: Step, producer: ProducerState, pair: Pair) -> RefusedError:
+    return RefusedError(step, f"producer {producer.pair} is {producer.state.value}, and {pair} asks")

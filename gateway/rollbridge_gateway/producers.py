@@ -30,7 +30,7 @@ UNACKNOWLEDGED: Final = "nothing of it was acknowledged"
 """Reason of the abort of a transaction without a savepoint: for its producer it has not begun."""
 
 
-class State(Enum):
+class ProducerPhase(Enum):
     """What the transaction of a producer's pair is."""
 
     EMPTY = "empty"
@@ -91,9 +91,9 @@ class Step(Enum):
     """The pair is over: PRODUCER_FENCED or INVALID_PRODUCER_EPOCH."""
 
 
-_S, _R = State, Request
+_S, _R = ProducerPhase, Request
 
-TABLE: Final[Mapping[tuple[State, Request], Step]] = {
+TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.EMPTY, _R.ADD): Step.BEGIN,
     (_S.EMPTY, _R.WRITE_V1): Step.INVALID,
     (_S.EMPTY, _R.WRITE_V2): Step.BEGIN,
@@ -155,7 +155,7 @@ TABLE: Final[Mapping[tuple[State, Request], Step]] = {
 }
 
 
-class End(Enum):
+class PairEnd(Enum):
     """How a pair came to be over."""
 
     COMMIT = "commit"
@@ -167,21 +167,21 @@ class Previous(NamedTuple):
     """The pair before a producer's, of which an answer may have been lost."""
 
     pair: Pair
-    end: End
+    end: PairEnd
 
 
-_REPEATS: Final[Mapping[tuple[End, Request], Step]] = {
-    (End.COMMIT, _R.COMMIT_V2): Step.DONE,
-    (End.COMMIT, _R.ABORT_V2): Step.INVALID,
-    (End.ABORT, _R.COMMIT_V2): Step.INVALID,
-    (End.ABORT, _R.ABORT_V2): Step.DONE,
-    (End.RENEWED, _R.RENEW): Step.DONE,
+_REPEATS: Final[Mapping[tuple[PairEnd, Request], Step]] = {
+    (PairEnd.COMMIT, _R.COMMIT_V2): Step.DONE,
+    (PairEnd.COMMIT, _R.ABORT_V2): Step.INVALID,
+    (PairEnd.ABORT, _R.COMMIT_V2): Step.INVALID,
+    (PairEnd.ABORT, _R.ABORT_V2): Step.DONE,
+    (PairEnd.RENEWED, _R.RENEW): Step.DONE,
 }
 """Requests with the previous pair that are not simply stale: their answers were lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class ProducerState:
     """A producer as a gateway knows it.
 
     Attributes:
@@ -192,7 +192,7 @@ class Producer:
     """
 
     pair: Pair
-    state: State = State.EMPTY
+    state: ProducerPhase = ProducerPhase.EMPTY
     previous: Previous | None = None
     kept: Pair | None = None
 
@@ -205,41 +205,41 @@ class Producer:
         """Return what to do about a request that carries a pair."""
         if pair == self.pair:
             return TABLE[self.state, request]
-        if self.previous is not None and pair == self.previous.pair and self.state is not State.FENCED:
+        if self.previous is not None and pair == self.previous.pair and self.state is not ProducerPhase.FENCED:
             return _REPEATS.get((self.previous.end, request), Step.STALE)
         return Step.STALE
 
-    def begun(self) -> Producer:
+    def begun(self) -> ProducerState:
         """Return the producer with a transaction of its own open."""
-        return replace(self, state=State.OPEN, kept=None)
+        return replace(self, state=ProducerPhase.OPEN, kept=None)
 
-    def asked(self, *, commit: bool) -> Producer:
+    def asked(self, *, commit: bool) -> ProducerState:
         """Return the producer once an end was asked for."""
-        return replace(self, state=State.COMMITTING if commit else State.ABORTING)
+        return replace(self, state=ProducerPhase.COMMITTING if commit else ProducerPhase.ABORTING)
 
-    def ended(self, *, commit: bool) -> Producer:
+    def ended(self, *, commit: bool) -> ProducerState:
         """Return the producer whose transaction has ended as it asked; the pair stays, as with v1."""
-        return replace(self, state=State.COMMITTED if commit else State.ABORTED)
+        return replace(self, state=ProducerPhase.COMMITTED if commit else ProducerPhase.ABORTED)
 
-    def renewed(self, end: End, random: int) -> Producer:
+    def renewed(self, end: PairEnd, random: int) -> ProducerState:
         """Return the producer with the next pair, and nothing under it.
 
         Args:
             end: What it was that the next pair answers.
             random: For another producer id, once the epochs are used up.
         """
-        return Producer(next_pair(self.pair, random), State.EMPTY, Previous(self.pair, end))
+        return ProducerState(next_pair(self.pair, random), ProducerPhase.EMPTY, Previous(self.pair, end))
 
-    def lost(self) -> Producer:
+    def lost(self) -> ProducerState:
         """Return the producer whose transaction somebody else has aborted."""
-        return replace(self, state=State.LOST)
+        return replace(self, state=ProducerPhase.LOST)
 
-    def fenced(self) -> Producer:
+    def fenced(self) -> ProducerState:
         """Return the producer that another one has taken the place of."""
-        return replace(self, state=State.FENCED)
+        return replace(self, state=ProducerPhase.FENCED)
 
 
-class Known(Enum):
+class KnownEnd(Enum):
     """What is known of a label, wherever its transaction was begun."""
 
     NONE = "none"
@@ -249,8 +249,8 @@ class Known(Enum):
 
 
 def found(
-    pair: Pair, known: Known, reason: str, previous: Previous | None = None, kept: Pair | None = None
-) -> Producer:
+    pair: Pair, known: KnownEnd, reason: str, previous: Previous | None = None, kept: Pair | None = None
+) -> ProducerState:
     """Return the producer of a pair that this gateway has not served before.
 
     Args:
@@ -261,16 +261,16 @@ def found(
         kept: Pair whose label it was, if it is not that of ``pair``.
     """
     match known:
-        case Known.NONE:
-            state = State.EMPTY
-        case Known.OPEN:
-            state = State.OPEN
-        case Known.COMMITTED:
-            state = State.COMMITTED
-        case Known.ABORTED if reason == UNACKNOWLEDGED:
-            state = State.EMPTY
-        case Known.ABORTED:
-            state = State.ABORTED if reason == ABORTED_BY_PRODUCER else State.LOST
+        case KnownEnd.NONE:
+            state = ProducerPhase.EMPTY
+        case KnownEnd.OPEN:
+            state = ProducerPhase.OPEN
+        case KnownEnd.COMMITTED:
+            state = ProducerPhase.COMMITTED
+        case KnownEnd.ABORTED if reason == UNACKNOWLEDGED:
+            state = ProducerPhase.EMPTY
+        case KnownEnd.ABORTED:
+            state = ProducerPhase.ABORTED if reason == ABORTED_BY_PRODUCER else ProducerPhase.LOST
         case _:
             assert_never(known)
-    return Producer(pair, state, previous, kept)
+    return ProducerState(pair, state, previous, kept)

@@ -35,7 +35,7 @@ _BATCH: Final = struct.Struct(">ii")
 TopicPartition = tuple[str, int]
 
 
-class Verdict(Enum):
+class SequenceVerdict(Enum):
     """What a batch is."""
 
     NEW = "new"
@@ -53,7 +53,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenBatches:
     """What is known of one partition.
 
     Attributes:
@@ -64,9 +64,9 @@ class Seen:
     epoch: int
     batches: tuple[Taken, ...] = ()
 
-    def with_batch(self, batch: Taken) -> Seen:
+    def with_batch(self, batch: Taken) -> SeenBatches:
         """Return this, with a batch that was taken."""
-        return Seen(self.epoch, (*self.batches, batch)[-KEPT:])
+        return SeenBatches(self.epoch, (*self.batches, batch)[-KEPT:])
 
 
 def last_of(first: int, records: int) -> int:
@@ -79,7 +79,7 @@ def following(sequence: int) -> int:
     return sequence + 1 & SEQUENCE_MAX
 
 
-def judge(seen: Seen | None, epoch: int, first: int, records: int) -> Verdict:
+def judge(seen: SeenBatches | None, epoch: int, first: int, records: int) -> SequenceVerdict:
     """Decide what a batch is.
 
     Args:
@@ -89,21 +89,21 @@ def judge(seen: Seen | None, epoch: int, first: int, records: int) -> Verdict:
         records: Number of its records, 1 or more.
     """
     if seen is None or not seen.batches:
-        return Verdict.NEW
+        return SequenceVerdict.NEW
     if epoch != seen.epoch:
-        return Verdict.NEW if first == 0 else Verdict.GAP
+        return SequenceVerdict.NEW if first == 0 else SequenceVerdict.GAP
     batch = Taken(first, last_of(first, records))
     if batch in seen.batches:
-        return Verdict.DUPLICATE
-    return Verdict.NEW if first == following(seen.batches[-1].last) else Verdict.GAP
+        return SequenceVerdict.DUPLICATE
+    return SequenceVerdict.NEW if first == following(seen.batches[-1].last) else SequenceVerdict.GAP
 
 
-def encode(seen: Seen) -> bytes:
+def encode(seen: SeenBatches) -> bytes:
     """Return the value of a note."""
     return _EPOCH.pack(seen.epoch) + b"".join(_BATCH.pack(*batch) for batch in seen.batches)
 
 
-def decode(value: bytes) -> Seen:
+def decode(value: bytes) -> SeenBatches:
     """Return what a note says.
 
     Raises:
@@ -114,7 +114,7 @@ def decode(value: bytes) -> Seen:
     batches = tuple(Taken(*item) for item in _BATCH.iter_unpack(value[_EPOCH.size :]))
     if len(batches) > KEPT or any(min(batch) < 0 for batch in batches):
         raise ValueError(f"a note of {len(batches)} batches, or of negative numbers, is not one of sequence numbers")
-    return Seen(_EPOCH.unpack_from(value)[0], batches)
+    return SeenBatches(_EPOCH.unpack_from(value)[0], batches)
 
 
 @dataclass(slots=True)
@@ -126,10 +126,10 @@ class Sequences:
         fresh: Partitions that have changed since notes were last taken.
     """
 
-    seen: dict[TopicPartition, Seen] = field(default_factory=dict)
+    seen: dict[TopicPartition, SeenBatches] = field(default_factory=dict)
     fresh: set[TopicPartition] = field(default_factory=set)
 
-    def judge(self, where: TopicPartition, epoch: int, first: int, records: int) -> Verdict:
+    def judge(self, where: TopicPartition, epoch: int, first: int, records: int) -> SequenceVerdict:
         """Decide what a batch is; see :func:`judge`."""
         return judge(self.seen.get(where), epoch, first, records)
 
@@ -137,7 +137,7 @@ class Sequences:
         """Note a new batch, which was written."""
         seen = self.seen.get(where)
         if seen is None or seen.epoch != epoch:
-            seen = Seen(epoch)
+            seen = SeenBatches(epoch)
         self.seen[where] = seen.with_batch(Taken(first, last_of(first, records)))
         self.fresh.add(where)
 

@@ -24,7 +24,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 
-class Room(IntEnum):
+class Handling(IntEnum):
     """Who answers an API."""
 
     OWN = 0
@@ -62,13 +62,13 @@ class Served(NamedTuple):
         why: What the highest version needs, or why it is not higher.
     """
 
-    room: Room
+    room: Handling
     low: int
     high: int
     why: str
 
 
-class Range(NamedTuple):
+class VersionRange(NamedTuple):
     """Versions of an API, from ``low`` to ``high``."""
 
     low: int
@@ -76,24 +76,26 @@ class Range(NamedTuple):
 
 
 def _relayed(high: int, why: str = "bytes") -> Served:
-    return Served(Room.RELAYED, 0, high, why)
+    return Served(Handling.RELAYED, 0, high, why)
 
 
 TABLE: Final[Mapping[int, Served]] = {
-    Api.PRODUCE: Served(Room.OWN, 0, 12, "v12 is transactions v2; v13 names topics by id"),
-    Api.METADATA: Served(Room.REWRITTEN, 0, 12, "v13 has an error for all of it, of which no broker makes use"),
-    Api.FIND_COORDINATOR: Served(Room.REWRITTEN, 0, 6, "several keys since v4; share groups since v6"),
-    Api.API_VERSIONS: Served(Room.OWN, 0, 4, "finalized features tell clients of transactions v2"),
-    Api.INIT_PRODUCER_ID: Served(Room.OWN, 0, 6, "v3 renews a pair (KIP-360); v6 keeps what is prepared (KIP-939)"),
-    Api.ADD_PARTITIONS_TO_TXN: Served(Room.OWN, 0, 3, "v4 and v5 are for brokers among themselves"),
-    Api.ADD_OFFSETS_TO_TXN: Served(Room.OWN, 0, 4, "v4 knows TRANSACTION_ABORTABLE"),
-    Api.END_TXN: Served(Room.OWN, 0, 5, "v5 answers with the next pair (KIP-890)"),
-    Api.TXN_OFFSET_COMMIT: Served(Room.OWN, 0, 5, "v5 needs no AddOffsetsToTxn before it"),
-    Api.DESCRIBE_CLUSTER: Served(Room.REWRITTEN, 0, 2, "v2 tells fenced brokers"),
-    Api.DESCRIBE_PRODUCERS: Served(Room.OWN, 0, 0, "open transactions of ours, beside those of the broker"),
-    Api.DESCRIBE_TRANSACTIONS: Served(Room.OWN, 0, 0, "of transactional ids of ours"),
-    Api.LIST_TRANSACTIONS: Served(Room.OWN, 0, 1, "v2 has a pattern of ids"),
-    Api.SASL_HANDSHAKE: Served(Room.RELAYED, 1, 1, "the broker decides; v0 is followed by bytes that are no requests"),
+    Api.PRODUCE: Served(Handling.OWN, 0, 12, "v12 is transactions v2; v13 names topics by id"),
+    Api.METADATA: Served(Handling.REWRITTEN, 0, 12, "v13 has an error for all of it, of which no broker makes use"),
+    Api.FIND_COORDINATOR: Served(Handling.REWRITTEN, 0, 6, "several keys since v4; share groups since v6"),
+    Api.API_VERSIONS: Served(Handling.OWN, 0, 4, "finalized features tell clients of transactions v2"),
+    Api.INIT_PRODUCER_ID: Served(Handling.OWN, 0, 6, "v3 renews a pair (KIP-360); v6 keeps what is prepared (KIP-939)"),
+    Api.ADD_PARTITIONS_TO_TXN: Served(Handling.OWN, 0, 3, "v4 and v5 are for brokers among themselves"),
+    Api.ADD_OFFSETS_TO_TXN: Served(Handling.OWN, 0, 4, "v4 knows TRANSACTION_ABORTABLE"),
+    Api.END_TXN: Served(Handling.OWN, 0, 5, "v5 answers with the next pair (KIP-890)"),
+    Api.TXN_OFFSET_COMMIT: Served(Handling.OWN, 0, 5, "v5 needs no AddOffsetsToTxn before it"),
+    Api.DESCRIBE_CLUSTER: Served(Handling.REWRITTEN, 0, 2, "v2 tells fenced brokers"),
+    Api.DESCRIBE_PRODUCERS: Served(Handling.OWN, 0, 0, "open transactions of ours, beside those of the broker"),
+    Api.DESCRIBE_TRANSACTIONS: Served(Handling.OWN, 0, 0, "of transactional ids of ours"),
+    Api.LIST_TRANSACTIONS: Served(Handling.OWN, 0, 1, "v2 has a pattern of ids"),
+    Api.SASL_HANDSHAKE: Served(
+        Handling.RELAYED, 1, 1, "the broker decides; v0 is followed by bytes that are no requests"
+    ),
     Api.SASL_AUTHENTICATE: _relayed(2, "the broker decides"),
     Api.FETCH: _relayed(15, "v16 may name addresses (KIP-951)"),
     2: _relayed(11),  # ListOffsets
@@ -146,27 +148,27 @@ UNTAGGED_ANSWERS: Final = frozenset((Api.API_VERSIONS,))
 """APIs whose answers have a header without tagged fields in every version."""
 
 
-def offered(broker: Mapping[int, Range]) -> dict[int, Range]:
+def offered(broker: Mapping[int, VersionRange]) -> dict[int, VersionRange]:
     """Return what to advertise in front of a broker: our own APIs, and of the others what the broker has as well.
 
     Args:
         broker: What the broker advertises.
     """
-    found: dict[int, Range] = {}
+    found: dict[int, VersionRange] = {}
     for key, served in TABLE.items():
-        if served.room is Room.OWN and key != Api.PRODUCE:
-            found[key] = Range(served.low, served.high)
+        if served.room is Handling.OWN and key != Api.PRODUCE:
+            found[key] = VersionRange(served.low, served.high)
             continue
         theirs = broker.get(key)
         if theirs is None:
             continue
-        both = Range(max(served.low, theirs.low), min(served.high, theirs.high))
+        both = VersionRange(max(served.low, theirs.low), min(served.high, theirs.high))
         if both.low <= both.high:
             found[key] = both
     return found
 
 
-def room_of(key: int, version: int) -> Room | None:
+def room_of(key: int, version: int) -> Handling | None:
     """Return who answers a request; None if nobody does."""
     served = TABLE.get(key)
     if served is None or not served.low <= version <= served.high:

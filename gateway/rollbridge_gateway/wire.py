@@ -35,7 +35,7 @@ FLEXIBLE_PRODUCE: Final = 9
 """Version of Produce from which lengths are compact."""
 
 
-Kind = Literal[EntityType.request, EntityType.response]
+MessageKind = Literal[EntityType.request, EntityType.response]
 
 
 class MalformedError(Exception):
@@ -68,7 +68,7 @@ class Peeked(NamedTuple):
 
 
 @cache
-def schema(key: int, version: int, kind: Kind) -> type[Any]:
+def schema(key: int, version: int, kind: MessageKind) -> type[Any]:
     """Return the class of a request or an answer.
 
     Raises:

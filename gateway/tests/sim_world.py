@@ -15,24 +15,24 @@ from typing import Any, TypeVar
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.procedures import (
     AbortLeft,
-    Begin,
+    AddOffsets,
+    BeginTransaction,
     Carry,
-    Effect,
-    FencedByOthers,
+    FencedByOthersError,
     FenceOthers,
     FindLabel,
     Finish,
+    GatewayEffect,
     GroupCommit,
     Held,
-    LostByOthers,
-    NothingWritten,
+    LostByOthersError,
+    NothingWrittenError,
     Procedure,
     Resume,
     Save,
-    SendOffsets,
     WriteEntry,
 )
-from rollbridge_gateway.producers import Known
+from rollbridge_gateway.producers import KnownEnd
 
 T = TypeVar("T")
 STREAM = "sales/orders"
@@ -48,7 +48,7 @@ class Txn:
     written."""
 
     label: str
-    state: Known = Known.OPEN
+    state: KnownEnd = KnownEnd.OPEN
     reason: str = ""
     is_durable: bool = False
     owner: int = 0
@@ -96,8 +96,8 @@ class World:
     def expire(self) -> None:
         """End an open transaction by its lease, as a leader does on its own."""
         for txn in self.txns.values():
-            if txn.state is Known.OPEN and txn.is_durable:
-                txn.state, txn.reason = Known.ABORTED, "expired"
+            if txn.state is KnownEnd.OPEN and txn.is_durable:
+                txn.state, txn.reason = KnownEnd.ABORTED, "expired"
                 self.expired = True
 
     def labelled(self, label: str) -> tuple[str, Txn] | None:
@@ -147,14 +147,14 @@ class Gateway:
         return result
 
     def _drive(self, procedure: Procedure[T]) -> T:
-        send: Callable[[Any], Effect] = procedure.send
+        send: Callable[[Any], GatewayEffect] = procedure.send
         value: Any = None
         try:
             while True:
                 effect = send(value)
                 try:
                     value, send = self._carry_out(effect), procedure.send
-                except (LostByOthers, FencedByOthers, NothingWritten) as fault:
+                except (LostByOthersError, FencedByOthersError, NothingWrittenError) as fault:
                     value, send = fault, procedure.throw
         except StopIteration as stop:
             result: T = stop.value
@@ -179,7 +179,7 @@ class Gateway:
             self.world.steps[f"crash at {where}"] += 1
             raise Crash(where)
 
-    def _carry_out(self, effect: Effect) -> Any:
+    def _carry_out(self, effect: GatewayEffect) -> Any:
         name = type(effect).__name__
         self._maybe_die(f"before {name}")
         self.world.steps[name] += 1
@@ -187,21 +187,21 @@ class Gateway:
         self._maybe_die(f"behind {name}")
         return result
 
-    def _effect(self, effect: Effect) -> Any:
+    def _effect(self, effect: GatewayEffect) -> Any:
         world = self.world
         match effect:
             case WriteEntry(entry):
                 world.entry = Entry.decode(entry.encode())
             case FenceOthers():
-                return [(name, txn.label) for name, txn in world.txns.items() if txn.state is Known.OPEN]
+                return [(name, txn.label) for name, txn in world.txns.items() if txn.state is KnownEnd.OPEN]
             case AbortLeft(transaction):
                 txn = world.txns[transaction]
-                if txn.state is Known.OPEN:
-                    txn.state, txn.reason = Known.ABORTED, "fenced"
+                if txn.state is KnownEnd.OPEN:
+                    txn.state, txn.reason = KnownEnd.ABORTED, "fenced"
             case FindLabel(label):
                 found = world.labelled(label)
                 if found is None:
-                    return Known.NONE, "", ""
+                    return KnownEnd.NONE, "", ""
                 return found[1].state, found[1].reason, found[0]
             case Resume(transaction):
                 txn = self.txn = world.txns[transaction]
@@ -211,7 +211,7 @@ class Gateway:
                     return None
                 txn.offsets = dict(txn.saved_offsets)
                 return dict(txn.notes)
-            case Begin(stream, label, _):
+            case BeginTransaction(stream, label, _):
                 assert stream == STREAM
                 txn = self.txn = Txn(label)
                 self._own(txn)
@@ -219,7 +219,7 @@ class Gateway:
             case Carry(batch):
                 assert self.txn is not None
                 self.txn.tail += batch
-            case SendOffsets(offsets):
+            case AddOffsets(offsets):
                 assert self.txn is not None
                 known = self.txn.offsets.get(offsets.group)
                 self.txn.offsets[offsets.group] = offsets if known is None else known.joined(offsets)
@@ -245,18 +245,18 @@ class Gateway:
         txn = self.txn
         assert txn is not None
         if txn.owner != self.owner:
-            raise FencedByOthers
-        if txn.state is Known.OPEN:
+            raise FencedByOthersError
+        if txn.state is KnownEnd.OPEN:
             txn.is_durable = True
             if commit:
-                txn.state = Known.COMMITTED
+                txn.state = KnownEnd.COMMITTED
                 self.world.committed += txn.saved + txn.tail
                 for group in txn.offsets.values():
                     for where, offset in group.offsets.items():
                         self.world.offsets[group.group, where] = offset
             else:
-                txn.state, txn.reason = Known.ABORTED, reason
-        elif commit and txn.state is Known.ABORTED:
-            raise LostByOthers
-        elif not commit and txn.state is Known.COMMITTED:
+                txn.state, txn.reason = KnownEnd.ABORTED, reason
+        elif commit and txn.state is KnownEnd.ABORTED:
+            raise LostByOthersError
+        elif not commit and txn.state is KnownEnd.COMMITTED:
             raise AssertionError("an abort was asked for what is committed")

@@ -18,7 +18,7 @@ from rollbridge.model.attribution import RECORD_HEADER, unpack_run
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.records import TopicLimits
-from rollbridge_gateway.carrying import Author, Target, carry, check_batch
+from rollbridge_gateway.carrying import BatchAuthor, Target, carry, check_batch
 
 TXN = TransactionId.of(3, 5)
 NOW_MS = int(time.time() * 1000)
@@ -82,7 +82,7 @@ def unpacked(frames: list[Any]) -> list[tuple[int, int, Record]]:
 def test_records_are_routed_by_their_keys(records: list[Record], codec: Compression, each: bool, count: int) -> None:
     batch = batch_of(records, codec)
     check_batch(batch)
-    frames = carry(batch, 1, target(each=each), Author(TXN.bytes, 1_000, count))
+    frames = carry(batch, 1, target(each=each), BatchAuthor(TXN.bytes, 1_000, count))
     found = unpacked(frames)
     assert [item[0] for item in found] == list(range(count, count + len(records)))
     assert [item[2] for item in found] == records
@@ -94,14 +94,14 @@ def test_records_are_routed_by_their_keys(records: list[Record], codec: Compress
 def test_records_of_an_adopted_topic_are_passed(
     records: list[Record], codec: Compression, partition: int, count: int
 ) -> None:
-    frames = carry(batch_of(records, codec), partition, target(passed=True), Author(TXN.bytes, 1_000, count))
+    frames = carry(batch_of(records, codec), partition, target(passed=True), BatchAuthor(TXN.bytes, 1_000, count))
     assert [(frame.at, frame.first, frame.records) for frame in frames] == [(partition, count, len(records))]
     assert [item[2] for item in unpacked(frames)] == records
 
 
 def test_what_is_too_long_for_a_frame_becomes_several_of_its_partition() -> None:
     records: list[Record] = [(NOW_MS, b"k", bytes(900), []) for _ in range(40)]
-    frames = carry(batch_of(records), 2, target(passed=True, batch=10_000), Author(TXN.bytes, 1_000, 0))
+    frames = carry(batch_of(records), 2, target(passed=True, batch=10_000), BatchAuthor(TXN.bytes, 1_000, 0))
     assert len(frames) > 3
     assert {frame.at for frame in frames} == {2}
     assert [item[2] for item in unpacked(frames)] == records
@@ -111,7 +111,7 @@ def test_what_is_too_long_for_a_frame_becomes_several_of_its_partition() -> None
 def test_a_record_that_is_too_large_leaves_nothing(passed: bool) -> None:
     records: list[Record] = [(NOW_MS, b"k", bytes(size), []) for size in (1, 1, 5_000)]
     with pytest.raises(RecordTooLargeError):
-        carry(batch_of(records), 0, target(passed=passed, record=2_000, batch=4_000), Author(TXN.bytes, 0, 0))
+        carry(batch_of(records), 0, target(passed=passed, record=2_000, batch=4_000), BatchAuthor(TXN.bytes, 0, 0))
 
 
 @pytest.mark.parametrize(("passed", "at"), [(True, 0), (False, 0), (False, 2)])
@@ -119,18 +119,18 @@ def test_nobody_writes_our_header(passed: bool, at: int) -> None:
     records: list[Record] = [(NOW_MS, b"k", b"v", []) for _ in range(3)]
     records[at] = (NOW_MS, b"k", b"v", [("x", b""), (RECORD_HEADER, bytes(24))])
     with pytest.raises(InvalidRequestError, match="rollbridge's own"):
-        carry(batch_of(records), 0, target(passed=passed), Author(TXN.bytes, 0, 0))
+        carry(batch_of(records), 0, target(passed=passed), BatchAuthor(TXN.bytes, 0, 0))
 
 
 def test_what_an_adopted_topic_takes() -> None:
     keyless: list[Record] = [(NOW_MS, b"k", b"v", []), (NOW_MS, None, b"v", [])]
     with pytest.raises(InvalidRequestError, match="key"):
-        carry(batch_of(keyless), 0, target(passed=True, is_compacted=True), Author(TXN.bytes, 0, 0))
+        carry(batch_of(keyless), 0, target(passed=True, is_compacted=True), BatchAuthor(TXN.bytes, 0, 0))
     old: list[Record] = [(NOW_MS - 10_000_000, b"k", b"v", [])]
     with pytest.raises(InvalidRequestError, match="past"):
-        carry(batch_of(old), 0, target(passed=True, before_ms=1_000), Author(TXN.bytes, 0, 0))
+        carry(batch_of(old), 0, target(passed=True, before_ms=1_000), BatchAuthor(TXN.bytes, 0, 0))
     with pytest.raises(InvalidRequestError, match="partition"):
-        carry(batch_of(old), 3, target(passed=True), Author(TXN.bytes, 0, 0))
+        carry(batch_of(old), 3, target(passed=True), BatchAuthor(TXN.bytes, 0, 0))
 
 
 @given(RECORDS, CODECS, st.booleans(), st.data())
@@ -156,7 +156,7 @@ def test_records_under_a_right_checksum_do_no_harm(
     wrong = stamp(bytes(batch), producer_id=1 << 62, producer_epoch=4, base_sequence=17)
     check_batch(wrong)
     try:
-        frames = carry(wrong, 1, target(passed=passed), Author(TXN.bytes, 1_000, 0))
+        frames = carry(wrong, 1, target(passed=passed), BatchAuthor(TXN.bytes, 1_000, 0))
     except (CorruptDataError, InvalidRequestError):
         return
     assert sum(frame.records for frame in frames) == len(records)

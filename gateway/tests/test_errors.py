@@ -8,8 +8,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
-from rollbridge_gateway.errors import OF_STEP, Fault, code_of, code_of_error, fault_of
-from rollbridge_gateway.procedures import Gap, NothingWritten, NowhereToGo, Refused, UnknownProducer
+from rollbridge_gateway.errors import OF_STEP, KafkaFault, code_of, code_of_error, fault_of
+from rollbridge_gateway.procedures import (
+    NothingWrittenError,
+    NowhereToGoError,
+    RefusedError,
+    SequenceGapError,
+    UnknownProducerError,
+)
 from rollbridge_gateway.producers import Step
 from rollbridge_gateway.versions import TABLE, Api
 
@@ -37,13 +43,13 @@ def test_every_error_is_foreseen(kind: type[BaseException]) -> None:
     foreseen = {ours.RollbridgeError, ours.LocalEnvironmentError}
     fault = fault_of(kind.__new__(kind))
     known = kind in foreseen or not kind.__module__.startswith("rollbridge.errors")
-    assert known or fault is not Fault.UNFORESEEN
+    assert known or fault is not KafkaFault.UNFORESEEN
 
 
-@pytest.mark.parametrize(("fault", "where"), list(itertools.product(Fault, VERSIONS)))
-def test_every_fault_has_a_code_in_every_version(fault: Fault, where: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("fault", "where"), list(itertools.product(KafkaFault, VERSIONS)))
+def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple[int, int]) -> None:
     code = code_of(fault, *where)
-    assert (code is ErrorCode.none) == (fault is Fault.NONE)
+    assert (code is ErrorCode.none) == (fault is KafkaFault.NONE)
     if code is ErrorCode.transaction_abortable:
         assert where[0] != Api.END_TXN
         assert where[1] >= {Api.PRODUCE: 11, Api.INIT_PRODUCER_ID: 5}.get(Api(where[0]), 4)
@@ -52,23 +58,23 @@ def test_every_fault_has_a_code_in_every_version(fault: Fault, where: tuple[int,
 @pytest.mark.parametrize(
     ("error", "api", "version", "code"),
     [
-        (Refused(Step.STALE, ""), Api.END_TXN, 1, "invalid_producer_epoch"),
-        (Refused(Step.STALE, ""), Api.END_TXN, 2, "producer_fenced"),
-        (Refused(Step.STALE, ""), Api.PRODUCE, 12, "invalid_producer_epoch"),
-        (Refused(Step.STALE, ""), Api.INIT_PRODUCER_ID, 3, "invalid_producer_epoch"),
-        (Refused(Step.STALE, ""), Api.INIT_PRODUCER_ID, 4, "producer_fenced"),
-        (Refused(Step.INVALID, ""), Api.END_TXN, 5, "invalid_txn_state"),
-        (Refused(Step.WAIT, ""), Api.END_TXN, 5, "concurrent_transactions"),
-        (Refused(Step.WAIT, ""), Api.PRODUCE, 11, "not_leader_or_follower"),
-        (Refused(Step.WAIT, ""), Api.TXN_OFFSET_COMMIT, 3, "coordinator_load_in_progress"),
-        (Refused(Step.ABORTABLE, ""), Api.PRODUCE, 10, "invalid_txn_state"),
-        (Refused(Step.ABORTABLE, ""), Api.PRODUCE, 11, "transaction_abortable"),
-        (Refused(Step.ABORTABLE, ""), Api.ADD_PARTITIONS_TO_TXN, 3, "invalid_txn_state"),
-        (UnknownProducer(), Api.END_TXN, 5, "invalid_producer_id_mapping"),
-        (NowhereToGo(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
-        (NowhereToGo(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
-        (Gap(), Api.PRODUCE, 12, "out_of_order_sequence_number"),
-        (NothingWritten(), Api.PRODUCE, 12, "invalid_record"),
+        (RefusedError(Step.STALE, ""), Api.END_TXN, 1, "invalid_producer_epoch"),
+        (RefusedError(Step.STALE, ""), Api.END_TXN, 2, "producer_fenced"),
+        (RefusedError(Step.STALE, ""), Api.PRODUCE, 12, "invalid_producer_epoch"),
+        (RefusedError(Step.STALE, ""), Api.INIT_PRODUCER_ID, 3, "invalid_producer_epoch"),
+        (RefusedError(Step.STALE, ""), Api.INIT_PRODUCER_ID, 4, "producer_fenced"),
+        (RefusedError(Step.INVALID, ""), Api.END_TXN, 5, "invalid_txn_state"),
+        (RefusedError(Step.WAIT, ""), Api.END_TXN, 5, "concurrent_transactions"),
+        (RefusedError(Step.WAIT, ""), Api.PRODUCE, 11, "not_leader_or_follower"),
+        (RefusedError(Step.WAIT, ""), Api.TXN_OFFSET_COMMIT, 3, "coordinator_load_in_progress"),
+        (RefusedError(Step.ABORTABLE, ""), Api.PRODUCE, 10, "invalid_txn_state"),
+        (RefusedError(Step.ABORTABLE, ""), Api.PRODUCE, 11, "transaction_abortable"),
+        (RefusedError(Step.ABORTABLE, ""), Api.ADD_PARTITIONS_TO_TXN, 3, "invalid_txn_state"),
+        (UnknownProducerError(), Api.END_TXN, 5, "invalid_producer_id_mapping"),
+        (NowhereToGoError(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
+        (NowhereToGoError(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
+        (SequenceGapError(), Api.PRODUCE, 12, "out_of_order_sequence_number"),
+        (NothingWrittenError(), Api.PRODUCE, 12, "invalid_record"),
         (ours.ClientFencedError(""), Api.PRODUCE, 12, "invalid_producer_epoch"),
         (ours.OutcomeUnknownError("", transaction=""), Api.END_TXN, 5, "concurrent_transactions"),
         (ours.KafkaUnavailableError(""), Api.PRODUCE, 12, "not_leader_or_follower"),
@@ -88,7 +94,7 @@ def test_the_table(error: BaseException, api: Api, version: int, code: str) -> N
 
 
 def test_a_refused_batch_is_told_of_by_its_cause() -> None:
-    refused = NothingWritten("too large")
+    refused = NothingWrittenError("too large")
     refused.__cause__ = ours.RecordTooLargeError("", size_bytes=2, limit_bytes=1)
     assert code_of_error(refused, Api.PRODUCE, 12) is ErrorCode.message_too_large
 

@@ -11,12 +11,12 @@ from rollbridge_gateway.producers import (
     ABORTED_BY_PRODUCER,
     TABLE,
     UNACKNOWLEDGED,
-    End,
-    Known,
+    KnownEnd,
+    PairEnd,
     Previous,
-    Producer,
+    ProducerPhase,
+    ProducerState,
     Request,
-    State,
     Step,
     found,
 )
@@ -27,15 +27,15 @@ ENDS = {Request.COMMIT_V1, Request.COMMIT_V2, Request.ABORT_V1, Request.ABORT_V2
 
 
 def test_every_state_knows_every_request() -> None:
-    assert set(TABLE) == set(itertools.product(State, Request))
+    assert set(TABLE) == set(itertools.product(ProducerPhase, Request))
 
 
-@pytest.mark.parametrize("state", State)
-def test_an_end_the_other_way_is_never_carried_out(state: State) -> None:
+@pytest.mark.parametrize("state", ProducerPhase)
+def test_an_end_the_other_way_is_never_carried_out(state: ProducerPhase) -> None:
     """Whatever was decided stands: no request undoes it, and none has both answers."""
-    if state in (State.COMMITTED, State.COMMITTING):
+    if state in (ProducerPhase.COMMITTED, ProducerPhase.COMMITTING):
         steps = {TABLE[state, Request.ABORT_V1], TABLE[state, Request.ABORT_V2]}
-    elif state in (State.ABORTED, State.ABORTING, State.LOST):
+    elif state in (ProducerPhase.ABORTED, ProducerPhase.ABORTING, ProducerPhase.LOST):
         steps = {TABLE[state, Request.COMMIT_V1], TABLE[state, Request.COMMIT_V2]}
     else:
         return
@@ -44,17 +44,17 @@ def test_an_end_the_other_way_is_never_carried_out(state: State) -> None:
 
 @pytest.mark.parametrize("request_", Request)
 def test_the_fenced_are_told_so(request_: Request) -> None:
-    assert TABLE[State.FENCED, request_] is Step.STALE
+    assert TABLE[ProducerPhase.FENCED, request_] is Step.STALE
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
-def test_nothing_is_written_but_into_an_open_transaction(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in ProducerPhase if state is not ProducerPhase.OPEN])
+def test_nothing_is_written_but_into_an_open_transaction(state: ProducerPhase) -> None:
     for request in (Request.ADD, Request.WRITE_V1, Request.WRITE_V2):
         assert TABLE[state, request] is not Step.GO
 
 
-@pytest.mark.parametrize("state", [State.COMMITTED, State.ABORTED])
-def test_with_v2_a_pair_is_over_with_its_transaction(state: State) -> None:
+@pytest.mark.parametrize("state", [ProducerPhase.COMMITTED, ProducerPhase.ABORTED])
+def test_with_v2_a_pair_is_over_with_its_transaction(state: ProducerPhase) -> None:
     assert TABLE[state, Request.WRITE_V2] is Step.STALE
     assert TABLE[state, Request.ADD] is Step.BEGIN  # with v1 it is not
 
@@ -62,22 +62,22 @@ def test_with_v2_a_pair_is_over_with_its_transaction(state: State) -> None:
 @pytest.mark.parametrize(
     ("end", "request_", "step"),
     [
-        (End.COMMIT, Request.COMMIT_V2, Step.DONE),
-        (End.COMMIT, Request.ABORT_V2, Step.INVALID),
-        (End.ABORT, Request.ABORT_V2, Step.DONE),
-        (End.ABORT, Request.COMMIT_V2, Step.INVALID),
-        (End.RENEWED, Request.RENEW, Step.DONE),
-        (End.RENEWED, Request.COMMIT_V2, Step.STALE),
-        (End.COMMIT, Request.COMMIT_V1, Step.STALE),
-        (End.COMMIT, Request.WRITE_V2, Step.STALE),
-        (End.COMMIT, Request.RENEW, Step.STALE),
+        (PairEnd.COMMIT, Request.COMMIT_V2, Step.DONE),
+        (PairEnd.COMMIT, Request.ABORT_V2, Step.INVALID),
+        (PairEnd.ABORT, Request.ABORT_V2, Step.DONE),
+        (PairEnd.ABORT, Request.COMMIT_V2, Step.INVALID),
+        (PairEnd.RENEWED, Request.RENEW, Step.DONE),
+        (PairEnd.RENEWED, Request.COMMIT_V2, Step.STALE),
+        (PairEnd.COMMIT, Request.COMMIT_V1, Step.STALE),
+        (PairEnd.COMMIT, Request.WRITE_V2, Step.STALE),
+        (PairEnd.COMMIT, Request.RENEW, Step.STALE),
     ],
 )
-@pytest.mark.parametrize("state", [State.EMPTY, State.OPEN, State.COMMITTED])
+@pytest.mark.parametrize("state", [ProducerPhase.EMPTY, ProducerPhase.OPEN, ProducerPhase.COMMITTED])
 def test_a_lost_answer_is_given_again_for_the_pair_before(
-    end: End, request_: Request, step: Step, state: State
+    end: PairEnd, request_: Request, step: Step, state: ProducerPhase
 ) -> None:
-    producer = Producer(PAIR, state, Previous(BEFORE, end))
+    producer = ProducerState(PAIR, state, Previous(BEFORE, end))
     assert producer.decide(request_, BEFORE) is step
     assert producer.decide(request_, OLDER) is Step.STALE
     assert producer.fenced().decide(request_, BEFORE) is Step.STALE
@@ -86,11 +86,11 @@ def test_a_lost_answer_is_given_again_for_the_pair_before(
 @pytest.mark.parametrize("request_", Request)
 @pytest.mark.parametrize("pair", [OLDER, BEFORE, Pair(PID, 8), Pair(PID + 1, 7), Pair(1, 7)])
 def test_another_pair_is_stale(pair: Pair, request_: Request) -> None:
-    assert Producer(PAIR, State.OPEN).decide(request_, pair) is Step.STALE
+    assert ProducerState(PAIR, ProducerPhase.OPEN).decide(request_, pair) is Step.STALE
 
 
 def test_a_life_with_v1() -> None:
-    producer = Producer(PAIR)
+    producer = ProducerState(PAIR)
     for commit in (True, False):
         assert producer.decide(Request.ADD, PAIR) is Step.BEGIN
         producer = producer.begun()
@@ -104,11 +104,11 @@ def test_a_life_with_v1() -> None:
 
 
 def test_a_life_with_v2_uses_a_pair_for_each_transaction() -> None:
-    producer, pairs = Producer(Pair(PID, EPOCH_MAX - 1)), []
+    producer, pairs = ProducerState(Pair(PID, EPOCH_MAX - 1)), []
     for number in range(3):
         pairs.append(producer.pair)
         assert producer.decide(Request.WRITE_V2, producer.pair) is Step.BEGIN
-        producer = producer.begun().ended(commit=True).renewed(End.COMMIT, number)
+        producer = producer.begun().ended(commit=True).renewed(PairEnd.COMMIT, number)
         assert producer.decide(Request.COMMIT_V2, pairs[-1]) is Step.DONE
     assert pairs == [(PID, EPOCH_MAX - 1), (PID, EPOCH_MAX), ((1 << 62) + 1, 1)]
 
@@ -116,20 +116,20 @@ def test_a_life_with_v2_uses_a_pair_for_each_transaction() -> None:
 @pytest.mark.parametrize(
     ("known", "reason", "state"),
     [
-        (Known.NONE, "", State.EMPTY),
-        (Known.OPEN, "", State.OPEN),
-        (Known.COMMITTED, "part 2", State.COMMITTED),
-        (Known.ABORTED, ABORTED_BY_PRODUCER, State.ABORTED),
-        (Known.ABORTED, "expired", State.LOST),
-        (Known.ABORTED, UNACKNOWLEDGED, State.EMPTY),
+        (KnownEnd.NONE, "", ProducerPhase.EMPTY),
+        (KnownEnd.OPEN, "", ProducerPhase.OPEN),
+        (KnownEnd.COMMITTED, "part 2", ProducerPhase.COMMITTED),
+        (KnownEnd.ABORTED, ABORTED_BY_PRODUCER, ProducerPhase.ABORTED),
+        (KnownEnd.ABORTED, "expired", ProducerPhase.LOST),
+        (KnownEnd.ABORTED, UNACKNOWLEDGED, ProducerPhase.EMPTY),
     ],
 )
-def test_what_a_label_says_is_all_that_a_gateway_needs(known: Known, reason: str, state: State) -> None:
-    assert found(PAIR, known, reason) == Producer(PAIR, state)
+def test_what_a_label_says_is_all_that_a_gateway_needs(known: KnownEnd, reason: str, state: ProducerPhase) -> None:
+    assert found(PAIR, known, reason) == ProducerState(PAIR, state)
 
 
 def test_what_was_prepared_keeps_its_label() -> None:
-    producer = found(PAIR, Known.OPEN, "", kept=OLDER)
+    producer = found(PAIR, KnownEnd.OPEN, "", kept=OLDER)
     assert producer.label == OLDER.label
     assert producer.ended(commit=True).label == OLDER.label
     assert producer.ended(commit=True).begun().label == PAIR.label

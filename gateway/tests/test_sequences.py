@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rollbridge_gateway.sequences import (
     KEPT,
     SEQUENCE_MAX,
-    Seen,
+    SeenBatches,
     Sequences,
+    SequenceVerdict,
     Taken,
-    Verdict,
     decode,
     encode,
     following,
@@ -22,32 +22,32 @@ from rollbridge_gateway.sequences import (
 )
 
 WHERE = ("orders", 3)
-FIVE = Seen(2, tuple(Taken(first, first + 9) for first in range(10, 60, 10)))
+FIVE = SeenBatches(2, tuple(Taken(first, first + 9) for first in range(10, 60, 10)))
 
 
 @pytest.mark.parametrize(
     ("seen", "epoch", "first", "records", "verdict"),
     [
-        (None, 0, 0, 1, Verdict.NEW),
-        (None, 7, 4711, 3, Verdict.NEW),  # transactions v1 number on, and nothing is known
-        (Seen(0), 0, 5, 1, Verdict.NEW),
-        (FIVE, 2, 60, 1, Verdict.NEW),
-        (FIVE, 2, 60, 500, Verdict.NEW),
-        (FIVE, 2, 50, 10, Verdict.DUPLICATE),
-        (FIVE, 2, 10, 10, Verdict.DUPLICATE),
-        (FIVE, 2, 0, 10, Verdict.GAP),  # six batches ago
-        (FIVE, 2, 50, 9, Verdict.GAP),  # no batch ever ended there
-        (FIVE, 2, 50, 11, Verdict.GAP),
-        (FIVE, 2, 55, 5, Verdict.GAP),
-        (FIVE, 2, 61, 1, Verdict.GAP),
-        (FIVE, 3, 0, 1, Verdict.NEW),  # another epoch begins with 0
-        (FIVE, 3, 60, 1, Verdict.GAP),
-        (Seen(0, (Taken(SEQUENCE_MAX - 1, SEQUENCE_MAX),)), 0, 0, 4, Verdict.NEW),  # numbers go round
-        (Seen(0, (Taken(SEQUENCE_MAX, 1),)), 0, SEQUENCE_MAX, 3, Verdict.DUPLICATE),
-        (Seen(0, (Taken(SEQUENCE_MAX, 1),)), 0, 2, 3, Verdict.NEW),
+        (None, 0, 0, 1, SequenceVerdict.NEW),
+        (None, 7, 4711, 3, SequenceVerdict.NEW),  # transactions v1 number on, and nothing is known
+        (SeenBatches(0), 0, 5, 1, SequenceVerdict.NEW),
+        (FIVE, 2, 60, 1, SequenceVerdict.NEW),
+        (FIVE, 2, 60, 500, SequenceVerdict.NEW),
+        (FIVE, 2, 50, 10, SequenceVerdict.DUPLICATE),
+        (FIVE, 2, 10, 10, SequenceVerdict.DUPLICATE),
+        (FIVE, 2, 0, 10, SequenceVerdict.GAP),  # six batches ago
+        (FIVE, 2, 50, 9, SequenceVerdict.GAP),  # no batch ever ended there
+        (FIVE, 2, 50, 11, SequenceVerdict.GAP),
+        (FIVE, 2, 55, 5, SequenceVerdict.GAP),
+        (FIVE, 2, 61, 1, SequenceVerdict.GAP),
+        (FIVE, 3, 0, 1, SequenceVerdict.NEW),  # another epoch begins with 0
+        (FIVE, 3, 60, 1, SequenceVerdict.GAP),
+        (SeenBatches(0, (Taken(SEQUENCE_MAX - 1, SEQUENCE_MAX),)), 0, 0, 4, SequenceVerdict.NEW),  # numbers go round
+        (SeenBatches(0, (Taken(SEQUENCE_MAX, 1),)), 0, SEQUENCE_MAX, 3, SequenceVerdict.DUPLICATE),
+        (SeenBatches(0, (Taken(SEQUENCE_MAX, 1),)), 0, 2, 3, SequenceVerdict.NEW),
     ],
 )
-def test_the_rules(seen: Seen | None, epoch: int, first: int, records: int, verdict: Verdict) -> None:
+def test_the_rules(seen: SeenBatches | None, epoch: int, first: int, records: int, verdict: SequenceVerdict) -> None:
     assert judge(seen, epoch, first, records) is verdict
 
 
@@ -66,29 +66,29 @@ def test_each_batch_counts_once_however_often_it_comes(sizes: list[int], start: 
     sequences, taken = Sequences(), []
     for at, (first, size) in enumerate(sent):
         for again in data.draw(st.lists(st.integers(max(0, at - KEPT), at - 1), max_size=3)) if at else []:
-            assert sequences.judge(WHERE, 0, *sent[again]) is Verdict.DUPLICATE
+            assert sequences.judge(WHERE, 0, *sent[again]) is SequenceVerdict.DUPLICATE
         if data.draw(st.booleans()):  # another gateway goes on from the notes
             sequences = Sequences.restored(sequences.all_notes())
-        assert sequences.judge(WHERE, 0, first, size) is Verdict.NEW
+        assert sequences.judge(WHERE, 0, first, size) is SequenceVerdict.NEW
         sequences.take(WHERE, 0, first, size)
         taken.append((first, size))
     assert taken == sent
 
 
 SEEN = st.builds(
-    Seen,
+    SeenBatches,
     st.integers(0, 32_766),
     st.lists(st.builds(Taken, *[st.integers(0, SEQUENCE_MAX)] * 2), max_size=KEPT).map(tuple),
 )
 
 
 @given(SEEN)
-def test_a_note_is_read_as_it_was_written(seen: Seen) -> None:
+def test_a_note_is_read_as_it_was_written(seen: SeenBatches) -> None:
     assert decode(encode(seen)) == seen
 
 
 @given(st.dictionaries(st.tuples(st.text(max_size=20), st.integers(0, 99)), SEEN, max_size=5))
-def test_all_notes_are_restored(seen: dict[tuple[str, int], Seen]) -> None:
+def test_all_notes_are_restored(seen: dict[tuple[str, int], SeenBatches]) -> None:
     notes = {**Sequences(dict(seen)).all_notes(), "o-group": b"not ours"}
     assert Sequences.restored(notes).seen == seen
 
@@ -97,7 +97,7 @@ def test_notes_tell_only_what_is_fresh() -> None:
     sequences = Sequences({("a", 0): FIVE})
     assert sequences.notes() == {}
     sequences.take(("b/c", 1), 0, 0, 2)
-    assert sequences.notes() == {note_of(("b/c", 1)): encode(Seen(0, (Taken(0, 1),)))}
+    assert sequences.notes() == {note_of(("b/c", 1)): encode(SeenBatches(0, (Taken(0, 1),)))}
     assert sequences.notes() == {}
 
 

@@ -21,15 +21,15 @@ from gateway.tests.sim_world import STREAM, Crash, Gateway, World
 from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
-    Gap,
     GroupCommit,
     Held,
     Incoming,
     Procedure,
-    Refused,
-    UnknownProducer,
+    RefusedError,
+    SequenceGapError,
+    UnknownProducerError,
 )
-from rollbridge_gateway.producers import Known, Step
+from rollbridge_gateway.producers import KnownEnd, Step
 from rollbridge_gateway.sequences import Sequences
 
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
@@ -77,11 +77,11 @@ class Application:
                 answer = gateway.run(make)
             except Crash:
                 continue
-            except Refused as refused:
+            except RefusedError as refused:
                 if refused.step is Step.WAIT:
                     continue
                 raise self.refused(refused) from refused
-            except UnknownProducer as unknown:
+            except UnknownProducerError as unknown:
                 raise self.refused(unknown) from unknown
             if self.dice.random() < 0.05:
                 continue  # the answer is lost on its way
@@ -94,7 +94,7 @@ class Application:
 
     def send_late(self, make: Callable[[Held], Procedure[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, Refused, UnknownProducer):
+        with suppress(Crash, RefusedError, UnknownProducerError):
             self.dice.choice(self.gateways).run(make)
 
     def random(self) -> int:
@@ -203,7 +203,7 @@ class Application:
         for records in self.may:
             if 0 < len(records & set(seen)) < len(records):
                 raise Wrong(f"half of a transaction: {records}")
-        if left := [txn.label for txn in self.world.txns.values() if txn.state is Known.OPEN and txn.is_durable]:
+        if left := [txn.label for txn in self.world.txns.values() if txn.state is KnownEnd.OPEN and txn.is_durable]:
             raise Wrong(f"left open for ever: {left}")
         if self.world.committed != sorted(self.world.committed):
             raise Wrong("out of order")
@@ -340,6 +340,6 @@ def test_a_fault_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypa
     for seed in range(1_500):
         try:
             run(seed)
-        except (Wrong, AssertionError, Fatal, Gap, KeyError):
+        except (Wrong, AssertionError, Fatal, SequenceGapError, KeyError):
             return
     pytest.fail("nothing was found")

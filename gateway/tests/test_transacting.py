@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
 from rollbridge_gateway.procedures import Held, Written
-from rollbridge_gateway.shell.topics import Known
+from rollbridge_gateway.shell.topics import KnownTopic
 from rollbridge_gateway.shell.transacting import Transacting
 from rollbridge_gateway.versions import Api
 
@@ -58,7 +58,7 @@ class Server:
     def __init__(self) -> None:
         self.producers = Producers()
         self.topics = self
-        self.known = Known({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
+        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass

@@ -7,7 +7,7 @@ from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
 from rollbridge_gateway.bounds import check_bounds
-from rollbridge_gateway.versions import TABLE, Api, Range, Room, offered, room_of
+from rollbridge_gateway.versions import TABLE, Api, Handling, VersionRange, offered, room_of
 
 KAFKA_4_2 = {
     0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9), 12: (0, 4),
@@ -15,7 +15,7 @@ KAFKA_4_2 = {
     22: (0, 5), 23: (2, 4), 24: (0, 5), 25: (0, 4), 26: (0, 5), 27: (1, 2), 28: (0, 5), 29: (1, 3), 32: (1, 4),
     36: (0, 2), 60: (0, 2), 61: (0, 0), 65: (0, 0), 66: (0, 2), 78: (1, 2), 79: (1, 2), 71: (0, 0),
 }  # fmt: skip
-BROKER = {key: Range(*found) for key, found in KAFKA_4_2.items()}
+BROKER = {key: VersionRange(*found) for key, found in KAFKA_4_2.items()}
 
 
 def test_librdkafka_takes_it_for_a_modern_broker() -> None:
@@ -37,11 +37,11 @@ def test_addresses_of_brokers_reach_nobody() -> None:
     """Fetch 16 and newer may name them (KIP-951); what else has some is rewritten."""
     assert TABLE[Api.FETCH].high == 15
     for key in (Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER):
-        assert TABLE[key].room is Room.REWRITTEN
+        assert TABLE[key].room is Handling.REWRITTEN
 
 
 def test_transactions_do_not_hang_on_the_brokers_versions() -> None:
-    found = offered({Api.FETCH: Range(4, 11), Api.PRODUCE: Range(3, 9)})
+    found = offered({Api.FETCH: VersionRange(4, 11), Api.PRODUCE: VersionRange(3, 9)})
     assert found[Api.END_TXN] == (0, 5)
     assert found[Api.FETCH] == (4, 11)
     assert found[Api.PRODUCE] == (3, 9)
@@ -53,7 +53,7 @@ def test_transactions_do_not_hang_on_the_brokers_versions() -> None:
     [
         (key, version)
         for key, served in TABLE.items()
-        if served.room is not Room.RELAYED
+        if served.room is not Handling.RELAYED
         for version in range(served.low, served.high + 1)
         if key != Api.PRODUCE or version >= 3
     ],

@@ -42,7 +42,7 @@ DESCRIBE: Final = 1 << 8
 """Bits of ``topic_authorized_operations``: the codes of Kafka's ``AclOperation``."""
 
 
-class Access:
+class Rights:
     """Rights of one connection, as its broker sees them. Belongs to the event loop."""
 
     def __init__(self, upstream: Callable[[], Awaitable[Upstream]], remembered_s: float) -> None:

@@ -28,7 +28,7 @@ Answer = Awaitable[bytes | None]
 """Bytes without their length, or None if the request has no answer."""
 
 
-class Room:
+class RequestRoom:
     """Bytes of requests that may be under way, of all connections together. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
@@ -49,7 +49,7 @@ class Room:
             self._freed.notify_all()
 
 
-class Dispatcher(Protocol):
+class Responder(Protocol):
     """Serves the requests of one connection."""
 
     async def dispatch(self, data: bytes, head: Head) -> Answer:
@@ -74,8 +74,8 @@ class Dispatcher(Protocol):
 async def serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    dispatcher: Dispatcher,
-    room: Room,
+    dispatcher: Responder,
+    room: RequestRoom,
     request_bytes_max: int,
     observe: Callable[[Head, float], None],
 ) -> None:
@@ -133,7 +133,9 @@ async def _observed(begun: Answer, head: Head, observe: Callable[[Head, float], 
 
 
 async def _send(
-    answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None], writer: asyncio.StreamWriter, room: Room
+    answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None],
+    writer: asyncio.StreamWriter,
+    room: RequestRoom,
 ) -> None:
     while (item := await answers.get()) is not None:
         task, size = item
@@ -156,7 +158,7 @@ async def _send(
             await room.give(size)
 
 
-async def _drop(answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None], room: Room) -> None:
+async def _drop(answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None], room: RequestRoom) -> None:
     """Give up the answers that nobody waits for any more. What they do goes on to its end."""
     while not answers.empty():
         item = answers.get_nowait()

@@ -17,7 +17,7 @@ from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import View, chosen_broker
-from rollbridge_gateway.shell.access import DESCRIBE, READ, Access
+from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
 from rollbridge_gateway.shell.listing import (
     describe_transactions,
     described_of,
@@ -34,8 +34,8 @@ from rollbridge_gateway.versions import (
     TRANSACTION_VERSION,
     TRANSACTION_VERSION_MAX,
     Api,
-    Range,
-    Room,
+    Handling,
+    VersionRange,
     offered,
     room_of,
 )
@@ -65,7 +65,7 @@ class ClientConnection:
         self._connecting: asyncio.Future[Upstream] | None = None
         self._is_logged_in = not server.needs_login
         self._was_accepted = False
-        self._access = Access(self.upstream, server.rights_s)
+        self._access = Rights(self.upstream, server.rights_s)
         transacting = Transacting(server, self._access)
         self._handlers: Mapping[int, Handler] = {
             Api.PRODUCE: transacting.produce,
@@ -94,7 +94,7 @@ class ClientConnection:
             await self._confirm_login(f"API {head.key}")
         if head.key == Api.SASL_AUTHENTICATE:
             return self._authenticate(data, head)
-        if room is Room.RELAYED:
+        if room is Handling.RELAYED:
             return await self.relay(data)
         if head.key == Api.PRODUCE:
             peeked = wire.peek_produce(data, head)
@@ -174,7 +174,7 @@ class ClientConnection:
     async def _api_versions(self, data: bytes, head: Head) -> bytes:
         versions = offered(self.server.brokers.versions)
         if self.server.needs_login:
-            versions[Api.SASL_HANDSHAKE] = Range(1, 1)  # version 0 is followed by bytes that are no requests
+            versions[Api.SASL_HANDSHAKE] = VersionRange(1, 1)  # version 0 is followed by bytes that are no requests
         else:
             versions.pop(Api.SASL_HANDSHAKE, None)
             versions.pop(Api.SASL_AUTHENTICATE, None)

@@ -34,20 +34,20 @@ from rollbridge.model.control import FENCED
 from rollbridge_gateway.identity import client_name
 from rollbridge_gateway.procedures import (
     AbortLeft,
-    Begin,
+    AddOffsets,
+    BeginTransaction,
     Carry,
-    Effect,
     FenceOthers,
     FindLabel,
     Finish,
+    GatewayEffect,
     Held,
-    NowhereToGo,
+    NowhereToGoError,
     Procedure,
-    Refused,
+    RefusedError,
     Resume,
     Save,
-    SendOffsets,
-    UnknownProducer,
+    UnknownProducerError,
     WriteEntry,
 )
 from rollbridge_gateway.shell.register import NotHeldError, Register
@@ -61,7 +61,7 @@ END_S: Final = 20.0
 """Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
-_ANSWERS: Final = (Refused, UnknownProducer, NowhereToGo, InvalidRequestError, NotFoundError)
+_ANSWERS: Final = (RefusedError, UnknownProducerError, NowhereToGoError, InvalidRequestError, NotFoundError)
 """What leaves an id as it is: nothing was written."""
 
 
@@ -258,7 +258,7 @@ class Producers:
         self._register.release(serving.name)
 
     def _drive(self, serving: Serving, procedure: Procedure[T]) -> T:
-        send: Callable[[Any], Effect] = procedure.send
+        send: Callable[[Any], GatewayEffect] = procedure.send
         value: Any = None
         try:
             while True:
@@ -273,7 +273,7 @@ class Producers:
         finally:
             procedure.close()
 
-    def _effect(self, serving: Serving, effect: Effect) -> Any:
+    def _effect(self, serving: Serving, effect: GatewayEffect) -> Any:
         rolling, bridge = serving.rolling, self._bridge
         assert rolling is not None
         match effect:
@@ -289,12 +289,12 @@ class Producers:
             case Resume(transaction):
                 self.takeovers += 1
                 return rolling.resume(transaction)
-            case Begin(stream, label, timeout_ms):
+            case BeginTransaction(stream, label, timeout_ms):
                 lease = bridge.options.lease_max if timeout_ms < 0 else timedelta(milliseconds=timeout_ms)
                 rolling.begin(stream, label, lease)
             case Carry(batch):
                 rolling.carry(batch)
-            case SendOffsets(offsets):
+            case AddOffsets(offsets):
                 rolling.send_offsets(offsets)
             case Save(notes):
                 return Ticket(serving, serving.life, rolling.save(notes))

@@ -25,9 +25,15 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.model.ids import local_sequence
-from rollbridge_gateway.carrying import Author, Frame, Target, carry
-from rollbridge_gateway.procedures import FencedByOthers, GroupCommit, LostByOthers, NothingWritten, Refused
-from rollbridge_gateway.producers import Known, Step
+from rollbridge_gateway.carrying import BatchAuthor, CarriedFrame, Target, carry
+from rollbridge_gateway.procedures import (
+    FencedByOthersError,
+    GroupCommit,
+    LostByOthersError,
+    NothingWrittenError,
+    RefusedError,
+)
+from rollbridge_gateway.producers import KnownEnd, Step
 
 logger = logging.getLogger(__name__)
 
@@ -92,17 +98,17 @@ class Rolling:
         self._client.new_session()
         return [(str(item.transaction), item.label or "") for item in self._client.unfinished()]
 
-    def find(self, label: str) -> tuple[Known, str, str]:
+    def find(self, label: str) -> tuple[KnownEnd, str, str]:
         """Return what became of the newest transaction with a label: how, why, and its id."""
         try:
             found = self._client.outcome(label=label)
         except (TransactionNotFoundError, OutcomeExpiredError):
-            return Known.NONE, "", ""
+            return KnownEnd.NONE, "", ""
         if found.committed:
-            return Known.COMMITTED, "", str(found.transaction)
+            return KnownEnd.COMMITTED, "", str(found.transaction)
         if found.aborted:
-            return Known.ABORTED, found.reason, str(found.transaction)
-        return Known.OPEN, "", str(found.transaction)
+            return KnownEnd.ABORTED, found.reason, str(found.transaction)
+        return KnownEnd.OPEN, "", str(found.transaction)
 
     def begin(self, stream: str, label: str, lease: timedelta) -> None:
         """Begin a transaction."""
@@ -137,13 +143,13 @@ class Rolling:
                 lane.layout, len(route.numbers), lane.bounds, lane.hash_of, lane.each, route.limits is not None
             )
             count = txn.records
-            author = Author(txn.id.bytes, local_sequence(txn.number, 0), count)
+            author = BatchAuthor(txn.id.bytes, local_sequence(txn.number, 0), count)
             frames = carry(parcel.batch, parcel.partition, target, author)
         except (InvalidRequestError, CorruptDataError) as fault:
-            raise NothingWritten(str(fault)) from fault
+            raise NothingWrittenError(str(fault)) from fault
         self._put(txn, route.stream, frames)
 
-    def _put(self, txn: Transaction, stream: str, frames: list[Frame]) -> None:
+    def _put(self, txn: Transaction, stream: str, frames: list[CarriedFrame]) -> None:
         is_begun = False
         for frame in frames:
             try:
@@ -151,7 +157,7 @@ class Rolling:
             except (TransactionTooLargeError, BackpressureError) as fault:
                 if is_begun:
                     raise  # some of it was written: the id is dropped, and goes on from its last savepoint
-                raise NothingWritten(str(fault)) from fault
+                raise NothingWrittenError(str(fault)) from fault
             is_begun = True
 
     def send_offsets(self, offsets: GroupCommit) -> None:
@@ -179,14 +185,14 @@ class Rolling:
                 txn.abort(reason, timeout=deadline.left())
         except AlreadyAbortedError as fault:
             if commit:
-                raise LostByOthers(str(fault)) from fault
+                raise LostByOthersError(str(fault)) from fault
         except TransactionAbortedError as fault:
             if commit:
-                raise LostByOthers(str(fault)) from fault
+                raise LostByOthersError(str(fault)) from fault
         except AlreadyCommittedError as fault:
-            raise Refused(Step.INVALID, str(fault)) from fault
+            raise RefusedError(Step.INVALID, str(fault)) from fault
         except ClientFencedError as fault:
-            raise FencedByOthers(str(fault)) from fault
+            raise FencedByOthersError(str(fault)) from fault
         self._txn = None
 
     def _open(self) -> Transaction:

@@ -16,7 +16,7 @@ from rollbridge_gateway.cluster import Gateway, View
 from rollbridge_gateway.families import Counts
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
-from rollbridge_gateway.shell.connection import Room, serve
+from rollbridge_gateway.shell.connection import RequestRoom, serve
 from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
@@ -70,7 +70,7 @@ class Server:
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
         self.register = register_of(lambda name: self.producers.wanted(name))
         self.producers = Producers(bridge, self.register, self._writers, self._workers, settings.ids_max)
-        self.room = Room(settings.under_way_bytes_max)
+        self.room = RequestRoom(settings.under_way_bytes_max)
         self._listeners: dict[int | None, asyncio.Server] = {}
         self._ports: dict[int, int] = {}
         self._gateways: Sequence[Gateway] = ()

@@ -19,7 +19,7 @@ MISS_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTopic:
     """Streams that producers may write to.
 
     Attributes:
@@ -37,7 +37,7 @@ class Known:
     group_of: Mapping[str, str]
 
 
-def known_of(configs: list[StreamConfig]) -> Known:
+def known_of(configs: list[StreamConfig]) -> KnownTopic:
     """Return streams by their topics."""
     streams: dict[str, str] = {}
     virtual: set[str] = set()
@@ -53,7 +53,7 @@ def known_of(configs: list[StreamConfig]) -> Known:
         group_of[topic] = str(config.group)
         if not config.topic:
             virtual.add(topic)
-    return Known(streams, frozenset(virtual), buffers, groups, group_of)
+    return KnownTopic(streams, frozenset(virtual), buffers, groups, group_of)
 
 
 class Topics:
@@ -69,7 +69,7 @@ class Topics:
         """Return whether the list is younger than that."""
         return time.monotonic() - self._read_s < age_s
 
-    def read(self, age_s: float = REFRESH_S) -> Known:
+    def read(self, age_s: float = REFRESH_S) -> KnownTopic:
         """Return the streams, read again if the list is older than that.
 
         Raises:

@@ -19,21 +19,21 @@ from kio.schema.errors import ErrorCode
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
 from rollbridge_gateway import procedures, wire
 from rollbridge_gateway.carrying import check_batch
-from rollbridge_gateway.errors import Fault, code_of, code_of_error, fault_of
+from rollbridge_gateway.errors import KafkaFault, code_of, code_of_error, fault_of
 from rollbridge_gateway.identity import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
 from rollbridge_gateway.procedures import (
     TIMEOUT_UNBOUNDED,
     GroupCommit,
     Held,
     Incoming,
-    NowhereToGo,
+    NowhereToGoError,
     Procedure,
-    Refused,
-    Started,
-    UnknownProducer,
+    RefusedError,
+    StartedProducer,
+    UnknownProducerError,
     Written,
 )
-from rollbridge_gateway.shell.access import READ, Access
+from rollbridge_gateway.shell.access import READ, Rights
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.producing import Parcel, Ticket
 from rollbridge_gateway.versions import Api
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
-_ANSWERED: Final = (RollbridgeError, Refused, UnknownProducer, NowhereToGo, TimeoutError)
+_ANSWERED: Final = (RollbridgeError, RefusedError, UnknownProducerError, NowhereToGoError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
 
@@ -54,7 +54,7 @@ Where = tuple[str, int]
 class Transacting:
     """Handlers of the transactional APIs of one connection."""
 
-    def __init__(self, server: Services, access: Access) -> None:
+    def __init__(self, server: Services, access: Rights) -> None:
         self._server = server
         self._access = access
         self._order = asyncio.Lock()
@@ -64,7 +64,7 @@ class Transacting:
     def _told(self, error: BaseException, head: Head, transactional_id: str) -> ErrorCode:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
-        unforeseen = fault_of(error) is Fault.UNFORESEEN
+        unforeseen = fault_of(error) is KafkaFault.UNFORESEEN
         self._server.count_refusal(code.name)
         logger.log(
             logging.ERROR if unforeseen else logging.INFO,
@@ -108,7 +108,7 @@ class Transacting:
         elif not 0 < timeout_ms <= lease_max_ms:
             return self._started(head, ErrorCode.invalid_transaction_timeout)
 
-        def make(held: Held) -> Procedure[Started]:
+        def make(held: Held) -> Procedure[StartedProducer]:
             if pair == NOBODY or keep:
                 return procedures.start(held, name, timeout_ms, secrets.randbits(62), _now_ms(), keep=keep)
             return procedures.renew(held, pair, secrets.randbits(62), _now_ms())
@@ -122,7 +122,7 @@ class Transacting:
                 return self._started(head, self._told(fault, head, name))
         return self._started(head, ErrorCode.none, started)
 
-    def _started(self, head: Head, code: ErrorCode, started: Started | None = None) -> bytes:
+    def _started(self, head: Head, code: ErrorCode, started: StartedProducer | None = None) -> bytes:
         pair, ongoing = (NOBODY, NOBODY) if started is None else (started.pair, started.ongoing)
         values = {
             "error_code": code,
@@ -215,7 +215,7 @@ class Transacting:
             if topic in self._server.topics.known.streams:
                 continue
             if await self._server.blocking(self._server.topics.stream_of, topic) is None:
-                bad[topic] = code_of(Fault.NOT_ADOPTED, head.key, head.version)
+                bad[topic] = code_of(KafkaFault.NOT_ADOPTED, head.key, head.version)
                 logger.info("%s: topic %s has no stream: `rollbridge stream adopt` makes it one", name, topic)
         return bad | await self._denied(name, [topic for topic in topics if topic not in bad])
 

@@ -14,7 +14,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.security.kafka import Security
-from rollbridge_gateway.versions import Range
+from rollbridge_gateway.versions import VersionRange
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Brokers:
     """
 
     addresses: Mapping[int, tuple[str, int]]
-    versions: Mapping[int, Range]
+    versions: Mapping[int, VersionRange]
 
 
 def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
@@ -98,5 +98,5 @@ class BrokerWatch:
             connection.close()
         return Brokers(
             {int(item.node_id): (item.host, int(item.port)) for item in answer.brokers},
-            {int(item.api_key): Range(int(item.min_version), int(item.max_version)) for item in said.api_keys},
+            {int(item.api_key): VersionRange(int(item.min_version), int(item.max_version)) for item in said.api_keys},
         )
