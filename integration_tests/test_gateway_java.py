@@ -135,8 +135,14 @@ def test_a_producer_goes_on_through_another_gateway(
         producer = java.start(log, both, topic_of(orders), name, "40000", "commit")
         try:
             eventually(lambda: "sent 9999" in log.read_text(), "the producer is at work")
-            [serving] = [item for item in (one, other) if serves(item, producer.pid)]
-            serving.kill()
+            serving: list[GatewayProcess] = []
+
+            def is_served() -> bool:
+                serving[:] = [item for item in (one, other) if serves(item, producer.pid)]
+                return len(serving) == 1
+
+            eventually(is_served, "one of them serves it")
+            serving[0].kill()
             assert producer.wait(WAIT_S) == 0, log.read_text()
         finally:
             producer.kill()
