@@ -867,13 +867,13 @@ FOUND_AS = {
 }
 """What has to be said about some defects, which stumble over other things as well."""
 FOUND_FIRST = {
+    "stubborn-lease": 297,
     "blind-forecast": 43,
     "unwatched": 34,
     "uncounted-preparations": 23,
     "hasty-expiry": 19,
     "blind-reopening": 14,
     "blames-all": 11,
-    "stubborn-lease": 10,
     "lossy-multi": 9,
     "early-list": 7,
     "denying-successor": 6,
