@@ -41,6 +41,8 @@ ELSEWHERE: Final = {
     "Admin.__init__": "its methods' default",
     "Bridge.begin": "a lease",
     "Bridge.transaction": "a lease",
+    "Client.begin": "a lease",
+    "Client.transaction": "a lease",
     "Bridge.reader": "how long nothing may come while reading; not of a call",
     "Bridge.transactions": "how long nothing may come while reading; not of a call",
     "Reader.__init__": "as Bridge.reader",
@@ -62,6 +64,17 @@ SAME: Final = {
     "ResumedTransaction.commit": "Transaction.commit",
     "ResumedTransaction.extend": "Transaction.extend",
     "ResumedTransaction.flush": "Transaction.flush",
+    "ResumedTransaction.rollback_to": "Transaction.rollback_to",
+    "ResumedTransaction.savepoint": "Transaction.savepoint",
+    "SavepointFuture.exception": "SavepointFuture.result",
+    "Bridge.new_session": "Client.new_session",
+    "Client.arrived": "Bridge.arrived",
+    "Client.commit_arrived": "Bridge.commit_arrived",
+    "Client.extend": "Bridge.extend",
+    "Client.outcome": "Bridge.outcome",
+    "Client.resume": "Bridge.resume",
+    "Client.story": "Bridge.story",
+    "Client.unfinished": "Bridge.unfinished",
     "CommitFuture.exception": "CommitFuture.result",
     "AbortFuture.exception": "CommitFuture.result",
     "AbortFuture.result": "CommitFuture.result",
@@ -99,6 +112,7 @@ CALLS: Final = frozenset(
         "Bridge.story",
         "Bridge.unfinished",
         "CasFuture.result",
+        "Client.new_session",
         "CommitFuture.result",
         "Consumer.cluster_id",
         "Consumer.committed",
@@ -122,12 +136,15 @@ CALLS: Final = frozenset(
         "SharedClient.abort",
         "SharedClient.commit",
         "SharedClient.joint",
+        "SavepointFuture.result",
         "StreamWriter.close",
         "StreamWriter.flush",
         "Transaction.abort",
         "Transaction.commit",
         "Transaction.extend",
         "Transaction.flush",
+        "Transaction.rollback_to",
+        "Transaction.savepoint",
         "WriteFuture.result",
     }
 )
@@ -330,11 +347,12 @@ def _writing(lanes: Lanes, site: Site, client: rollbridge.Bridge, stream: str, s
 
 
 def _transactions(lanes: Lanes, client: rollbridge.Bridge, stream: str) -> rollbridge.TransactionId:
-    first, other, third = (client.begin(stream) for _ in range(3))
-    for transaction in (first, other, third):
+    first, other, third, fourth = (client.begin(stream) for _ in range(4))
+    for transaction in (first, other, third, fourth):
         transaction.write(stream, key=b"k", value=b"v")
         transaction.flush()
     part = client.join(first.id)
+    point = fourth.savepoint()
 
     def flush() -> None:
         first.write(stream, key=b"k", value=b"v")
@@ -350,6 +368,9 @@ def _transactions(lanes: Lanes, client: rollbridge.Bridge, stream: str) -> rollb
     lanes.add("first", "Transaction.commit", lambda: first.commit(timeout=TIMEOUT_S))
     lanes.add("first", "CommitFuture.result", lambda: first.commit_async().result(TIMEOUT_S))
     lanes.add("other", "Transaction.abort", lambda: other.abort(timeout=TIMEOUT_S))
+    lanes.add("saving", "Transaction.savepoint", lambda: fourth.savepoint(timeout=TIMEOUT_S))
+    lanes.add("saving", "SavepointFuture.result", lambda: fourth.savepoint_async().result(TIMEOUT_S))
+    lanes.add("saving", "Transaction.rollback_to", lambda: fourth.rollback_to(point, timeout=TIMEOUT_S))
     lanes.add("part", "Part.flush", flush_part)
     lanes.add("resume", "Bridge.resume", lambda: client.resume(third.id, timeout=TIMEOUT_S))
     return first.id
@@ -362,6 +383,8 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
     lanes.add("outcome", "Bridge.story", lambda: client.story(identifier, timeout=times))
     lanes.add("arrived", "Bridge.arrived", lambda: client.arrived(identifier, timeout=times))
     lanes.add("arrived", "Bridge.commit_arrived", lambda: client.commit_arrived(identifier, timeout=times))
+    name = client.client("another-name")
+    lanes.add("name", "Client.new_session", lambda: name.new_session(timeout=times))
     lanes.add("outcome", "Bridge.unfinished", lambda: client.unfinished(timeout=times))
     lanes.add("outcome", "Bridge.join", lambda: client.join(identifier, timeout=times))
     lanes.add("scale", "Admin.scale", lambda: admin.scale(stream, seal=[0], ranges=[(0.0, 0.5)], timeout_s=times))

@@ -180,13 +180,20 @@ def test_the_largest_record_of_the_default_limit_arrives(site: Site, client: rol
     assert [len(message.value() or b"") for message in site.committed(orders)] == [999_000]
 
 
-def test_a_write_to_a_stream_that_was_not_named_is_refused(
-    client: rollbridge.Bridge, orders: str, payments: str
+def test_a_write_to_a_stream_that_cannot_join_is_refused_and_the_transaction_goes_on(
+    site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
+    elsewhere = f"{orders}-elsewhere"
+    client.admin.create_stream(elsewhere, group="another")
     transaction = client.begin(orders)
-    with pytest.raises(InvalidRequestError, match="payments"):
-        transaction.write(payments, value=b"v")
-    transaction.abort()
+    with pytest.raises(GroupMismatchError):
+        transaction.write(elsewhere, value=b"v")
+    with pytest.raises(StreamNotFoundError):
+        transaction.write(f"{orders}-of-nobody", value=b"v")
+    assert transaction.streams == (orders,)
+    transaction.write(orders, value=b"kept")
+    assert transaction.commit().records == 1
+    assert [message.value() for message in site.committed(orders)] == [b"kept"]
 
 
 def test_admin_requests_that_can_not_be_met_say_why(client: rollbridge.Bridge, orders: str) -> None:

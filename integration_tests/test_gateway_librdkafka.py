@@ -245,3 +245,36 @@ def test_a_gateway_that_is_killed_costs_no_record(
     found = site.committed(orders)
     assert values(found) == Counter(f"v-{i}".encode() for i in range(20_000))
     assert keys_in_order(found)
+
+
+def test_a_gateway_that_is_killed_in_a_later_transaction_of_a_producer_finds_that_one(
+    site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    """With transactions v1 all of them have the producer's one pair: the newest counts, not one that has ended."""
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with GatewayProcess(servers, unique_name("killed"), tmp_path) as gateway:
+        faults: list[KafkaError] = []
+        producer = producer_of(gateway, unique_name("id"), **{"message.timeout.ms": 300_000})
+        producer.init_transactions(60)
+        for number in range(6):
+            producer.begin_transaction()
+            for half in range(2):
+                for i in range(50):
+                    producer.produce(
+                        topic_of(orders),
+                        key=f"key-{i % 10}",
+                        value=f"v-{number}-{half}-{i}",
+                        on_delivery=lambda error, _: faults.append(error) if error else None,
+                    )
+                assert producer.flush(300) == 0
+                if half == 0 and number in (2, 4):
+                    gateway.kill()
+                    gateway.start()
+                    gateway.await_ready()
+            assert faults == []
+            if number % 3 == 1:
+                producer.abort_transaction(120)
+            else:
+                producer.commit_transaction(120)
+    expected = (f"v-{number}-{half}-{i}" for number in (0, 2, 3, 5) for half in range(2) for i in range(50))
+    assert values(site.committed(orders)) == Counter(value.encode() for value in expected)

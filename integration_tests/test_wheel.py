@@ -26,6 +26,7 @@ OURS: Final = {
     "rollbridge",
     "rollbridge_coordinator",
     "rollbridge_devcluster",
+    "rollbridge_gateway",
     "rollbridge_schemas",
     "pyspark_rollbridge",
     "pyspark_rollbridge_transactions",

@@ -13,7 +13,7 @@ from rollbridge.model import joins
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.pieces import BufferedTransaction
 
-SEEDS = 24
+SEEDS = 36
 MORE = 60
 
 

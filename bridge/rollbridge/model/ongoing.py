@@ -132,10 +132,12 @@ class OngoingTransaction:
     def restore(self, transaction: BufferedTransaction, stream: str, partition: Partition) -> None:
         """Put it back into a transaction that nothing of this partition has been folded into."""
         deadline_ms = max(self.begun_ms + self.begin.lease_ms, transaction.deadline_ms)
+        # A later begin, of before the home stream's buffer was read, makes the lease no longer.
+        is_extended = self.begin.lease_ms != transaction.begin.lease_ms
         # What another buffer's record said may be older: of fewer streams, or of those of another owner.
         joins.learn(transaction, self.lister, self.begin)
         transaction.begun_ms = min(transaction.begun_ms, self.begun_ms)
-        if deadline_ms > transaction.deadline_ms:
+        if is_extended and deadline_ms > transaction.deadline_ms:
             # It was extended, and the record of another buffer is older.
             transaction.begin = replace(transaction.begin, lease_ms=deadline_ms - transaction.begun_ms)
         transaction.owners.restore(stream, self.owners, self.owner)
