@@ -145,6 +145,7 @@ def test_a_process_that_slept_while_its_name_was_forgotten_is_over(
     assert group.values() == [b"early", *([b"newer"] if taken_up else []), b"last"]
 
 
+@pytest.mark.long
 def test_a_client_that_looks_at_its_record_goes_on_whatever_was_forgotten(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

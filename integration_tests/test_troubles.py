@@ -205,6 +205,7 @@ def test_a_dead_job_that_holds_the_buffers(on_call: Make) -> None:
         operator.is_over("OldTransaction", "old-transaction")
 
 
+@pytest.mark.long
 def test_a_quota_that_holds_a_leader_back(on_call: Make) -> None:
     trouble = BY_NAME["held back"]
     with on_call(trouble) as operator, trouble.break_it(operator.scene):
@@ -223,6 +224,7 @@ def test_a_quota_that_holds_a_leader_back(on_call: Make) -> None:
         operator.is_over("FoldLag", "quota")
 
 
+@pytest.mark.long
 def test_a_last_coordinator_that_hangs(on_call: Make, tmp_path: Path) -> None:
     trouble = BY_NAME["hanging"]
     [name] = trouble.names
@@ -273,6 +275,7 @@ def test_a_topic_that_somebody_has_changed(on_call: Make) -> None:
         operator.is_over("StreamInError", "retention", "stream-error")
 
 
+@pytest.mark.long
 def test_a_program_that_writes_into_a_buffer(on_call: Make, tmp_path: Path) -> None:
     trouble = BY_NAME["outsider"]
     with on_call(trouble) as operator, trouble.break_it(operator.scene):
