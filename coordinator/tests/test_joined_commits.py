@@ -54,10 +54,10 @@ def test_a_commit_that_names_a_stream_that_has_joined_waits_for_the_buffers_of_a
     arrive(bench, ORDERS)
     arrive(bench, BYSTANDERS)
     assert wait_for_frames(bench, item, unread=0) == []
-    assert item.state is State.COMMITTING, "the buffer of the stream that has joined was not read to its end"
+    assert [item.state] == [State.COMMITTING], "the buffer of the stream that has joined was not read to its end"
     arrive(bench, OTHERS)
     wait_for_frames(bench, item, unread=0)
-    assert item.state is State.ABORTING
+    assert [item.state] == [State.ABORTING]
 
 
 def test_a_commit_of_known_streams_waits_for_their_buffers_alone(bench: Bench) -> None:
