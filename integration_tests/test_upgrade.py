@@ -40,7 +40,9 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 RELEASES: Final = Path(__file__).parent / "releases"
 RELEASE: Final = "0.2.0"
 ROOT: Final = Path(__file__).parents[1]
-HEAD: Final = os.pathsep.join(str(ROOT / name) for name in ("bridge", "coordinator", "devcluster", "schemas"))
+HEAD: Final = os.pathsep.join(
+    str(ROOT / name) for name in ("bridge", "coordinator", "devcluster", "gateway", "schemas")
+)
 SNAPSHOTS: Final = {
     "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "2",
     "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",

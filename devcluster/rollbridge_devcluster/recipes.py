@@ -304,6 +304,7 @@ PROJECT_FILES: Final = (
     "bridge",
     "coordinator",
     "devcluster",
+    "gateway",
     "schemas",
 )
 """What the coordinator's image is built from; ``.dockerignore`` lists the same."""
