@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ BYTES_VARIABLE: Final = "ROLLBRIDGE_LOG_FILE_BYTES_MAX"
 KEPT_VARIABLE: Final = "ROLLBRIDGE_LOG_FILES_KEPT"
 
 KEPT_DEFAULT: Final = 5
+SERVICE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,34 @@ def _destination(settings: LogOutput) -> logging.Handler:
         return WatchedFileHandler(path, encoding="utf-8")
     except OSError as fault:
         raise ConfigError(f"log_file: {path} cannot be written ({fault}); nothing was done") from fault
+
+
+def set_up_service_log(logger: logging.Logger, level: str, given: Mapping[str, str | None]) -> None:
+    """Send the lines of a service where options and environment say, unless the command line has done so before.
+
+    Args:
+        logger: Takes what libraries write and what ends a thread.
+        level: Name of the lowest level that is written, in any case.
+        given: Options of the command line, as :meth:`LogOutput.of` takes them.
+
+    Raises:
+        ConfigError: an option is wrong, or the file cannot be written.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(handler_of(LogOutput.of(given), SERVICE_FORMAT))
+    # The command line's level suits short commands.
+    root.setLevel(level.upper())
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    take_all(logger)
+    if any(isinstance(handler, logging.FileHandler) for handler in root.handlers):
+        # Whoever moves the file may say so by this signal, which would end the process; a moved file is noticed anyway.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+
+
+def is_json() -> bool:
+    """Return whether lines are JSON, for somebody who understands nothing else."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def take_all(logger: logging.Logger) -> None:

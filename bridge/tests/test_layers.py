@@ -25,8 +25,7 @@ LAYERS_MAX = 10
 BY_NAME = {
     "rollbridge": "public names are imported when they are first used",
     "rollbridge.cli.main": "so are commands",
-    "rollbridge.cli.coordinator": "the coordinator is built on the client, and may not be installed",
-    "rollbridge.cli.gateway": "the gateway is built on the client, and may not be installed",
+    "rollbridge.cli.services": "coordinator and gateway are built on the client, and may not be installed",
     "rollbridge_gateway.wire": "kio has a module for each version of each message",
     "rollbridge.cli.status": "the development cluster is built on the client, and may not be installed",
     "rollbridge_devcluster.__main__": "what talks to a container engine may not be installed",
@@ -42,8 +41,7 @@ LATE = {
 ENVIRONMENT = {
     "rollbridge.config": "settings of a connection, and the home of the development cluster",
     "rollbridge.logs": "where a program's log goes",
-    "rollbridge.cli.coordinator": "hands the settings' file on",
-    "rollbridge.cli.gateway": "the same",
+    "rollbridge.cli.services": "hands the settings' file on",
     "rollbridge.cli.status": "whether another cluster is named",
     "rollbridge_devcluster.engine": "where a container engine's ports are",
     "rollbridge_devcluster.jars": "the Maven repository",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
 import sys
-from collections.abc import Mapping
 from typing import Final
 
 import click
 
 from rollbridge.errors import RollbridgeError
-from rollbridge.logs import JsonFormatter, LogOutput, handler_of, take_all
+from rollbridge.logs import is_json, set_up_service_log
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
@@ -22,8 +20,6 @@ logger = logging.getLogger(__name__)
 YOUNG_MAX: Final = 20_000
 """Objects made and not freed again after which Python looks for cycles among them. A round makes some thousands that
 are freed without that when it is settled; with Python's 700, looking for cycles took a fifth of a leader's time."""
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
 @click.command(name="coordinator")
@@ -73,7 +69,7 @@ def main(
         "files_kept": log_files_kept,
     }
     try:
-        set_up_log(log_level, given)
+        set_up_service_log(logger, log_level, given)
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
@@ -90,29 +86,6 @@ def main(
         if not is_json():
             click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)
-
-
-def set_up_log(level: str, given: Mapping[str, str | None]) -> None:
-    """Send lines where options and environment say, unless the command line has done so before.
-
-    Raises:
-        ConfigError: an option is wrong, or the file cannot be written.
-    """
-    root = logging.getLogger()
-    if not root.handlers:
-        root.addHandler(handler_of(LogOutput.of(given), LOG_FORMAT))
-    # The command line's level suits short commands.
-    root.setLevel(level.upper())
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
-    take_all(logger)
-    if any(isinstance(handler, logging.FileHandler) for handler in root.handlers):
-        # Whoever moves the file may say so by this signal, which would end the process; a moved file is noticed anyway.
-        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-
-
-def is_json() -> bool:
-    """Return whether lines are JSON, for somebody who understands nothing else."""
-    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def spare_collector() -> None:

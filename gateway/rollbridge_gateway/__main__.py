@@ -11,13 +11,11 @@ import click
 
 from rollbridge.config import CONFIG_VARIABLE, load_settings
 from rollbridge.errors import RollbridgeError
-from rollbridge.logs import JsonFormatter, LogOutput, handler_of, take_all
+from rollbridge.logs import is_json, set_up_service_log
 from rollbridge_gateway.settings import GatewaySettings
 from rollbridge_gateway.shell.daemon import run
 
 logger = logging.getLogger(__name__)
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
 @click.command(name="gateway")
@@ -60,12 +58,7 @@ def main(
         "files_kept": log_files_kept,
     }
     try:
-        root = logging.getLogger()
-        if not root.handlers:
-            root.addHandler(handler_of(LogOutput.of(log), LOG_FORMAT))
-        root.setLevel(log_level.upper())
-        logging.getLogger("kazoo").setLevel(logging.WARNING)
-        take_all(logger)
+        set_up_service_log(logger, log_level, log)
         flags = {
             "bootstrap_servers": bootstrap_servers,
             "zookeeper": zookeeper,
@@ -77,7 +70,7 @@ def main(
         run(GatewaySettings(connection=connection, **wanted), click.echo)  # type: ignore[arg-type]
     except RollbridgeError as fault:
         logger.error("it ends: %s", fault)
-        if not any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        if not is_json():
             click.echo(f"rollbridge gateway: {fault}", err=True)
         sys.exit(fault.exit_code)
 

@@ -23,7 +23,11 @@ _STRING: Final = "string"
 _RECORDS: Final = "records"
 
 
-class OutOfBoundsError(Exception):
+class MalformedError(Exception):
+    """Bytes that are no request, or none that is served here; the connection is closed."""
+
+
+class OutOfBoundsError(MalformedError):
     """A length is beyond the bytes that are there."""
 
 
@@ -79,10 +83,10 @@ def check_bounds(data: bytes, place: int, kind: Any) -> int:
         for _ in range(count):
             place = _one(data, place, field, flexible=flexible)
     if flexible:
-        count, place = _unsigned(data, place)
+        count, place = read_unsigned(data, place)
         for _ in range(min(count, len(data))):
-            _, place = _unsigned(data, place)
-            size, place = _unsigned(data, place)
+            _, place = read_unsigned(data, place)
+            size, place = read_unsigned(data, place)
             place = _past(data, place, size)
     return place
 
@@ -106,7 +110,7 @@ def _past(data: bytes, place: int, size: int) -> int:
 def _length(data: bytes, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
     """Return a length, -1 for null, and the place behind it."""
     if flexible:
-        found, place = _unsigned(data, place)
+        found, place = read_unsigned(data, place)
         return found - 1, place
     (found,) = form.unpack_from(data, place)
     if found < -1:
@@ -114,7 +118,13 @@ def _length(data: bytes, place: int, form: struct.Struct, *, flexible: bool) -> 
     return found, place + form.size
 
 
-def _unsigned(data: bytes, place: int) -> tuple[int, int]:
+def read_unsigned(data: bytes, place: int) -> tuple[int, int]:
+    """Return an unsigned varint and the place behind it.
+
+    Raises:
+        IndexError: the data ends within it.
+        OutOfBoundsError: it has more than 35 bits.
+    """
     found = 0
     for shift in range(0, 35, 7):
         byte = data[place]

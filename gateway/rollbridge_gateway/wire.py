@@ -23,7 +23,7 @@ from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
 
-from rollbridge_gateway.bounds import OutOfBoundsError, check_bounds
+from rollbridge_gateway.bounds import MalformedError, OutOfBoundsError, check_bounds, read_unsigned
 from rollbridge_gateway.versions import Api
 
 _HEAD: Final = struct.Struct(">hhih")
@@ -36,10 +36,6 @@ FLEXIBLE_PRODUCE: Final = 9
 
 
 MessageKind = Literal[EntityType.request, EntityType.response]
-
-
-class MalformedError(Exception):
-    """Bytes that are no request, or none that is served here; the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +117,6 @@ def _skip_tags(data: bytes, place: int) -> int:
         if place > len(data):
             raise MalformedError("tagged fields are longer than their request")
     return place
-
-
-def read_unsigned(data: bytes, place: int) -> tuple[int, int]:
-    """Return an unsigned varint and the place behind it.
-
-    Raises:
-        IndexError: the data ends within it.
-        MalformedError: it has more than 35 bits.
-    """
-    found = 0
-    for shift in range(0, 35, 7):
-        byte = data[place]
-        place += 1
-        found |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return found, place
-    raise MalformedError("a number of more than five bytes")
 
 
 def peek_produce(data: bytes, head: Head) -> Peeked:

@@ -6,7 +6,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
-from rollbridge_gateway.bounds import check_bounds
+from rollbridge_gateway.bounds import MalformedError, check_bounds
 from rollbridge_gateway.versions import TABLE, Api, Handling, VersionRange, offered, room_of
 
 KAFKA_4_2 = {
@@ -80,7 +80,7 @@ def test_an_array_that_claims_more_than_there_is_is_refused_before_room_is_made(
     flexible = wire.is_flexible(Api.METADATA, version)
     claim = b"\xff\xff\xff\xff\x07" if flexible else b"\x7f\xff\xff\xff"
     wrong = data[: head.body] + claim + data[head.body + (1 if flexible else 4) :]
-    with pytest.raises(wire.MalformedError):
+    with pytest.raises(MalformedError):
         wire.read_body(wrong, head)
 
 
@@ -92,5 +92,5 @@ def test_there_is_no_null_where_a_list_has_to_be(version: int) -> None:
     flexible = wire.is_flexible(Api.TXN_OFFSET_COMMIT, version)
     wrong = empty[:-2] + b"\0\0" if flexible else empty[:-4] + b"\xff\xff\xff\xff"
     assert wire.read_body(data, head).topics
-    with pytest.raises(wire.MalformedError):
+    with pytest.raises(MalformedError):
         wire.read_body(wrong, wire.read_head(wrong))

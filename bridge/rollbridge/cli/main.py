@@ -61,8 +61,8 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "rollbridge_devcluster.command", "Stop one part of the embedded cluster and start it again.", "local"
     ),
     "down": _Entry(_DEVCLUSTER, "Stop the embedded cluster; its data is kept.", "local"),
-    "coordinator": _Entry("rollbridge.cli.coordinator", "Run a coordinator in the foreground.", "coordinator"),
-    "gateway": _Entry("rollbridge.cli.gateway", "Run a gateway for transactional Kafka producers.", "gateway"),
+    "coordinator": _Entry("rollbridge.cli.services", "Run a coordinator in the foreground.", "coordinator"),
+    "gateway": _Entry("rollbridge.cli.services", "Run a gateway for transactional Kafka producers.", "gateway"),
     "stream": _Entry("rollbridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "group": _Entry("rollbridge.cli.group", "List transaction groups, and say how long their commit logs are kept."),
     "txn": _Entry("rollbridge.cli.txn", "List, describe, commit and abort transactions."),

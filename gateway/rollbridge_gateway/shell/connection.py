@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from rollbridge.kafka.ratelimit import limited
+from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.shell.relay import BrokerGoneError
-from rollbridge_gateway.wire import Head, MalformedError, read_head
+from rollbridge_gateway.wire import Head, read_head
 
 logger = logging.getLogger(__name__)
 _strange = limited(logging.getLogger(f"{__name__}.strange"))

@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
+from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import View, chosen_broker
 from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
 from rollbridge_gateway.shell.listing import (
@@ -39,7 +40,7 @@ from rollbridge_gateway.versions import (
     offered,
     room_of,
 )
-from rollbridge_gateway.wire import Head, MalformedError
+from rollbridge_gateway.wire import Head
 
 logger = logging.getLogger(__name__)
 
