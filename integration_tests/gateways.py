@@ -99,6 +99,12 @@ class GatewayProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def revive(self) -> None:
+        """Kill it, start it again at the same address, and wait until it serves."""
+        self.kill()
+        self.start()
+        self.await_ready()
+
     def __enter__(self) -> Self:
         self.start()
         self.await_ready()

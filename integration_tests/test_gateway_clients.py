@@ -127,9 +127,7 @@ def test_a_job_in_flink_that_was_killed_goes_on_from_its_checkpoint_through_a_ga
         given = job_of(gateway, topic, strategy=strategy)
         with FlinkJob(tmp_path / "flink", **given, parallelism=before) as job:
             eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
-        gateway.kill()
-        gateway.start()
-        gateway.await_ready()
+        gateway.revive()
         origin = {"from": job.latest_checkpoint()}
         with FlinkJob(tmp_path / "flink", **given, **origin, parallelism=after) as again:
             again.finish(PATIENCE_S)
@@ -146,9 +144,7 @@ def test_a_job_in_flink_does_not_notice_that_its_gateway_dies(
     ):
         for count in (1, 3):
             eventually(lambda count=count: job.checkpoints >= count or not job.alive, "checkpoints")  # type: ignore[misc]
-            gateway.kill()
-            gateway.start()
-            gateway.await_ready()
+            gateway.revive()
         job.finish(PATIENCE_S)
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
 

@@ -216,6 +216,11 @@ def test_admins_see_the_cluster_through_it(site: Site, gateway: GatewayProcess, 
     eventually(lambda: fresh in admin.list_topics(timeout=60).topics, "a topic made through the gateway is there")
 
 
+def produce(producer: Producer, topic: str, key: str, value: str, faults: list[KafkaError]) -> None:
+    """Send a record, and note the error if it is not acknowledged."""
+    producer.produce(topic, key=key, value=value, on_delivery=lambda error, _: faults.append(error) if error else None)
+
+
 def test_a_gateway_that_is_killed_costs_no_record(
     site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
@@ -228,17 +233,10 @@ def test_a_gateway_that_is_killed_costs_no_record(
         producer.begin_transaction()
         for batch in range(40):
             for i in range(batch * 500, batch * 500 + 500):
-                producer.produce(
-                    topic_of(orders),
-                    key=f"key-{i % 10}",
-                    value=f"v-{i}",
-                    on_delivery=lambda error, _: faults.append(error) if error else None,
-                )
+                produce(producer, topic_of(orders), f"key-{i % 10}", f"v-{i}", faults)
             producer.poll(0.05)
             if batch in (10, 20, 30):
-                gateway.kill()
-                gateway.start()
-                gateway.await_ready()
+                gateway.revive()
         assert producer.flush(300) == 0
         assert faults == []
         producer.commit_transaction(120)
@@ -260,17 +258,10 @@ def test_a_gateway_that_is_killed_in_a_later_transaction_of_a_producer_finds_tha
             producer.begin_transaction()
             for half in range(2):
                 for i in range(50):
-                    producer.produce(
-                        topic_of(orders),
-                        key=f"key-{i % 10}",
-                        value=f"v-{number}-{half}-{i}",
-                        on_delivery=lambda error, _: faults.append(error) if error else None,
-                    )
+                    produce(producer, topic_of(orders), f"key-{i % 10}", f"v-{number}-{half}-{i}", faults)
                 assert producer.flush(300) == 0
                 if half == 0 and number in (2, 4):
-                    gateway.kill()
-                    gateway.start()
-                    gateway.await_ready()
+                    gateway.revive()
             assert faults == []
             if number % 3 == 1:
                 producer.abort_transaction(120)
