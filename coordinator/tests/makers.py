@@ -20,6 +20,7 @@ from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
+from rollbridge_coordinator.state.effects import EndOffsets, Steps, Write
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import LeaderView, survey
 from rollbridge_coordinator.state.streams import LedStream
@@ -102,6 +103,23 @@ class Bench:
         partition = (StreamName.parse(name).buffer_topic(), 0)
         offset = self.group.fold.positions.get(partition, 0)
         self.group.fold.fold(name, partition, offset, self.clock_ms, header.pack(), value)
+
+
+def run(bench: Bench, procedure: Steps[None], unread: int = 0) -> list[object]:
+    """Carry out a procedure; buffers end ``unread`` messages behind what has been folded. Gives its effects."""
+    effects: list[object] = []
+    answer: Any = None
+    while True:
+        try:
+            effect = procedure.send(answer)
+        except StopIteration:
+            return effects
+        effects.append(effect)
+        match effect:
+            case EndOffsets(partitions):
+                answer = {item: bench.group.fold.positions.get(item, 0) + unread for item in partitions}
+            case Write():
+                answer = True
 
 
 def view_of(group: GroupState, now_ms: int = 2_000, **what: Any) -> LeaderView:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, run
 from rollbridge.model.frames import FrameHeader, FrameKind, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.pieces import BufferedTransaction
@@ -18,19 +16,12 @@ ORDERS, OTHERS, BYSTANDERS = "sales/orders", "sales/others", "sales/bystanders"
 STREAMS = (ORDERS, OTHERS, BYSTANDERS)
 
 
-def wait_for_frames(bench: Bench, item: BufferedTransaction, unread: int) -> list[Any]:
+def wait_for_frames(bench: Bench, item: BufferedTransaction, unread: int) -> list[EndOffsets]:
     """Look once whether what a commit names has come; buffers end ``unread`` messages behind what was folded."""
-    effects: list[Any] = []
-    procedure = await_frames(bench.group, [item], bench.clock_ms)
-    answer: Any = None
-    while True:
-        try:
-            effect = procedure.send(answer)
-        except StopIteration:
-            return effects
-        assert isinstance(effect, EndOffsets)
-        effects.append(effect)
-        answer = {place: bench.group.fold.positions.get(place, 0) + unread for place in effect.partitions}
+    effects = run(bench, await_frames(bench.group, [item], bench.clock_ms), unread)
+    asked = [effect for effect in effects if isinstance(effect, EndOffsets)]
+    assert len(asked) == len(effects)
+    return asked
 
 
 def arrive(bench: Bench, stream: str) -> None:

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, run
 from rollbridge.model.frames import FrameHeader, FrameKind, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import SetNode, TransactionRecord
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.upkeep import expire_overdue, forget_barriers, record_extended
-from rollbridge_coordinator.state.effects import EndOffsets, Steps, Write
+from rollbridge_coordinator.state.effects import EndOffsets, Write
 
 ORDERS = "sales/orders"
-
-
-def run(bench: Bench, procedure: Steps[None], unread: int = 0) -> list[object]:
-    """Carry out a procedure; buffers end ``unread`` messages behind what has been folded. Gives its effects."""
-    effects: list[object] = []
-    answer: Any = None
-    while True:
-        try:
-            effect = procedure.send(answer)
-        except StopIteration:
-            return effects
-        effects.append(effect)
-        match effect:
-            case EndOffsets(partitions):
-                answer = {item: bench.group.fold.positions.get(item, 0) + unread for item in partitions}
-            case Write():
-                answer = True
 
 
 def extend(bench: Bench, transaction: TransactionId, lease_ms: int) -> None:
