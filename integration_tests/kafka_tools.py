@@ -15,14 +15,14 @@ def create_topic(servers: str, topic: str, partitions: int = 1, settings: Mappin
 
 
 def produce(servers: str, topic: str, values: Sequence[bytes], partition: int = 0) -> None:
-    """Write values to a partition and return when all are acknowledged."""
+    """Write values to a partition, in this order whatever is tried again, and return when all are acknowledged."""
     failures: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             failures.append(error)
 
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 0})
     for value in values:
         producer.produce(topic, value, partition=partition, on_delivery=delivered)
     assert producer.flush(60) == 0

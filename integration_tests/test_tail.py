@@ -138,7 +138,9 @@ def test_an_answer_that_has_waited_for_its_reader_for_long_is_read(
 
 
 def test_many_messages_come_in_portions_and_in_order(servers: str, topic: str, tail: Tail) -> None:
-    producer = Producer({"bootstrap.servers": servers, "compression.type": "zstd", "linger.ms": 50})
+    producer = Producer(
+        {"bootstrap.servers": servers, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 50}
+    )
     for number in range(30_000):
         producer.produce(topic, b"%d" % number, partition=number % 2)
         if number % 1_000 == 0:
