@@ -21,6 +21,7 @@ from benchmarks import (
     dead_broker,
     disk,
     failover,
+    gateway,
     groups,
     imports,
     jetstream,
@@ -93,6 +94,18 @@ EXPERIMENTS: Final[Mapping[str, Make]] = {
     "spark-micro-batches": lambda site, rounds, quick: spark_sink.micro_batches(
         site, rounds=rounds or (1 if quick else 5), quick=quick
     ),
+    "gateway": lambda site, rounds, quick: gateway.throughput(site, rounds=rounds or (1 if quick else 5), quick=quick),
+    "gateway-requests": lambda site, rounds, quick: gateway.requests(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "gateway-latency": lambda site, rounds, quick: gateway.latency(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "gateway-fetches": lambda site, rounds, quick: gateway.fetching(
+        site, rounds=rounds or (1 if quick else 5), quick=quick
+    ),
+    "gateway-takeover": lambda site, rounds, quick: gateway.takeover(site, rounds=rounds or (1 if quick else 5)),
+    "gateway-dead-job": lambda site, _rounds, quick: gateway.dead_job(site, rounds=1, quick=quick),
     "adopted-bulk": lambda site, rounds, quick: adopted.bulk(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "adopted-small": lambda site, rounds, quick: adopted.small(site, rounds=rounds or (2 if quick else 7), quick=quick),
     "adopted-conditional": lambda site, rounds, quick: adopted.conditional(
