@@ -57,6 +57,31 @@ def test_names_of_one_connection_begin_and_end_transactions_without_disturbing_e
     assert values_of(site, ledger) == ["second", "third", "first"]
 
 
+def test_a_session_that_begins_is_not_fenced_by_its_own_record(
+    client: rollbridge.Bridge, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at the records meanwhile may find it before the leader has answered."""
+    anew, group = client.client("anew"), group_of(ledger)
+    write(anew.begin(ledger), ledger, "left")
+    metadata, sessions = client._metadata, anew._sessions
+    answer_to = metadata.answer_to
+    looked: list[dict[GroupName, int]] = []
+
+    def look_before(*args: Any) -> Any:
+        sessions.note(group, metadata.session.get(paths.session(group, "anew")))
+        looked.append(dict(sessions.fenced))
+        return answer_to(*args)
+
+    monkeypatch.setattr(metadata, "answer_to", look_before)
+    epoch = anew.new_session(str(group))
+    assert looked == [{}]
+    sessions.fenced[group] = epoch - 1  # by a look that took its time
+    assert anew.begin(ledger).commit().records == 0
+    sessions.fenced[group] = epoch + 1
+    with pytest.raises(ClientFencedError):
+        anew.begin(ledger)
+
+
 def test_a_held_commit_of_one_name_holds_up_no_other(client: rollbridge.Bridge, orders: str, ledger: str) -> None:
     """Both sessions have the same epoch, the minutes since 1970, which is part of what commits are ordered by."""
     slow, quick = client.client("slow"), client.client("quick")

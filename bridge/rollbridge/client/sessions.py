@@ -73,6 +73,7 @@ class ClientSessions:
         "_lock",
         "_metadata",
         "_named",
+        "_pending",
         "_suspect",
         "changes",
         "fenced",
@@ -106,6 +107,7 @@ class ClientSessions:
         self._named = named
         self._changed = changed
         self._epochs: dict[GroupName, int] = {}
+        self._pending: dict[GroupName, int] = {}  # epochs on record of which the leader has not answered yet
         self._suspect: set[GroupName] | None = None
         self._lock = threading.RLock()
         self.fenced: dict[GroupName, int] = {}
@@ -178,6 +180,8 @@ class ClientSessions:
     def check(self) -> None:
         """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
         for group, epoch in list(self.fenced.items()):
+            if epoch <= self._epochs.get(group, -1):
+                continue  # what was found is older than the session that has begun here meanwhile
             why = f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}"
             if group in self.gone:
                 why = f"the session of client {self._client_name} in group {group} was forgotten while it stood still"
@@ -203,12 +207,13 @@ class ClientSessions:
 
     def note(self, group: GroupName, node: Znode | None) -> None:
         """Take what was read of the record of this client in a group."""
+        pending = self._pending.get(group, -1)  # before what it becomes
         known = self._epochs.get(group)
         if node is None:
             self.gone |= {group}
             return
         newest = ClientSession.from_json(node.value).epoch
-        if known is not None and newest > known and group not in self.fenced:
+        if known is not None and newest > max(known, pending) and group not in self.fenced:
             logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
             self.fenced[group] = newest
 
@@ -279,16 +284,20 @@ class ClientSessions:
             record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
             operations = (CheckNode(parent, above.version), record)
             request = self._fence_request(fresh.epoch)
+            self._pending[group] = fresh.epoch  # whoever looks at the record meanwhile does not take it for another's
             try:
-                if before is None and not anew:
-                    session.multi(operations)
-                    return self._begun(group, fresh.epoch, began_s)
-                name = self._metadata.put_request(group, request, operations)
-            except (*_RACED, UnknownWriteError):
-                continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
-            answer = self._metadata.answer_to(group, request, name, deadline.left())
-            self._heard(group, fresh.epoch, answer)
-            return self._begun(group, fresh.epoch, began_s)
+                try:
+                    if before is None and not anew:
+                        session.multi(operations)
+                        return self._begun(group, fresh.epoch, began_s)
+                    name = self._metadata.put_request(group, request, operations)
+                except (*_RACED, UnknownWriteError):
+                    continue  # another session was faster, or the write is unknown: skipping an epoch does no harm
+                answer = self._metadata.answer_to(group, request, name, deadline.left())
+                self._heard(group, fresh.epoch, answer)
+                return self._begun(group, fresh.epoch, began_s)
+            finally:
+                self._pending.pop(group, None)
 
     def _heard(self, group: GroupName, epoch: int, answer: AdminAnswer) -> None:
         if not answer.ok:
