@@ -476,12 +476,10 @@ def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
     producer = yield from _find(held, pair, previous)
     if pair != newest and producer.state is ProducerPhase.EMPTY and previous is None:
         raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
-    if (
-        producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED)
-        and producer.kept is None
-        and pair.epoch < EPOCH_MAX
-    ):
-        # With v2 its end may have been answered, and the next pair be in use: then this request comes late.
+    has_ended = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED, ProducerPhase.LOST)
+    if has_ended and producer.kept is None and pair.epoch < EPOCH_MAX:
+        # With v2 its end may have been answered, and the next pair be in use: then this request comes late. So it may
+        # where the lease had run out before the producer asked for an abort, which was answered like any other.
         following = Pair(pair.producer_id, pair.epoch + 1)
         known, _, _ = yield FindLabel(following.label)
         if known is not KnownEnd.NONE:

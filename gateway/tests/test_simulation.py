@@ -28,6 +28,7 @@ from rollbridge_gateway.procedures import (
     RefusedError,
     SequenceGapError,
     UnknownProducerError,
+    Written,
 )
 from rollbridge_gateway.producers import KnownEnd, Step
 from rollbridge_gateway.sequences import Sequences
@@ -237,6 +238,32 @@ def test_each_record_counts_once_whoever_dies(block: int) -> None:
             raise
     if SEEDS >= 400:
         assert {"Resume", "Finish", "Save", "AbortLeft", "crash at behind Finish", "crash at before Save"} <= set(steps)
+
+
+@pytest.mark.parametrize("state", [KnownEnd.OPEN, KnownEnd.COMMITTED])
+def test_a_late_abort_of_a_transaction_whose_lease_has_run_out_is_not_taken_for_one_of_the_next(
+    state: KnownEnd,
+) -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def write(gateway: Gateway, pair: Pair, record: str) -> Written:
+        item = Incoming((TOPIC, 0), STREAM, pair, 0, 1, [record])
+        return gateway.run(lambda held: procedures.write(held, pair, [item], 0, v2=True))
+
+    def end(gateway: Gateway, pair: Pair, *, commit: bool) -> Pair:
+        return gateway.run(lambda held: procedures.end(held, pair, 9, 0, commit=commit, v2=True))
+
+    write(first, pair, "expired")
+    world.expire()
+    following = end(first, pair, commit=False)
+    write(first, following, "counts")
+    if state is KnownEnd.COMMITTED:
+        end(first, following, commit=True)
+    assert end(second, pair, commit=False) == following, "it comes twice, the second time at another gateway"
+    end(second, following, commit=True)
+    assert world.committed == ["counts"]
 
 
 @pytest.mark.long
