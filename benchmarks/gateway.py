@@ -32,7 +32,7 @@ from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.programs import program_command
 from rollbridge_devcluster.state import KAFKA
 from rollbridge_gateway.identity import client_name
-from rollbridge_gateway.shell.register import holder_path
+from rollbridge_gateway.shell.register import Holder, holder_path
 
 PARTITIONS: Final = 4
 PATIENCE_S: Final = 120.0
@@ -446,7 +446,7 @@ def _holder(site: Site, transactional_id: str) -> str:
         session.close()
     if node is None:
         raise AssertionError(f"nobody holds {transactional_id}")
-    return node.value.decode()
+    return Holder.decode(node.value).gateway
 
 
 def _await(condition: Callable[[], bool]) -> None:

@@ -44,6 +44,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.late(StreamName("SCOPE", "STREAM")),
         f"{paths.formers('SCOPE')}/STREAM#E.S.P",
         f"{paths.GATEWAYS_LIVE}/NAME",
+        f"{paths.GATEWAY_LEASES}/LIFE",
         f"{paths.GATEWAY_IDS}/B/CLIENT",
         f"{paths.GATEWAY_HOLDERS}/B/CLIENT",
     }

@@ -31,6 +31,7 @@
     /groups/SCOPE.GROUP/sessions/CLIENT   client_session: the newest session of a client name
     /groups/SCOPE.GROUP/parts/ID          its version is the highest part number given out for a transaction
     /gateways/live/NAME                   ephemeral: a gateway that is alive, and its ports
+    /gateways/leases/LIFE                 ephemeral: written by a gateway again and again; it is over if that stops
     /gateways/ids/B/CLIENT                a transactional id of a gateway's producer, by its client name; B is a bucket
     /gateways/held/B/CLIENT               ephemeral: the gateway that serves it
     /cas/SCOPE.STREAM/SLOT                ephemeral: a conditional writer that is alive, and so its transactional ids
@@ -55,6 +56,7 @@ TOPICS: Final = "/topics"
 CAS: Final = "/cas"
 GATEWAYS: Final = "/gateways"
 GATEWAYS_LIVE: Final = f"{GATEWAYS}/live"
+GATEWAY_LEASES: Final = f"{GATEWAYS}/leases"
 GATEWAY_IDS: Final = f"{GATEWAYS}/ids"
 GATEWAY_HOLDERS: Final = f"{GATEWAYS}/held"
 

@@ -56,6 +56,7 @@ GRANTED: Final = {
 """Rights of members of a group on nodes that coordinators own; all may read everything."""
 GRANTED_TO_GATEWAYS: Final = {
     paths.GATEWAYS_LIVE: _MEMBER,
+    paths.GATEWAY_LEASES: _MEMBER,
     paths.GATEWAY_IDS: _READ | Permissions.CREATE,
     paths.GATEWAY_HOLDERS: _READ | Permissions.CREATE,
 }

@@ -179,7 +179,7 @@ class Metadata:
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""
-        gateways = paths.GATEWAYS_LIVE, paths.GATEWAY_IDS, paths.GATEWAY_HOLDERS
+        gateways = paths.GATEWAYS_LIVE, paths.GATEWAY_LEASES, paths.GATEWAY_IDS, paths.GATEWAY_HOLDERS
         for path in (
             paths.COORDINATORS,
             paths.GROUPS,

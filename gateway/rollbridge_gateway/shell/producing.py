@@ -166,7 +166,11 @@ class Producers:
         if ticket is None:
             return
         await ticket.future.reached(SAVE_S)
-        if ticket.life != ticket.serving.life or ticket.serving.is_wanted or not self._register.is_sure():
+        if (
+            ticket.life != ticket.serving.life
+            or ticket.serving.is_wanted
+            or not self._register.is_sure(ticket.serving.name)
+        ):
             raise NotHeldError("this gateway does not serve the id any more; ask again")
 
     def wanted(self, name: str) -> None:
@@ -225,10 +229,10 @@ class Producers:
         try:
             if serving.is_wanted:
                 raise NotHeldError("another gateway is taking this id over; ask again")
-            if serving.held is not None and not self._register.is_sure():
-                self._register.confirm()  # it may only be that nobody has asked for long
-                if not self._register.is_sure():
-                    raise NotHeldError("whether this gateway still holds the id is not sure; ask again")
+            if serving.rolling is not None and not self._register.is_sure(serving.name):
+                self._register.confirm()  # it may only have stood still for a moment, and nobody has noticed
+                if not self._register.is_sure(serving.name):
+                    raise NotHeldError("this gateway does not hold the id any more; ask again")
             if serving.held is None:
                 self._hold(serving)
             assert serving.held is not None

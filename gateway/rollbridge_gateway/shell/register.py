@@ -3,17 +3,20 @@
 ::
 
     /gateways/live/NAME        ephemeral: host and ports of a gateway
+    /gateways/leases/LIFE      ephemeral: written again and again by a gateway, see rollbridge_gateway.lives
     /gateways/ids/B/CLIENT     entry of a transactional id, by its client name; B is a bucket
-    /gateways/held/B/CLIENT    ephemeral: name of the gateway that serves the id now
+    /gateways/held/B/CLIENT    ephemeral: the gateway that serves the id now, and its life
 
 An id is served by the one gateway that holds it. Another one that is asked for it writes its own name into the holder's
 node, which the holder watches; the holder lets go, answers nothing more for what it has under way, and deletes the
-node. So nothing is acknowledged by one gateway that another one has already left out. A holder that dies loses its node
-with its session.
+node. So nothing is acknowledged by one gateway that another one has already left out.
 
-A gateway cannot know at once that its session has expired, while it stood still for example. So it knows until when it
-is sure: for a part of the session's time-out from when it asked ZooKeeper for something that was answered. Beyond that,
-it acknowledges nothing and serves nothing of what it held.
+A holder that has died or stands still does not let go. That its life is over is proved by its lease, which every other
+gateway looks at all the time; whoever has the proof deletes the lease, and the ids are free. A gateway that goes on
+behind that has lost all of its ids, and begins another life.
+
+Threads: one confirms and looks at others (:meth:`Register.turn`); any number hold, write and release; ZooKeeper's
+threads tell of changes.
 """
 
 from __future__ import annotations
@@ -22,25 +25,28 @@ import json
 import logging
 import threading
 import time
+import uuid
 import zlib
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.model import paths
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
-from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
+from rollbridge.zookeeper.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
 from rollbridge_gateway.entries import BUCKETS, Entry
+from rollbridge_gateway.lives import SURE_SHARE, WRITES, Life, Witness
 
 logger = logging.getLogger(__name__)
 
 LIVE: Final = paths.GATEWAYS_LIVE
-SURE_SHARE: Final = 0.6
-"""Part of the session's time-out for which a gateway is sure of its session after an answer."""
-_WANTED: Final = b"wanted by "
+LEASES: Final = paths.GATEWAY_LEASES
 HANDOVER_S: Final = 15.0
 """Longest wait for another gateway to let go of an id."""
+_LOOK_S: Final = 0.2
+"""How often the lease of a gateway is looked at that does not let go."""
 
 
 class NotHeldError(ZooKeeperUnavailableError):
@@ -62,33 +68,62 @@ def holder_path(name: str) -> str:
     return f"{paths.GATEWAY_HOLDERS}/{bucket(name)}/{name}"
 
 
+class Holder(NamedTuple):
+    """Value of a holder's node: a gateway's name and life, and who wants the id, empty for nobody."""
+
+    gateway: str
+    life: str
+    wanted_by: str = ""
+
+    def encode(self) -> bytes:
+        """Return the value."""
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Holder:
+        """Read a value; one that cannot be read is that of a life that is over."""
+        try:
+            said = json.loads(value)
+            return cls(str(said["gateway"]), str(said["life"]), str(said["wanted_by"]))
+        except (ValueError, KeyError, TypeError):
+            return cls("", "")
+
+
 class Register:
     """One gateway's side of the register. Safe to use from several threads; methods wait."""
 
     def __init__(self, session: ZooKeeperSession, name: str, session_timeout_s: float, lost: Callable[[str], None]):
-        """Start with nothing held.
+        """Start with nothing held, and not alive before the first :meth:`turn`.
 
         Args:
             session: A session of the gateway's own, with a short time-out.
             name: Name of the gateway.
             session_timeout_s: Time-out of the session.
-            lost: Called with a client name that another gateway asks for, or that may be held by another one; from a
-                thread of ZooKeeper's. Answer with :meth:`release`.
+            lost: Called with a client name that another gateway asks for, or that is held no more; from any thread.
+                Answer with :meth:`release`.
         """
         self._session = session
         self._name = name
         self._sure_s = session_timeout_s * SURE_SHARE
-        self._confirmed_s = float("-inf")
+        self.turn_s = self._sure_s / WRITES
+        """Seconds after which :meth:`turn` is due."""
         self._lost = lost
+        self._me: Gateway | None = None
+        self._turning = threading.Lock()  # over what writes the lease
+        self._id, self._life = "", Life(self._sure_s)
         self._versions: dict[str, int | None] = {}
+        self._lives: dict[str, str] = {}
+        """Under which life an id was taken."""
+        self._witnesses: dict[str, Witness] = {}
         session.on_state(self._state_changed)
 
     # Gateways
 
     def announce(self, gateway: Gateway) -> None:
-        """Tell the others that this gateway is there, and where; again after a new session."""
+        """Tell the others that this gateway is there, and where; again after a new session, or in another life."""
+        self._me = gateway
         path = f"{LIVE}/{gateway.name}"
-        document = {"host": gateway.host, "port": gateway.port, "ports": gateway.ports}
+        document = {"host": gateway.host, "port": gateway.port, "ports": gateway.ports, "life": self._id}
         value = json.dumps(document).encode()
         found = self._session.get(path)
         if found is not None and found.owner_session_id == self._session.session_id:
@@ -96,11 +131,12 @@ class Register:
                 self._session.set(path, value)
             return
         if found is not None:
-            self._session.delete(path)  # of an earlier life
+            self._session.delete(path)  # of an earlier session
         self._session.create(path, value, ephemeral=True, parents=True)
 
     def withdraw(self, name: str) -> None:
         """Tell the others that this gateway goes."""
+        self._me = None
         self._session.delete(f"{LIVE}/{name}")
 
     def gateways(self, changed: Callable[[], None] | None = None) -> list[Gateway]:
@@ -118,24 +154,84 @@ class Register:
                 logger.warning("the node of gateway %s cannot be read: %r", name, fault)
         return found
 
-    # Certainty
+    # Lives
+
+    def turn(self) -> None:
+        """Go on being alive, and see who is not any more; due every :attr:`turn_s` seconds."""
+        self.confirm()
+        self._look_at_others()
 
     def confirm(self) -> None:
-        """Ask ZooKeeper whether the session lives; its answer makes this gateway sure for a while."""
-        asked_s, session = time.monotonic(), self._session.session_id
-        self._session.exists(LIVE)
-        if session is not None and session == self._session.session_id and self._session.is_connected:
-            self._confirmed_s = asked_s
+        """Write the lease, which makes this gateway sure for a while; where it is gone, begin another life.
 
-    def is_sure(self) -> bool:
-        """Return whether what was held is held: no other gateway can have taken it."""
-        return time.monotonic() < self._confirmed_s + self._sure_s
+        What was held before is lost then.
+        """
+        with self._turning:
+            begun_s, life = time.monotonic(), self._life
+            if self._id:
+                try:
+                    self._session.set(f"{LEASES}/{self._id}", self._name.encode())
+                except NodeMissingError:
+                    self._end_life()
+                else:
+                    life.written(begun_s)  # under which it was begun: there may be another one since
+                    return
+            self._begin_life()
+
+    def is_alive(self) -> bool:
+        """Return whether ids can be held: nobody can have proved that this life is over."""
+        return self._life.is_sure(time.monotonic())
+
+    def is_sure(self, name: str) -> bool:
+        """Return whether an id that was held is held: no other gateway can have taken it."""
+        life, number = self._life, self._id
+        return self._lives.get(name) == number and life.is_sure(time.monotonic())
+
+    def _begin_life(self) -> None:
+        begun_s, number, life = time.monotonic(), uuid.uuid4().hex, Life(self._sure_s)
+        self._session.create(f"{LEASES}/{number}", self._name.encode(), ephemeral=True, parents=True)
+        life.written(begun_s)
+        self._id, self._life = number, life
+        if self._me is not None:
+            self.announce(self._me)
+
+    def _end_life(self) -> None:
+        """Lose all ids."""
+        if self._id and self._me is not None:
+            logger.warning(
+                "gateway %s was taken for dead, or its ZooKeeper session has ended; it begins anew", self._name
+            )
+        self._id, self._life = "", Life(self._sure_s)
+        for name in list(self._versions):
+            self._lost(name)
+
+    def _look_at_others(self) -> None:
+        lives = [life for life in self._session.children(LEASES) if life != self._id]
+        self._witnesses = {life: self._witnesses.get(life) or Witness(self._sure_s) for life in lives}
+        nodes = self._session.get_many([f"{LEASES}/{life}" for life in lives])
+        now_s = time.monotonic()
+        for life, node in zip(lives, nodes, strict=True):
+            if node is not None and self._witnesses[life].is_over(node.version, now_s):
+                self._declare_over(life, node)
+
+    def _declare_over(self, life: str, node: Znode) -> None:
+        """Delete the lease of a life, and where its gateway was, if it is as it was seen."""
+        try:
+            if not self._session.delete(f"{LEASES}/{life}", node.version):
+                return
+        except NodeVersionMismatchError:
+            return
+        who = node.value.decode(errors="replace")
+        logger.warning("gateway %s stands still or has died: its ids are free", who)
+        path = f"{LIVE}/{who}"
+        found = self._session.get(path) if who and "/" not in who else None
+        if found is not None and _life_in(found.value) == life:
+            with suppress(NodeVersionMismatchError):  # it has begun another life
+                self._session.delete(path, found.version)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            self._confirmed_s = float("-inf")
-            for name in list(self._versions):
-                self._lost(name)
+            self._end_life()
 
     # Ids
 
@@ -148,34 +244,45 @@ class Register:
         """
         path, deadline_s = holder_path(name), time.monotonic() + HANDOVER_S
         while True:
-            gone = threading.Event()
+            if not self.is_alive():
+                self.confirm()
+            number = self._id
+            mine = Holder(self._name, number).encode()
             try:
-                self._session.create(path, self._name.encode(), ephemeral=True, parents=True)
+                self._session.create(path, mine, ephemeral=True, parents=True)
                 break
             except NodeExistsError:
                 found = self._session.get(path)
-                if found is None:
-                    continue
-                if found.owner_session_id == self._session.session_id:
-                    self._session.set(path, self._name.encode())
-                    break
-                if not found.value.startswith(_WANTED):
-                    try:
-                        self._session.set(path, _WANTED + self._name.encode())
-                    except NodeMissingError:
-                        continue
-                if self._session.exists(path, gone.set) is None:
-                    continue
-            if not gone.wait(deadline_s - time.monotonic()):
+            if found is not None and self._took(path, found, mine, number):
+                break
+            if time.monotonic() > deadline_s:
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
-        self.confirm()
-        self._versions[name] = None
-        self._watch(name)
+        self._versions[name], self._lives[name] = None, number
+        self._watch(name, mine)
         node = self._session.get(entry_path(name))
         if node is None:
             return None
         self._versions[name] = node.version
         return Entry.decode(node.value)
+
+    def _took(self, path: str, found: Znode, mine: bytes, number: str) -> bool:
+        """Take a node of an earlier life of this gateway's; of others, make room, or wait for that a little."""
+        holder = Holder.decode(found.value)
+        try:
+            if found.owner_session_id == self._session.session_id:
+                self._session.set(path, mine, found.version)
+                return True
+            if holder.life == number or not holder.life or self._session.exists(f"{LEASES}/{holder.life}") is None:
+                self._session.delete(path, found.version)
+                return False
+            if not holder.wanted_by:
+                self._session.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
+        except (NodeMissingError, NodeVersionMismatchError):
+            return False
+        gone = threading.Event()
+        if self._session.exists(path, gone.set) is not None:
+            gone.wait(_LOOK_S)
+        return False
 
     def write(self, name: str, entry: Entry) -> None:
         """Replace the entry of an id that is held.
@@ -185,7 +292,7 @@ class Register:
             ZooKeeperUnavailableError, UnknownWriteError.
         """
         path, version = entry_path(name), self._versions.get(name)
-        if not self.is_sure():
+        if not self.is_sure(name):
             raise NotHeldError(f"whether {name} is still held by this gateway is not sure; nothing was written")
         try:
             if version is None:
@@ -201,6 +308,7 @@ class Register:
         if name not in self._versions:
             return
         del self._versions[name]
+        self._lives.pop(name, None)
         path = holder_path(name)
         try:
             found = self._session.get(path)
@@ -218,11 +326,20 @@ class Register:
         nodes = self._session.get_many([entry_path(name) for name in names])
         return [None if node is None else Entry.decode(node.value) for node in nodes]
 
-    def _watch(self, name: str) -> None:
-        found = self._session.get(holder_path(name), lambda: self._changed(name))
-        if found is None or found.owner_session_id != self._session.session_id or found.value != self._name.encode():
+    def _watch(self, name: str, mine: bytes) -> None:
+        number = self._lives[name]
+        found = self._session.get(holder_path(name), lambda: self._changed(name, number))
+        if found is None or found.owner_session_id != self._session.session_id or found.value != mine:
             raise NotHeldError(f"another gateway wants {name}; ask again")
 
-    def _changed(self, name: str) -> None:
-        if name in self._versions:
+    def _changed(self, name: str, number: str) -> None:
+        if self._lives.get(name) == number:
             self._lost(name)
+
+
+def _life_in(value: bytes) -> str:
+    """Return the life that a gateway's node names."""
+    try:
+        return str(json.loads(value)["life"])
+    except (ValueError, KeyError, TypeError):
+        return ""

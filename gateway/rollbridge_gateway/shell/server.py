@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 LOOK_S: Final = 5.0
 """Interval between looks at brokers and gateways; a change of gateways is heard of at once."""
-CONFIRM_S: Final = 1.0
 ASKED_MAX: Final = 100_000
 """Client ids of which it is remembered what they have asked Metadata about."""
 HOMES_MAX: Final = 100
@@ -68,6 +67,7 @@ class Server:
         self.broker_hosts: frozenset[str] = frozenset()
         self._writers = ThreadPoolExecutor(settings.writers, "writer")
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
+        self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
         self.register = register_of(lambda name: self.producers.wanted(name))
         self.producers = Producers(bridge, self.register, self._writers, self._workers, settings.ids_max)
         self.room = RequestRoom(settings.under_way_bytes_max)
@@ -165,7 +165,7 @@ class Server:
         await self._listen(None)
         for broker in sorted(self.brokers.addresses):
             await self._listen(broker)
-        await self.blocking(self.register.confirm)
+        await self.blocking(self.register.turn)
         await self.blocking(self.register.announce, self.me())
         await self._read_gateways()
         await self.blocking(self.topics.read)
@@ -197,6 +197,7 @@ class Server:
         await self.producers.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._lease.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self, broker: int | None) -> None:
         host, first = split_address(self.settings.listen)
@@ -287,16 +288,16 @@ class Server:
     async def _keep_confirming(self) -> None:
         while True:
             try:
-                await self.blocking(self.register.confirm)
+                await self._loop.run_in_executor(self._lease, self.register.turn)
             except RollbridgeError as fault:
-                logger.warning("ZooKeeper does not answer: %s", fault)
-            await asyncio.sleep(CONFIRM_S)
+                logger.warning("the gateway's lease could not be renewed: %s", fault)
+            await asyncio.sleep(self.register.turn_s)
 
     def faults(self) -> list[str]:
         """Return what keeps this gateway from serving."""
         found = [] if self.is_ready else ["it is starting, or ends"]
-        if not self.register.is_sure():
-            found.append("its ZooKeeper session is in doubt")
+        if not self.register.is_alive():
+            found.append("its lease in ZooKeeper has run out")
         return found
 
     def samples(self) -> Any:

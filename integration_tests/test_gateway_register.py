@@ -1,0 +1,160 @@
+"""Who serves a transactional id, on a real ZooKeeper: handed over, taken from who stands still, and never by two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_gateway.cluster import Gateway
+from rollbridge_gateway.entries import Entry
+from rollbridge_gateway.identity import Pair
+from rollbridge_gateway.shell import register
+from rollbridge_gateway.shell.register import NotHeldError, Register
+
+ID = "billing"
+SESSION_S = 30.0
+ENTRY = Entry(ID, Pair(1 << 62, 0), 60_000)
+
+
+class Member:
+    """A gateway's side of the register, and what it was told to let go of."""
+
+    def __init__(self, cluster: AnyCluster, root: str, name: str, sure_s: float) -> None:
+        self.session = ZooKeeperSession(cluster.zookeeper, root=root, session_timeout_s=SESSION_S, name=name)
+        self.session.start(PATIENCE_S)
+        self.lost: list[str] = []
+        self.register = Register(self.session, name, 2 * sure_s, self.lost.append)
+        self.register.turn()
+        self.register.announce(Gateway(name, "host", 1, ()))
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def go_on(self) -> None:
+        """Live on a thread, as gateways do."""
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def stand_still(self) -> None:
+        """Stop that."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        self.stand_still()
+        self.session.close()
+
+    def _live(self) -> None:
+        while not self._ending.wait(self.register.turn_s):
+            self.register.turn()
+
+
+Make = Callable[..., Member]
+
+
+@pytest.fixture
+def member(cluster: AnyCluster, unique_name: Callable[[str], str]) -> Iterator[Make]:
+    """Makes gateways of one root path."""
+    root = f"/{unique_name('register')}"
+    with ExitStack() as stack:
+
+        def make(name: str, sure_s: float = 60.0) -> Member:
+            made = Member(cluster, root, name, sure_s)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_an_id_is_handed_over_with_what_is_on_record(member: Make) -> None:
+    first, second = member("first"), member("second")
+    assert first.register.hold(ID) is None
+    first.register.write(ID, ENTRY)
+    assert first.register.is_sure(ID)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(second.register.hold, ID)
+        eventually(lambda: first.lost == [ID], "the holder is asked")
+        assert not taking.done()
+        first.register.release(ID)
+        assert taking.result(PATIENCE_S) == ENTRY
+    assert second.register.is_sure(ID)
+    assert not first.register.is_sure(ID)
+    with pytest.raises(NotHeldError, match="nothing was written"):
+        first.register.write(ID, ENTRY)
+
+
+def test_what_stands_still_is_taken_and_it_knows(member: Make) -> None:
+    still, other = member("still", sure_s=0.5), member("other", sure_s=0.5)
+    still.register.hold(ID)
+    still.register.write(ID, ENTRY)
+    other.go_on()
+    assert other.register.hold(ID) == ENTRY
+    assert not still.register.is_sure(ID), "whoever took it has waited for that"
+    assert not still.register.is_alive()
+    assert [item.name for item in other.register.gateways()] == ["other"]
+    still.register.turn()
+    assert set(still.lost) == {ID}
+    assert not still.register.is_sure(ID)
+    with pytest.raises(NotHeldError, match="nothing was written"):
+        still.register.write(ID, ENTRY)
+    assert {item.name for item in other.register.gateways()} == {"other", "still"}, "in another life"
+    still.register.release(ID)
+    assert other.lost == [], "what it released was not its own any more"
+
+
+def test_a_gateway_that_lives_keeps_what_it_does_not_let_go_of(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, other = member("holder", sure_s=2.0), member("other", sure_s=0.2)
+    monkeypatch.setattr(register, "HANDOVER_S", 1.0)
+    holder.register.hold(ID)
+    holder.go_on()
+    with pytest.raises(NotHeldError, match="has not let go"):
+        other.register.hold(ID)
+    assert holder.lost == [ID]
+
+
+def test_ids_of_a_session_that_has_ended_are_free_at_once(member: Make) -> None:
+    ended, other = member("ended"), member("other")
+    ended.register.hold(ID)
+    ended.register.write(ID, ENTRY)
+    ended.session.close()
+    assert not ended.register.is_sure(ID)
+    assert other.register.hold(ID) == ENTRY
+
+
+def test_a_node_that_says_nothing_is_that_of_nobody(member: Make) -> None:
+    one = member("one")
+    one.session.ensure(register.holder_path(ID), b"not ours")
+    assert one.register.hold(ID) is None
+    assert one.register.is_sure(ID)
+
+
+def test_two_that_want_the_same_take_turns(member: Make) -> None:
+    """Each is told that the other one wants it, lets go, and asks again; neither believes that it has what it lacks."""
+    members = [member(name) for name in ("one", "two", "three")]
+    overlaps: list[str] = []
+    turns = 10
+
+    def serve(mine: Member) -> None:
+        for _ in range(turns):
+            while True:
+                try:
+                    mine.register.hold(ID)
+                    break
+                except NotHeldError:
+                    continue
+            sure = [item for item in members if item.register.is_sure(ID)]
+            if len(sure) > 1:
+                overlaps.append(str(sure))
+            mine.register.release(ID)
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        for done in [pool.submit(serve, item) for item in members]:
+            done.result(PATIENCE_S * 2)
+    assert not overlaps
