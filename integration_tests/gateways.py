@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from integration_tests.patience import end, eventually
+from rollbridge_devcluster.state import free_port, is_free
 
 SESSION_TIMEOUT_S = 10.0
 """A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for its end."""
@@ -27,18 +27,19 @@ class Servers:
         self.root = root
 
 
-def free_port() -> int:
-    """A port that nobody has now, with some free ones behind it."""
+BROKERS: Final = 3
+"""Most brokers of a cluster that a gateway of tests listens for: each has a port behind its first one."""
+
+
+def port_with_room() -> int:
+    """A port that nobody has now, with as many free ones behind it as there may be brokers.
+
+    It is not one of those for outgoing connections: while the gateway is dead its clients try to reach its ports, and
+    one of them would get that very port for its own.
+    """
     while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                for more in range(1, 4):
-                    with socket.socket() as other:
-                        other.bind(("127.0.0.1", port + more))
-            except (OSError, OverflowError):
-                continue
+        port = free_port()
+        if all(is_free(port + more) for more in range(1, BROKERS + 1)):
             return port
 
 
@@ -54,7 +55,7 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.port = free_port()
+        self.port = port_with_room()
         self.log = logs / f"{name}.log"
         self._environment = {**os.environ, **(environment or {})}
         self._command = [
