@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from rollbridge.model.errors import InvalidNameError
@@ -29,6 +30,8 @@ TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 _OURS: Final = 1 << 62
 _RANDOM: Final = _OURS - 1
 _NAME_MAX: Final = 128
+_NAMES_KEPT: Final = 4_096
+"""Of how many ids the name is remembered, as each request of a producer needs it."""
 _HASHED: Final = "@h."
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 _ESCAPE = re.compile(r"@([0-9a-f]{2})")
@@ -61,6 +64,12 @@ def client_name(transactional_id: str) -> str:
     Raises:
         InvalidNameError: the id is empty, or longer than Kafka's strings.
     """
+    if len(transactional_id) > _NAME_MAX:
+        return _client_name(transactional_id)  # it may have 32 KiB, which nobody keeps
+    return _known_name(transactional_id)
+
+
+def _client_name(transactional_id: str) -> str:
     raw = transactional_id.encode("utf-8", "surrogatepass")
     if not 0 < len(raw) <= TRANSACTIONAL_ID_BYTES_MAX:
         raise InvalidNameError(
@@ -73,6 +82,9 @@ def client_name(transactional_id: str) -> str:
     if len(name) > _NAME_MAX:
         name = _HASHED + hashlib.blake2b(raw, digest_size=32).hexdigest()
     return check_client_name(name)
+
+
+_known_name: Final = lru_cache(maxsize=_NAMES_KEPT)(_client_name)
 
 
 def transactional_id(name: str) -> str | None:

@@ -210,6 +210,11 @@ def write_entity(entity: Any, correlation: int) -> bytes:
     return b"".join((_CORRELATION.pack(correlation), flexible, body.getvalue()))
 
 
+def numbered(answer: bytes, correlation: int) -> bytes:
+    """Return an answer with another correlation id, for another request."""
+    return _CORRELATION.pack(correlation) + answer[_CORRELATION.size :]
+
+
 def write_request(key: int, version: int, correlation: int, client_id: str | None, values: Mapping[str, Any]) -> bytes:
     """Return a request without its length."""
     return with_body(

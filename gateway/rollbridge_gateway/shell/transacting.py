@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -47,6 +48,10 @@ END_V2: Final = 5
 _ANSWERED: Final = (RollbridgeError, RefusedError, UnknownProducerError, NowhereToGoError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
+
+_ANSWERS_KEPT: Final = 1_024
+_PLACES_KEPT: Final = 100
+"""Answers to requests with batches of more partitions are not kept."""
 
 Where = tuple[str, int]
 
@@ -234,7 +239,10 @@ class Transacting:
             codes |= {item.where: code for item in incoming if item.where not in codes}
         if body.acks == 0:
             return None
-        return wire.write_answer(head.key, head.version, head.correlation, _produced(body, codes, messages))
+        places = tuple((topic.name, tuple(part.index for part in topic.partition_data)) for topic in body.topic_data)
+        if not codes and sum(len(partitions) for _, partitions in places) <= _PLACES_KEPT:
+            return wire.numbered(_all_taken(head.version, places), head.correlation)
+        return wire.write_answer(head.key, head.version, head.correlation, _produced(places, codes, messages))
 
     async def _incoming(
         self, name: str, body: Any, head: Head, codes: dict[Where, ErrorCode], messages: dict[Where, str]
@@ -377,23 +385,33 @@ def _incoming(where: Where, stream: str, records: Any) -> Incoming:
     )
 
 
-def _produced(body: Any, codes: dict[Where, ErrorCode], messages: dict[Where, str]) -> dict[str, Any]:
+Places = tuple[tuple[Any, tuple[Any, ...]], ...]
+"""Topics of a Produce request, with their partitions."""
+
+
+@lru_cache(maxsize=_ANSWERS_KEPT)
+def _all_taken(version: int, places: Places) -> bytes:
+    """Return the answer to a Produce request of which all was taken; producers send to the same places again."""
+    return wire.write_answer(Api.PRODUCE, version, 0, _produced(places, {}, {}))
+
+
+def _produced(places: Places, codes: dict[Where, ErrorCode], messages: dict[Where, str]) -> dict[str, Any]:
     return {
         "responses": [
             {
-                "name": topic.name,
+                "name": topic,
                 "partition_responses": [
                     {
-                        "index": part.index,
-                        "error_code": codes.get((str(topic.name), int(part.index)), ErrorCode.none),
+                        "index": index,
+                        "error_code": codes.get((str(topic), int(index)), ErrorCode.none),
                         "base_offset": _PRODUCED_OFFSET,
                         "log_append_time": None,
-                        "error_message": messages.get((str(topic.name), int(part.index))),
+                        "error_message": messages.get((str(topic), int(index))),
                     }
-                    for part in topic.partition_data
+                    for index in partitions
                 ],
             }
-            for topic in body.topic_data
+            for topic, partitions in places
         ]
     }
 
