@@ -31,6 +31,6 @@ WORKDIR /var/lib/rollbridge
 EXPOSE 9464
 STOPSIGNAL SIGTERM
 # Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge_coordinator.healthcheck"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge.serving.healthcheck"]
 ENTRYPOINT ["rollbridge"]
 CMD ["coordinator"]

@@ -49,7 +49,7 @@ ENVIRONMENT = {
     "rollbridge_devcluster.processes": "what daemons inherit",
     "rollbridge.spark.worker": "Spark's own variable for its workers",
     "rollbridge_coordinator.config": "settings of a coordinator",
-    "rollbridge_coordinator.healthcheck": "the same",
+    "rollbridge.serving.healthcheck": "where metrics are served",
     "rollbridge_gateway.__main__": "the settings' file",
 }
 """Modules that read environment variables, and which. None of them is for tests."""

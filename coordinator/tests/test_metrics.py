@@ -23,7 +23,7 @@ from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample, Spen
 from rollbridge.model.requests import RequestKind
 from rollbridge.model.transaction import AbortCause, Drop, State
 from rollbridge_coordinator.procedures.merge import merge_direct
-from rollbridge_coordinator.shell.endpoint import RequestTimes
+from rollbridge_coordinator.shell.vitals import RequestTimes
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state import families
 from rollbridge_coordinator.state.families import COUNTS, FAMILIES, leader_samples, standby_samples

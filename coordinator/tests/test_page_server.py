@@ -25,8 +25,9 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnknownWriteError,
 )
-from rollbridge_coordinator.shell import page as page_module
-from rollbridge_coordinator.shell.page import ASSETS, CONNECTIONS_MAX, REQUEST_BYTES_MAX, PageServer, load_assets
+from rollbridge.serving import http_service
+from rollbridge.serving.http_service import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from rollbridge_coordinator.shell.page import ASSETS, PageServer, load_assets
 from rollbridge_coordinator.shell.page_board import RATES_S, WATCHED_S, PageBoard, PageSheet
 from rollbridge_coordinator.shell.page_sources import DoctorVisits, KeptAnswers, client_name
 from rollbridge_coordinator.state.admission import BODY_BYTES_MAX, AbortWish, Rules, Wish
@@ -225,7 +226,7 @@ def test_slow_clients_take_so_many_threads_and_no_more(port: int) -> None:
 
 
 def test_a_client_that_sends_bytes_one_by_one_has_no_more_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "REQUEST_S", 0.3)
+    monkeypatch.setattr(http_service, "REQUEST_S", 0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.settimeout(0.05)
         sent = 0

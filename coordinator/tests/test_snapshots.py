@@ -36,7 +36,7 @@ from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.snapshots import decode_snapshot
 from rollbridge_coordinator.procedures import takeover as restore
 from rollbridge_coordinator.procedures import upkeep
-from rollbridge_coordinator.shell.endpoint import MetricsFile
+from rollbridge_coordinator.shell.vitals import MetricsFile
 from rollbridge_coordinator.state.families import leader_samples
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.metrics import Op

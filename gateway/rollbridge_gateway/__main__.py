@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -17,8 +18,11 @@ from rollbridge_gateway.shell.daemon import run
 
 logger = logging.getLogger(__name__)
 
+PREFIX: Final = "ROLLBRIDGE_GATEWAY"
+"""Of variables: each option may be given as one, such as ``ROLLBRIDGE_GATEWAY_LISTEN``."""
 
-@click.command(name="gateway")
+
+@click.command(name="gateway", context_settings={"auto_envvar_prefix": PREFIX})
 @click.option("--bootstrap-servers", "--brokers", default=None, help="Kafka brokers, host:port,...")
 @click.option("--zookeeper", default=None, help="ZooKeeper servers, host:port,...")
 @click.option("--zookeeper-root", default=None, help="Root path in ZooKeeper (default: /rollbridge).")
@@ -33,7 +37,12 @@ logger = logging.getLogger(__name__)
 @click.option("--key", metavar="FILE", help="Its private key, unless it stands in the same file.")
 @click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")
 @click.option("--rights-seconds", "rights_s", type=float, help="Time for which rights are remembered (default: 60 s).")
-@click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus, and health.")
+@click.option(
+    "--metrics",
+    envvar=f"{PREFIX}_METRICS_ADDRESS",
+    metavar="HOST:PORT",
+    help="Serve metrics for Prometheus, and health.",
+)
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.option("--log-format", default=None, help="text or json (default: text).")
 @click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")

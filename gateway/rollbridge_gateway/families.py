@@ -67,7 +67,7 @@ FAMILIES: Final = (
 
 @dataclass(slots=True)
 class Counts:
-    """What one gateway counts. Belongs to its event loop; read from others."""
+    """What one gateway counts. Belongs to its event loop; samples do not change any more."""
 
     connections: int = 0
     refused_connections: int = 0

@@ -21,30 +21,26 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Final, NoReturn
 
-from prometheus_client import Metric, ProcessCollector
-from prometheus_client.registry import Collector
-
 from rollbridge.calls import Deadline
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.metrics import SampleCollector
 from rollbridge.model import paths
 from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import SAVEPOINTS, Coordinator
+from rollbridge.serving.endpoint import Endpoint, ProcessSamples
 from rollbridge.version import __version__
 from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.shell.arrival import ATTEMPT_S, Arrival, StoppedWaitingError
-from rollbridge_coordinator.shell.endpoint import Endpoint, MetricsBoard, Pulse, PulseWatch, RequestTimes
 from rollbridge_coordinator.shell.interpreter import Hook
 from rollbridge_coordinator.shell.leadership import Leadership
 from rollbridge_coordinator.shell.page import PageServer
@@ -52,6 +48,7 @@ from rollbridge_coordinator.shell.page_actions import PageActions
 from rollbridge_coordinator.shell.page_board import PageBoard
 from rollbridge_coordinator.shell.page_sources import PageSources, connection_of
 from rollbridge_coordinator.shell.presence import CoordinatorRoll, Presence, Vigils, local_address, within
+from rollbridge_coordinator.shell.vitals import MetricsBoard, Pulse, PulseWatch, RequestTimes
 from rollbridge_coordinator.state.admission import Rules
 from rollbridge_coordinator.state.families import (
     FAMILIES,
@@ -227,7 +224,7 @@ class Daemon:
         metrics, page = self._settings.metrics_endpoint, self._settings.page_endpoint
         with ExitStack() as serving:
             if metrics is not None:
-                serving.enter_context(Endpoint(*metrics, _Everything(self.samples), self.faults))
+                serving.enter_context(Endpoint(*metrics, ProcessSamples(self.samples, FAMILIES), self.faults))
             if page is not None and self._page_board is not None:
                 self._page_url = serving.enter_context(self._served_page(self._page_board, *page))
             if metrics is not None or page is not None:
@@ -379,17 +376,6 @@ def page_url(host: str, port: int, local: str | None) -> str:
         return ""
     reached = str(local) if address.is_unspecified else host
     return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"
-
-
-class _Everything(Collector):
-    """What is served: the process by the names that Prometheus' own clients use, and metrics of ours."""
-
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
-        self._collectors = (ProcessCollector(registry=None), SampleCollector(samples, FAMILIES))
-
-    def collect(self) -> Iterator[Metric]:
-        for collector in self._collectors:
-            yield from collector.collect()
 
 
 # Termination by signals

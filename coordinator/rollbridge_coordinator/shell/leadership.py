@@ -34,11 +34,11 @@ from rollbridge_coordinator.procedures.loop import work
 from rollbridge_coordinator.procedures.outcomes import coalescing
 from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
 from rollbridge_coordinator.procedures.upkeep import measure_logs
-from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile, Pulse
 from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
 from rollbridge_coordinator.shell.page_board import PageBoard, PageSheet
 from rollbridge_coordinator.shell.readings import Readings
 from rollbridge_coordinator.shell.standby import Standby
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile, Pulse
 from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.metrics import Takeovers, Warmth

@@ -1,26 +1,20 @@
-"""The HTTP server of the live page: reads a request within bounds, has it judged, and sends the answer.
+"""The HTTP server of the live page: has a request judged, and sends the answer.
 
 What is admitted is decided in :mod:`rollbridge_coordinator.state.admission`, and answers come from
-:mod:`rollbridge_coordinator.shell.page_sources` and :mod:`rollbridge_coordinator.shell.page_actions`.
-
-Nobody can keep it busy without bound: there are so many connections at a time, each has so much time to send its
-request and to take its answer, however slowly the bytes come, and a request has so many bytes. Each connection is for
-one request.
+:mod:`rollbridge_coordinator.shell.page_sources` and :mod:`rollbridge_coordinator.shell.page_actions`. Bounds for who
+asks are those of :mod:`rollbridge.serving.http_service`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import socket
-import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import (
@@ -32,7 +26,7 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge_coordinator.shell.http_service import BoundHttpServer, HttpService
+from rollbridge.serving.http_service import BoundedHandler, BoundHttpServer, HttpService
 from rollbridge_coordinator.state.admission import (
     JSON_TYPE,
     Admitted,
@@ -48,14 +42,6 @@ from rollbridge_coordinator.state.documents import Document, error_document
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 24
-"""At a time; further ones are told to come again."""
-REQUEST_S: Final = 5.0
-"""Within which a request has to have come, all of it."""
-SEND_S: Final = 10.0
-"""Within which an answer has to have gone."""
-REQUEST_BYTES_MAX: Final = 32 * 1024
-"""Of a request, headers and body."""
 PASSED_OVER_S: Final = 1.0
 PASSED_OVER_BYTES: Final = 256 * 1024
 """For how long, and how much, is read of what a refused client goes on to send."""
@@ -137,88 +123,16 @@ def load_assets() -> dict[Place, tuple[bytes, str]]:
 
 
 class _PageHttpServer(BoundHttpServer):
-    block_on_close = False  # an action under way ends with the process, as a client's does
-
     def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
         self.rules = rules
         self.sources = sources
         self.actions = actions
         self.assets = load_assets()
-        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__(host, port, _PageHandler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, if there is one left."""
-        if not self._free.acquire(blocking=False):
-            try:
-                request.settimeout(0)  # what does not fit into the socket's buffer is not worth waiting for
-                request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
-            except OSError:
-                pass
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for another connection."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what a client has done to its connection; nobody else is concerned."""
-        logger.debug("a connection to the page has failed", exc_info=True)
-
-
-class _TooLongError(OSError):
-    """A request has more bytes than are read."""
-
-
-class _BoundedStream(io.RawIOBase):
-    """What a client sends, for so long and up to so many bytes in all."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._deadline = Deadline(REQUEST_S)
-        self._left = REQUEST_BYTES_MAX
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left_s = self._deadline.left()
-        if left_s <= 0:
-            raise TimeoutError("the request has not come in time")
-        if self._left <= 0:
-            raise _TooLongError("the request has too many bytes")
-        self._connection.settimeout(left_s)
-        count = self._connection.recv_into(memoryview(buffer)[: self._left])
-        self._left -= count
-        return count
-
-
-class _PageHandler(BaseHTTPRequestHandler):
+class _PageHandler(BoundedHandler):
     server: _PageHttpServer
-    server_version = "rollbridge"
-    sys_version = ""
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        # The name is of the base class, whose stream has neither a bound nor a deadline.
-        self.rfile = io.BufferedReader(_BoundedStream(self.connection))
-
-    def handle_one_request(self) -> None:
-        self.requestline = self.request_version = self.command = ""
-        try:
-            super().handle_one_request()
-        except _TooLongError:
-            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _handle(self) -> None:
         heading = Heading(
@@ -306,22 +220,13 @@ class _PageHandler(BaseHTTPRequestHandler):
         self._send(status, body, JSON_TYPE, extra or {})
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str, extra: Mapping[str, str]) -> None:
-        self.connection.settimeout(SEND_S)
-        self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **extra}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send(status, body, kind, {**HEADERS, **extra})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what is no request that can be judged; called by the base class."""
         status = HTTPStatus(code)
         self._say(status, error_document("bad-request", status.phrase.lower()))
         self._pass_over()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug("%s: %s", self.client_address[0], (format % args).encode("unicode_escape").decode())
 
 
 def status_of(fault: RollbridgeError) -> HTTPStatus:

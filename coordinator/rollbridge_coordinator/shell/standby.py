@@ -31,8 +31,8 @@ from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.takeover import MakeFold
-from rollbridge_coordinator.shell.endpoint import MetricsBoard, MetricsFile
 from rollbridge_coordinator.shell.frames import LogTail
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile
 from rollbridge_coordinator.state.families import standby_samples
 from rollbridge_coordinator.state.warm import WarmTail
 

@@ -1,6 +1,6 @@
 """The metrics of a coordinator: what each is called, means and asks for, and the samples of what is known now. Pure.
 
-:mod:`rollbridge_coordinator.shell.endpoint` serves the samples, or writes them to files. Label values of closed sets
+:mod:`rollbridge_coordinator.shell.vitals` serves the samples, or writes them to files. Label values of closed sets
 are there from the first scrape on, at 0. Metrics of snapshots have the names of PIP-196, with our prefix in place of
 ``pulsar``.
 """

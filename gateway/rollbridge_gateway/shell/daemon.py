@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import Final
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Final, Protocol, TypeVar
 
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.connection import Bridge, connect
+from rollbridge.errors import UnavailableError
+from rollbridge.model.metrics import Sample
+from rollbridge.serving.endpoint import Endpoint, ProcessSamples
 from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_gateway.families import FAMILIES
 from rollbridge_gateway.settings import GatewaySettings, split_address
-from rollbridge_gateway.shell.endpoint import endpoint
 from rollbridge_gateway.shell.register import Register
 from rollbridge_gateway.shell.server import Server
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 START_S: Final = 30.0
 """Longest wait for ZooKeeper at the start."""
+ANSWER_S: Final = 2.0
+"""Longest wait for the event loop to say what it has counted; who asks for health waits a second longer."""
 
 
 def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: None) -> None:
@@ -74,10 +81,11 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = Server(settings, bridge, lambda lost: Register(session, settings.name, settings.session_timeout_s, lost))
-    async with AsyncExitStack() as serving:
+    with ExitStack() as serving:
         if settings.metrics:
-            host, port = split_address(settings.metrics)
-            await serving.enter_async_context(endpoint(host, port, server.samples, server.faults))
+            asked = FromLoop(loop, server)
+            metrics = ProcessSamples(asked.samples, FAMILIES)
+            serving.enter_context(Endpoint(*split_address(settings.metrics), metrics, asked.faults))
 
         def tell() -> None:
             me = server.me()
@@ -85,3 +93,54 @@ async def _serve(
 
         await server.run(stopping, tell)
     logger.info("gateway %s ends", settings.name)
+
+
+class Watched(Protocol):
+    """What is asked for metrics and health, in the event loop that it belongs to."""
+
+    def samples(self) -> Iterable[Sample]:
+        """Return all metrics."""
+
+    def faults(self) -> list[str]:
+        """Return what keeps it from serving."""
+
+
+class FromLoop:
+    """Metrics and health of what belongs to an event loop, for threads: the loop itself is asked for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, watched: Watched, answer_s: float = ANSWER_S) -> None:
+        """Prepare; answers take ``answer_s`` seconds at most."""
+        self._loop = loop
+        self._watched = watched
+        self._answer_s = answer_s
+
+    def samples(self) -> list[Sample]:
+        """Return all metrics.
+
+        Raises:
+            UnavailableError: the loop does not answer.
+        """
+        return self._ask(lambda: list(self._watched.samples()))
+
+    def faults(self) -> list[str]:
+        """Return what keeps the gateway from serving; a loop that does not answer is such a thing."""
+        try:
+            return self._ask(self._watched.faults)
+        except UnavailableError as fault:
+            return [str(fault)]
+
+    def _ask(self, what: Callable[[], T]) -> T:
+        async def answer() -> T:
+            return what()
+
+        asked = answer()
+        try:
+            coming = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        except RuntimeError:  # it is closed
+            asked.close()
+            raise UnavailableError("the gateway has ended") from None
+        try:
+            return coming.result(self._answer_s)
+        except TimeoutError:
+            coming.cancel()
+            raise UnavailableError(f"its event loop has not answered for {self._answer_s:g} s") from None

@@ -1,8 +1,8 @@
-"""Metrics and health of a coordinator: HTTP endpoint, metrics files, and the probe of Kafka behind the health.
+"""Metrics and health of a coordinator: what its HTTP endpoint tells, metrics files, and the probe of Kafka.
 
-:class:`Endpoint` serves ``/metrics`` for Prometheus and ``/healthz`` for whatever restarts the process. Leaders and
-standbys put their metrics on a :class:`MetricsBoard`, the only object here that several threads share under a lock, and
-into files for the textfile collector of Prometheus' node exporter.
+Leaders and standbys put their metrics on a :class:`MetricsBoard`, the only object here that several threads share under
+a lock, and into files for the textfile collector of Prometheus' node exporter. The board is served by
+:class:`rollbridge.serving.endpoint.Endpoint`.
 
 :class:`Pulse` asks Kafka. A leader that is cut off from Kafka, but not from ZooKeeper, keeps the leader node and can do
 nothing. An idle leader would not even notice, since its consumer waits patiently. So the leader asks at intervals, and
@@ -15,93 +15,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from prometheus_client.exposition import choose_encoder, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client.exposition import generate_latest
 
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.http_service import BoundHttpServer, HttpService
 from rollbridge_coordinator.state.families import READINGS_AGE
 
 logger = logging.getLogger(__name__)
-
-METRICS: Final = "/metrics"
-HEALTH: Final = "/healthz"
-REQUEST_S: Final = 5.0
-"""Time limit for a client to send its request."""
-_TEXT: Final = "text/plain; charset=utf-8"
-
-
-class Endpoint(HttpService):
-    """HTTP server that answers from its own threads while it is entered."""
-
-    def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
-        """Bind the address; entering the endpoint begins to answer.
-
-        Args:
-            host: Address of this machine, or its name.
-            port: Port to listen on, 0 for a free one.
-            metrics: What is served, in the format that a client accepts; collects in threads of the server.
-            faults: Returns what is wrong, an empty list if healthy; called from threads of the server.
-
-        Raises:
-            LocalEnvironmentError: the address cannot be used.
-        """
-        super().__init__(
-            lambda: _Server(host, port, metrics, faults),
-            what=f"metrics cannot be served at {host}:{port}",
-            title="metrics and health",
-            thread="metrics",
-        )
-
-
-class _Server(BoundHttpServer):
-    def __init__(self, host: str, port: int, metrics: Collector, faults: Callable[[], list[str]]) -> None:
-        self.metrics = metrics
-        self.faults = faults
-        super().__init__(host, port, _Handler)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = REQUEST_S
-    server_version = "rollbridge"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == METRICS:
-            encode, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, kind, encode(self.server.metrics))
-        elif path == HEALTH:
-            faults = self.server.faults()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if faults else HTTPStatus.OK
-            self._answer(status, _TEXT, "".join(f"{line}\n" for line in faults or ["ok"]).encode())
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, _TEXT, f"there are {METRICS} and {HEALTH}\n".encode())
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug(format, *args)
-
 
 # Metrics on a board and in files
 

@@ -1,0 +1,1 @@
+"""What coordinators and gateways serve over HTTP: within bounds, on threads of their own; metrics, and health."""

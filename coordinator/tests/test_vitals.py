@@ -1,0 +1,114 @@
+"""What a coordinator says of its metrics and health, and where; and that it is asked for them before all else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rollbridge.errors import ConfigError
+from rollbridge.model.metrics import Sample
+from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile
+from rollbridge_coordinator.state.families import READINGS_AGE, STANDBY_LAG, standby_samples
+from rollbridge_coordinator.state.metrics import Vitals, faults
+from rollbridge_devcluster.state import free_port
+
+
+def settings(metrics_address: str) -> CoordinatorSettings:
+    return CoordinatorSettings(bootstrap_servers="b:1", zookeeper="z:1", name="c", metrics_address=metrics_address)
+
+
+@pytest.mark.parametrize(
+    ("vitals", "found"),
+    [
+        (Vitals(connected=True, registered=True, answered=True), []),
+        (Vitals(connected=False, registered=True, answered=True), ["not connected to ZooKeeper"]),
+        (Vitals(connected=True, registered=False, answered=True), ["not registered among the coordinators"]),
+        (
+            Vitals(connected=False, registered=False, answered=False),
+            ["not connected to ZooKeeper", "Kafka does not answer"],
+        ),
+        (
+            Vitals(connected=True, registered=True, answered=True, ended=["s/a", "s/b"]),
+            ["the thread of group s/a has ended", "the thread of group s/b has ended"],
+        ),
+    ],
+)
+def test_healthy_is_who_could_lead(vitals: Vitals, found: list[str]) -> None:
+    assert list(faults(vitals)) == found
+
+
+def test_metrics_stand_on_the_board_while_they_are_written() -> None:
+    board = MetricsBoard()
+    first, second = (MetricsFile("", group, board=board) for group in ("s/a", "s/b"))
+    second.write(lambda: standby_samples("s/b", 2, 0))
+    first.write(lambda: standby_samples("s/a", 0, 0))
+    first.write(lambda: standby_samples("s/a", 1, 0))
+    lags = [sample for sample in board.samples() if sample.family is STANDBY_LAG]
+    assert lags == [Sample(STANDBY_LAG, ("s/a",), 0), Sample(STANDBY_LAG, ("s/b",), 2)], "no more than once a second"
+    first.remove()
+    first.remove()
+    assert [sample.labels for sample in board.samples() if sample.family is not READINGS_AGE] == [("s/b",), ("s/b",)]
+
+
+def test_the_age_of_a_leaders_metrics_is_that_at_the_scrape() -> None:
+    now_s = 5.0
+    board = MetricsBoard(lambda: now_s)
+    leader, standby = MetricsFile("", "s/a", board=board), MetricsFile("", "s/b", ".standby", board)
+    leader.write(lambda: standby_samples("s/a", 0, 0))
+    standby.write(lambda: standby_samples("s/b", 0, 0))
+    now_s = 405.5
+    ages = [sample for sample in board.samples() if sample.family is READINGS_AGE]
+    assert ages == [Sample(READINGS_AGE, ("s/a",), 400.5)], "of a standby there is none"
+    leader.remove()
+    assert not [sample for sample in board.samples() if sample.family is READINGS_AGE], "another one leads"
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [("", None), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:0", ("::1", 0)), ("host-1:65535", ("host-1", 65535))],
+)
+def test_the_address_of_metrics_is_host_and_port(address: str, endpoint: tuple[str, int] | None) -> None:
+    assert settings(address).metrics_endpoint == endpoint
+
+
+@pytest.mark.parametrize("address", ["9464", ":9464", "host", "host:", "host:port", "host:65536", "::1:9464"])
+def test_other_addresses_of_metrics_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"metrics_address: '{re.escape(address)}' is not HOST:PORT"):
+        settings(address)
+
+
+def test_a_coordinator_that_waits_for_zookeeper_says_so_and_ends_when_it_is_told_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        environment = {**os.environ, VARIABLES[COORDINATOR]: f"127.0.0.1:{free_port()}"}
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "rollbridge_coordinator",
+                f"--bootstrap-servers={address}",
+                f"--zookeeper={address}",
+            ],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            assert any("metrics and health at port" in line for line in process.stderr)
+            # It tries to connect, so what it does first is over.
+            silent.accept()[0].close()
+            assert check(environment) == (1, "not connected to ZooKeeper\nKafka does not answer")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()
