@@ -35,6 +35,7 @@ help:
 	@echo "make docs      docs and API reference as pages to read, in build/docs"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
+	@echo "               ARGS=--gateway: and a gateway for transactional producers in any language"
 	@echo "make images    container images for compose.yaml and tests: pulled where they can be, built where not"
 	@echo "make example NAME=spark_flights  run one of the examples on that cluster (README.md lists them)"
 	@echo "make lock      pin the newest dependencies that pyproject.toml allows"

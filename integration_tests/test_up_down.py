@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from integration_tests.kafka_tools import create_topic, produce, read_all
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.doctor import probes
 from rollbridge_devcluster import processes
@@ -178,6 +178,60 @@ def test_with_coordinators(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
+def write_through(gateway: str, topic: str, values: Sequence[str]) -> None:
+    """Write one transaction with a producer that knows nothing of rollbridge."""
+    producer = Producer({"bootstrap.servers": gateway, "transactional.id": "plain", "transaction.timeout.ms": 900_000})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value)
+    producer.commit_transaction(PATIENCE_S)
+
+
+@pytest.mark.long
+def test_with_a_gateway(shell: Shell) -> None:
+    """Beside the rest, used, kept, killed, back at its address, and gone when it is not wanted any more."""
+    started = shell("up", "--gateway", "--kafka-heap", "300m", "--json")
+    assert started.code == 0, started.err
+    assert started.document["started"][-1] == "gateway"
+    gateway = started.document["gateway"]
+    assert json.loads((shell.home / "cluster.json").read_text())["gateway"] == gateway
+    running = {"kafka": "running", "zookeeper": "running", "coordinator-1": "running", "gateway": "running"}
+    assert parts(shell) == running
+    assert re.search(rf"^gateway +running +{gateway} ", shell("status").out, re.MULTILINE)
+    assert shell("stream", "create", "sales/orders").code == 0
+    write_through(gateway, "sales.orders", ["1", "2"])
+
+    again = shell("up")
+    assert "running already" in again.out
+    assert f"Gateway    {gateway}\n" in again.out
+    processes.kill(processes.find(shell.home)["gateway"])
+    assert parts(shell)["gateway"] == "died"
+    repaired = shell("up", "--json").document
+    assert (repaired["started"], repaired["gateway"]) == (["gateway"], gateway)
+    assert shell("restart", "gateway").code == 0
+    write_through(gateway, "sales.orders", ["3"])
+    assert sorted(shell("consume", "sales/orders", "--format", "{value}").out.split()) == ["1", "2", "3"]
+
+    without = shell("up", "--no-gateway", "--json").document
+    assert (without["started"], without["gateway"]) == ([], None)
+    assert "gateway" not in processes.find(shell.home)
+    assert parts(shell) == {part: state for part, state in running.items() if part != "gateway"}
+    assert shell("up", "--json").document["gateway"] is None
+
+    # One that dies at its start changes nothing for the rest, and is not asked for any more.
+    wrong = Shell(shell.home, {"ROLLBRIDGE_GATEWAY_PARTITIONS": "0"})("up", "--gateway")
+    assert wrong.code == ExitCode.ENVIRONMENT
+    assert re.search(r"gateway ended while it was starting: .*partitions.*; more in ", wrong.error)
+    assert parts(shell) == {part: state for part, state in running.items() if part != "gateway"}
+    assert shell("up").code == 0
+
+    assert shell("up", "--gateway", "--json").document["gateway"] == gateway, "it has the port that it had"
+    down = shell("down", "--json")
+    assert set(down.document["stopped"]) == running.keys()
+    assert processes.find(shell.home) == {}
+
+
 @pytest.mark.long
 def test_an_ephemeral_cluster_leaves_nothing(shell: Shell, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
@@ -212,6 +266,22 @@ def test_a_port_in_use_is_one_clear_line(shell: Shell, option: str) -> None:
     assert f"port {port} for" in answer.error
     assert "in use" in answer.error
     assert processes.find(shell.home) == {}
+
+
+@pytest.mark.parametrize("behind", [0, 1], ids=["its own", "the broker's"])
+def test_a_port_of_the_gateway_in_use_is_one_clear_line(shell: Shell, behind: int) -> None:
+    first = free_port(count=2)
+    with socket.create_server(("127.0.0.1", first + behind)):
+        answer = shell("up", *FAST, "--gateway-port", str(first))
+    assert answer.code == ExitCode.ENVIRONMENT
+    assert f"port {first + behind} for the gateway is in use" in answer.error
+    assert processes.find(shell.home) == {}
+
+
+def test_a_port_for_a_gateway_that_is_not_wanted_is_refused(shell: Shell) -> None:
+    answer = shell("up", *FAST, "--no-gateway", "--gateway-port", "9192")
+    assert answer.code == ExitCode.USAGE
+    assert "--no-gateway and --gateway-port exclude each other" in answer.error
 
 
 def test_no_java_is_one_clear_line(shell: Shell, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psutil
@@ -22,9 +22,11 @@ from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLostError, ProcessNode, process_node
+from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLostError, ProcessNode
+from rollbridge_devcluster.services import process_node, require_gateway, service_parts, services_of
 from rollbridge_devcluster.state import (
     COORDINATOR_PREFIX,
+    GATEWAY,
     KAFKA,
     ZOOKEEPER,
     ClusterState,
@@ -68,7 +70,8 @@ class DevCluster:
     def up(self, wishes: Wishes | None = None, *, only: Sequence[str] | None = None, **coordinator: Any) -> Started:
         """Promise that everything (or the parts in ``only``) runs and answers when this returns.
 
-        If it fails, whatever it started is stopped again; what ran before goes on running.
+        If it fails, whatever it started is stopped again; what ran before goes on running, and a gateway that could not
+        be had is not asked for any more.
 
         Args:
             wishes: What is asked for.
@@ -87,7 +90,7 @@ class DevCluster:
                     return self._up(wishes, only, coordinator)
                 except PortLostError as exc:
                     # Only a port that nobody asked for may be another one next time.
-                    asked = (wishes.kafka_port, wishes.zookeeper_port)
+                    asked = (wishes.kafka_port, wishes.zookeeper_port, wishes.gateway_port)
                     if attempt == _PORT_ATTEMPTS - 1 or any(asked):
                         raise
                     _log.info("trying other ports: %s", exc)
@@ -97,23 +100,30 @@ class DevCluster:
         running = set(processes.find(self.home.path))
         before = self.home.load()
         state = decide(self.home, before, wishes, running)
+        if state.has_gateway:
+            require_gateway()
+        elif GATEWAY in running:
+            self._stop([GATEWAY], STOP_S)
+            running.discard(GATEWAY)
         if before is not None and _addresses(before) != _addresses(state):
-            # A server that died comes back elsewhere; coordinators that still run know only the old address.
-            self._stop(coordinators_of(running), _UNDO_S)
+            # A server that died comes back elsewhere; services that still run know only the old address.
+            self._stop(services_of(running), _UNDO_S)
             running = set(processes.find(self.home.path))
         if state != before:
             self.home.save(state)
-        wanted = [ZOOKEEPER, KAFKA, *coordinator_parts(state)]
+        wanted = [ZOOKEEPER, KAFKA, *service_parts(state)]
         missing = [part for part in (wanted if only is None else only) if part not in running]
         started: list[str] = []
         try:
             self._start(missing, state, coordinator, started)
             if only is None:
-                for part in (KAFKA, ZOOKEEPER, *coordinators_of(running)):
+                for part in (KAFKA, ZOOKEEPER, *services_of(running)):
                     if part in running:  # its start may not have been waited for
                         process_node(self.home, state, part, self._cache).await_answer()
         except BaseException:
             self._stop(started, _UNDO_S)
+            if GATEWAY in started and not (before is not None and before.has_gateway):
+                state = self.home.save(replace(state, has_gateway=False))
             if not running:
                 self.home.save(state.stopped())
             raise
@@ -130,7 +140,13 @@ class DevCluster:
         if servers:
             find_java()
             self._cache.ensure(ZOOKEEPER, KAFKA)
-        for together in (servers, [part for part in parts if part not in (ZOOKEEPER, KAFKA)]):
+        services = services_of(parts)
+        # A gateway looks for what a coordinator lays out in ZooKeeper.
+        for together in (
+            servers,
+            [part for part in services if part != GATEWAY],
+            [part for part in services if part == GATEWAY],
+        ):
             began = time.monotonic()
             nodes = []
             for part in together:
@@ -174,17 +190,19 @@ class DevCluster:
         return tuple(running)
 
     def _stop(self, parts: Iterable[str], patience_s: float) -> None:
-        """Stop parts so that none loses what it needs before itself: coordinators, Kafka, ZooKeeper."""
+        """Stop parts so that none loses what it needs before itself: gateway, coordinators, Kafka, ZooKeeper."""
         named = set(parts) & set(processes.find(self.home.path))
         state = self._load_if_readable() or _NOTHING
-        if others := sorted(named - {KAFKA, ZOOKEEPER}):
-            # Together, since each may take a while.
+        others = sorted(named - {GATEWAY, KAFKA, ZOOKEEPER})
+        for together in ([GATEWAY], others):  # coordinators together, since each may take a while
             found = processes.find(self.home.path)
-            processes.stop([process for part in others for process in found.get(part, ())], patience_s)
+            processes.stop(
+                [process for part in together if part in named for process in found.get(part, ())], patience_s
+            )
         for part in (KAFKA, ZOOKEEPER):
             if part in named:
                 process_node(self.home, state, part, self._cache).stop(patience_s)
-        for part in [*others, *(part for part in (KAFKA, ZOOKEEPER) if part in named)]:
+        for part in [part for part in (GATEWAY, *others, KAFKA, ZOOKEEPER) if part in named]:
             self._report(f"{part} stopped")
 
     def _load_if_readable(self) -> ClusterState | None:
@@ -212,7 +230,7 @@ class DevCluster:
         if state is None:
             return ClusterStatus(bootstrap_servers=None, zookeeper=None, parts=(), home=str(self.home.path))
         running = processes.find(self.home.path)
-        addresses = {KAFKA: state.bootstrap_servers, ZOOKEEPER: state.zookeeper}
+        addresses = {KAFKA: state.bootstrap_servers, ZOOKEEPER: state.zookeeper, GATEWAY: state.gateway}
 
         def status_of(part: str) -> PartStatus:
             files = files_of(self.home, part)
@@ -225,7 +243,7 @@ class DevCluster:
                 files=files,
             )
 
-        names = dict.fromkeys([KAFKA, ZOOKEEPER, *coordinator_parts(state), *coordinators_of(running)])
+        names = dict.fromkeys([KAFKA, ZOOKEEPER, *service_parts(state), *services_of(running)])
         parts = [status_of(part) for part in names]
         return ClusterStatus(
             bootstrap_servers=state.bootstrap_servers,
@@ -259,16 +277,6 @@ def files_of(home: Home, part: str) -> dict[str, str]:
     return {
         what: str(path) for what, path in places.items() if path.is_dir() or (path.is_file() and path.stat().st_size)
     }
-
-
-def coordinator_parts(state: ClusterState) -> list[str]:
-    """The coordinators that belong to a cluster."""
-    return [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
-
-
-def coordinators_of(running: Iterable[str]) -> list[str]:
-    """The coordinators among some parts, in order."""
-    return sorted(part for part in running if part.startswith(COORDINATOR_PREFIX))
 
 
 def _addresses(state: ClusterState) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from rollbridge.config import HOME_VARIABLE
 from rollbridge.doctor.probes import ClusterStatus
 from rollbridge.errors import NotFoundError
 from rollbridge_devcluster.cluster import DevCluster
-from rollbridge_devcluster.state import COORDINATOR_PREFIX, KAFKA, ZOOKEEPER, Home, Wishes
+from rollbridge_devcluster.state import COORDINATOR_PREFIX, GATEWAY, KAFKA, ZOOKEEPER, Home, Wishes
 
 _PORT = click.IntRange(1, 65535)
 
@@ -24,6 +24,8 @@ _PORT = click.IntRange(1, 65535)
 @click.option("--kafka-heap", metavar="SIZE", help="Maximum heap size of Kafka, such as 512m.  [default: 1g]")
 @click.option("--coordinators", type=click.IntRange(0, 16), help="Number of coordinators.  [default: 1]")
 @click.option("--no-coordinator", is_flag=True, help="Short for --coordinators 0.")
+@click.option("--gateway/--no-gateway", default=None, help="Whether there is a gateway, too.  [default: no]")
+@click.option("--gateway-port", type=click.IntRange(1, 65534), help="Port for the gateway; it takes the next one, too.")
 @click.option("--ephemeral", is_flag=True, help="Keep the data in a temporary directory that `down` removes.")
 @click.pass_obj
 def up(
@@ -33,15 +35,22 @@ def up(
     kafka_heap: str | None,
     coordinators: int | None,
     no_coordinator: bool,
+    gateway: bool | None,
+    gateway_port: int | None,
     ephemeral: bool,
 ) -> None:
     """Start Kafka, ZooKeeper and a coordinator on this machine, and wait until they answer.
 
     Other commands find them by themselves. What runs already is left alone, and what has died is started again, so it
-    does no harm to repeat this. Ports, data and the number of coordinators are kept from one time to the next.
+    does no harm to repeat this. Ports, data, the number of coordinators and whether there is a gateway are kept from
+    one time to the next; --no-gateway stops it.
     """
     if no_coordinator and coordinators:
         raise click.UsageError("--no-coordinator and --coordinators exclude each other")
+    if gateway_port is not None:
+        if gateway is False:
+            raise click.UsageError("--no-gateway and --gateway-port exclude each other")
+        gateway = True
     began = time.monotonic()
     home = usual = Home(context.home)
     if ephemeral and context.named_home is None:
@@ -50,18 +59,24 @@ def up(
         kafka_port=kafka_port,
         zookeeper_port=zookeeper_port,
         kafka_heap=kafka_heap,
+        gateway_port=gateway_port,
         coordinators=0 if no_coordinator else coordinators,
+        has_gateway=gateway,
         ephemeral=True if ephemeral else None,
     )
     started = DevCluster(home, report=context.tell).up(wishes)
+    address = started.state.gateway if started.state.has_gateway else None
     document = {
         "home": str(home.path),
         "bootstrap_servers": started.state.bootstrap_servers,
         "zookeeper": started.state.zookeeper,
+        "gateway": address,
         "ephemeral": started.state.ephemeral,
         "started": list(started.parts),
     }
     text = f"Kafka      {started.state.bootstrap_servers}\nZooKeeper  {started.state.zookeeper}\n"
+    if address is not None:
+        text += f"Gateway    {address}\n"
     if started.parts:
         text += f"Up after {time.monotonic() - began:.1f} s."
     else:
@@ -91,7 +106,7 @@ def down(context: CliContext) -> None:
 
 
 @click.command()
-@click.argument("part", metavar=f"{KAFKA}|{ZOOKEEPER}|{COORDINATOR_PREFIX}N")
+@click.argument("part", metavar=f"{KAFKA}|{ZOOKEEPER}|{COORDINATOR_PREFIX}N|{GATEWAY}")
 @click.pass_obj
 def restart(context: CliContext, part: str) -> None:
     """Stop one part of the embedded cluster and start it again, on the same data and address."""

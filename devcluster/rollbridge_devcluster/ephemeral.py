@@ -24,8 +24,9 @@ from typing import Any, Self
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.jars import JarCache
-from rollbridge_devcluster.nodes import COORDINATOR_PROGRAM, Node, ProcessNode
+from rollbridge_devcluster.nodes import Node, ProcessNode
 from rollbridge_devcluster.reaper import Reaper
+from rollbridge_devcluster.services import COORDINATOR_PROGRAM
 from rollbridge_devcluster.state import (
     COORDINATOR_PREFIX,
     KAFKA,

@@ -1,8 +1,8 @@
 """One kind of node, whatever it runs on: a broker, a ZooKeeper server or a coordinator that is started, broken, mended.
 
 Here are what all nodes can do, what brokers and ZooKeeper servers are told wherever they run, and the runtime
-"processes": daemons of this machine in the directory of a cluster. The runtime "containers" is in
-``rollbridge_devcluster.containers``.
+"processes": daemons of this machine in the directory of a cluster, of which those of rollbridge itself are in
+``rollbridge_devcluster.services``. The runtime "containers" is in ``rollbridge_devcluster.containers``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import psutil
 
@@ -238,11 +237,9 @@ NO_SYNC: Final = "-Dzookeeper.forceSync=no"
 # -- processes ----------------------------------------------------------------------------------------------
 
 _RESOURCES: Final = Path(__file__).parent
-_ADDRESS_IN_USE: Final = re.compile(r"java\.net\.BindException|Address already in use")
+_ADDRESS_IN_USE: Final = re.compile(r"java\.net\.BindException|[Aa]ddress already in use")
 _FORMAT: Final = "kafka-format"
 _FORMAT_S: Final = 60.0
-COORDINATOR_PROGRAM: Final = ("-m", "rollbridge_coordinator")
-"""What Python runs as a coordinator."""
 
 
 class PortLostError(LocalEnvironmentError):
@@ -493,47 +490,3 @@ class ZooKeeperProcess(JavaProcess):
     def answers(self) -> bool:
         """Whether it serves."""
         return probes.zookeeper_mode(self.state.zookeeper) is not None
-
-
-class CoordinatorProcess(ProcessNode):
-    """One coordinator; it keeps nothing."""
-
-    def __init__(
-        self,
-        home: Home,
-        state: ClusterState,
-        part: str,
-        *,
-        environment: Mapping[str, str] | None = None,
-        program: Sequence[str] = COORDINATOR_PROGRAM,
-    ) -> None:
-        super().__init__(home, state, part)
-        self._environment = environment or {}
-        self._program = program
-
-    def command(self) -> list[str]:
-        where = ["--bootstrap-servers", self.state.bootstrap_servers, "--zookeeper", self.state.zookeeper]
-        return [sys.executable, *self._program, *where, "--zookeeper-root", probes.ZOOKEEPER_ROOT]
-
-    def answers(self) -> bool:
-        """Whether it has registered, which it does by its process id unless its environment names it."""
-        found = self._found()
-        registered = probes.registered_coordinators(self.state.zookeeper) or ()
-        try:
-            named = "" if found is None else found.environ().get("ROLLBRIDGE_COORDINATOR_NAME")
-        except psutil.Error:
-            return False
-        return found is not None and any(
-            name == named if named else name.endswith(f"-{found.pid}") for name, _ in registered
-        )
-
-
-def process_node(home: Home, state: ClusterState, part: str, cache: JarCache, **coordinator: Any) -> ProcessNode:
-    """Return the node of a part, which may run or not."""
-    match part:
-        case "kafka":
-            return KafkaProcess(home, state, cache)
-        case "zookeeper":
-            return ZooKeeperProcess(home, state, cache)
-        case _:
-            return CoordinatorProcess(home, state, part, **coordinator)

@@ -26,6 +26,9 @@ from rollbridge.errors import LocalEnvironmentError
 KAFKA: Final = "kafka"
 ZOOKEEPER: Final = "zookeeper"
 COORDINATOR_PREFIX: Final = "coordinator-"
+GATEWAY: Final = "gateway"
+GATEWAY_PORTS: Final = 2
+"""Of a gateway: its own, and the one behind it, which stands for the only broker."""
 
 _HEAP: Final = re.compile(r"[1-9][0-9]*[kKmMgG]")
 
@@ -55,11 +58,12 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port(taken: Iterable[int] = ()) -> int:
-    """A loopback port that nobody listens on, and that is not one of ``taken``."""
-    for port in _rng.sample(_RANGE, 500):
-        if port not in taken and is_free(port):
-            return port
+def free_port(taken: Iterable[int] = (), count: int = 1) -> int:
+    """The first of so many loopback ports in a row that nobody listens on, and that are not among ``taken``."""
+    others = set(taken)
+    for first in _rng.sample(_RANGE, 500):
+        if all(port not in others and is_free(port) for port in range(first, first + count)):
+            return first
     raise LocalEnvironmentError(
         f"none of 500 ports tried between {_RANGE.start} and {_RANGE.stop - 1} is free on {LOOPBACK}"
     )
@@ -99,6 +103,10 @@ class ClusterState:
     ports: Ports
     coordinators: int
     """How many coordinators belong to the cluster."""
+    has_gateway: bool = False
+    """A gateway belongs to it."""
+    gateway_port: int = 0
+    """The first of the gateway's ports; 0 if there never was one."""
     ephemeral: bool = False
     """The whole directory goes when the cluster stops."""
     short_lived: bool = False
@@ -122,6 +130,11 @@ class ClusterState:
         """ZooKeeper's address."""
         return f"{LOOPBACK}:{self.ports.zookeeper}"
 
+    @property
+    def gateway(self) -> str:
+        """The gateway's address, if there is one."""
+        return f"{LOOPBACK}:{self.gateway_port}"
+
     def stopped(self) -> Self:
         """The same cluster after it was stopped."""
         return replace(self, running=False)
@@ -132,6 +145,7 @@ class ClusterState:
             "format": ADDRESSES_FORMAT,
             "bootstrap_servers": self.bootstrap_servers,
             "zookeeper": self.zookeeper,
+            "gateway": self.gateway if self.has_gateway else None,
             **asdict(self),
         }
         return json.dumps(document, indent=2) + "\n"
@@ -237,10 +251,14 @@ class Wishes:
     """What a start is asked for; ``None`` keeps what the cluster has, or the default for a new one."""
 
     kafka_port: int | None = None
-    """Default: the one it had if that is still free, else any free one. So for ZooKeeper's."""
+    """Default: the one it had if that is still free, else any free one. So for the others."""
     zookeeper_port: int | None = None
+    gateway_port: int | None = None
+    """The first of the gateway's."""
     coordinators: int | None = None
     """Default 1."""
+    has_gateway: bool | None = None
+    """Default no."""
     ephemeral: bool | None = None
     """Remove everything when the cluster stops. Default no."""
     short_lived: bool | None = None
@@ -294,19 +312,19 @@ def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Col
     )
     changes = {
         name: value
-        for name in ("coordinators", "short_lived", "kafka_heap", "kafka_settings", "zookeeper_settings")
+        for name in ("coordinators", "has_gateway", "short_lived", "kafka_heap", "kafka_settings", "zookeeper_settings")
         if (value := getattr(wishes, name)) is not None
     }
-    ports = _ports(state.ports, wishes, running)
-    return replace(state, running=True, ports=ports, **changes)
+    return _with_ports(replace(state, running=True, **changes), wishes, running)
 
 
-def _ports(before: Ports, wishes: Wishes, running: Collection[str]) -> Ports:
+def _with_ports(state: ClusterState, wishes: Wishes, running: Collection[str]) -> ClusterState:
     """A server that runs keeps its port; one that is asked for must be free; others stay if they still are."""
-    asked_for = {port for port in (wishes.kafka_port, wishes.zookeeper_port) if port is not None}
-    taken: set[int] = set(asked_for)
+    taken = {port for port in (wishes.kafka_port, wishes.zookeeper_port) if port is not None}
+    if wishes.gateway_port is not None:
+        taken |= {*range(wishes.gateway_port, wishes.gateway_port + GATEWAY_PORTS)}
 
-    def choose(server: str, purpose: str, port: int, asked: int | None) -> int:
+    def choose(server: str, purpose: str, port: int, asked: int | None, count: int = 1) -> int:
         if server in running:
             if asked not in (None, port):
                 raise LocalEnvironmentError(
@@ -315,19 +333,26 @@ def _ports(before: Ports, wishes: Wishes, running: Collection[str]) -> Ports:
                 )
             chosen = port
         elif asked is not None:
-            chosen = demand_port(asked, purpose)
-        elif port and port not in taken and is_free(port):
+            chosen = asked
+            for one in range(asked, asked + count):
+                demand_port(one, purpose)
+        elif port and all(one not in taken and is_free(one) for one in range(port, port + count)):
             chosen = port
         else:
-            chosen = free_port(taken)
-        taken.add(chosen)
+            chosen = free_port(taken, count)
+        taken.update(range(chosen, chosen + count))
         return chosen
 
-    return Ports(
+    before = state.ports
+    ports = Ports(
         kafka=choose(KAFKA, "Kafka", before.kafka, wishes.kafka_port),
         kafka_controller=choose(KAFKA, "Kafka's controller", before.kafka_controller, None),
         zookeeper=choose(ZOOKEEPER, "ZooKeeper", before.zookeeper, wishes.zookeeper_port),
     )
+    if not state.has_gateway:
+        return replace(state, ports=ports)
+    gateway_port = choose(GATEWAY, "the gateway", state.gateway_port, wishes.gateway_port, GATEWAY_PORTS)
+    return replace(state, ports=ports, gateway_port=gateway_port)
 
 
 def _stored_cluster_id(home: Home) -> str | None:

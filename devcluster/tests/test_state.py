@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollbridge.errors import LocalEnvironmentError
+from rollbridge_devcluster.services import require_gateway
 from rollbridge_devcluster.state import (
     ClusterState,
     Home,
@@ -82,6 +85,46 @@ def test_a_port_that_is_asked_for_is_given_to_nobody_else(home: Home) -> None:
     assert len(set(ports_of(now))) == 3
 
 
+def test_a_gateway_has_two_ports_in_a_row_once_it_is_wanted(home: Home) -> None:
+    without = decide(home, None, Wishes(), ())
+    assert (without.has_gateway, without.gateway_port) == (False, 0)
+    first = decide(home, without, Wishes(has_gateway=True), ["kafka", "zookeeper"])
+    assert first.ports == without.ports
+    assert is_free(first.gateway_port)
+    assert is_free(first.gateway_port + 1)
+    assert not {first.gateway_port, first.gateway_port + 1} & {*ports_of(first)}
+    assert decide(home, first, Wishes(), ()) == first
+    gone = decide(home, first, Wishes(has_gateway=False), ())
+    assert (gone.has_gateway, gone.gateway_port) == (False, first.gateway_port)
+    assert decide(home, gone, Wishes(has_gateway=True), ()) == first, "it has the port that it had"
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_both_ports_of_a_gateway_must_be_free(home: Home, behind: int) -> None:
+    port = free_port(count=2)
+    with socket.create_server(("127.0.0.1", port + behind)):
+        with pytest.raises(LocalEnvironmentError, match=f"port {port + behind} for the gateway is in use"):
+            decide(home, None, Wishes(has_gateway=True, gateway_port=port), ())
+        first = decide(home, None, Wishes(has_gateway=True), ())
+        before = replace(first, gateway_port=port)
+        assert decide(home, before, Wishes(), ()).gateway_port != port
+        assert decide(home, before, Wishes(), ["gateway"]).gateway_port == port, "one that runs keeps them"
+
+
+def test_no_server_gets_a_port_of_a_gateway(home: Home) -> None:
+    first = decide(home, None, Wishes(), ())
+    now = decide(home, first, Wishes(has_gateway=True, gateway_port=first.ports.zookeeper - 1), ["kafka"])
+    assert now.gateway_port == first.ports.zookeeper - 1
+    assert now.ports.zookeeper != first.ports.zookeeper
+
+
+def test_a_gateway_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_gateway()
+    monkeypatch.setitem(sys.modules, "rollbridge_gateway", None)
+    with pytest.raises(LocalEnvironmentError, match=r"rollbridge_gateway is not installed.*pip install .*\[gateway\]"):
+        require_gateway()
+
+
 def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
     with socket.create_server(("0.0.0.0", free_port())) as listener:
         assert not is_free(listener.getsockname()[1])
@@ -124,6 +167,19 @@ def test_the_state_file_gives_back_what_was_saved(home: Home) -> None:
     state = decide(home, None, Wishes(kafka_settings={"log.retention.hours": "1"}, ephemeral=True), ())
     assert home.save(state) == home.load() == state
     assert f'"bootstrap_servers": "127.0.0.1:{state.ports.kafka}"' in home.state_file.read_text()
+    assert '"gateway": null' in home.state_file.read_text()
+    state = home.save(decide(home, state, Wishes(has_gateway=True), ()))
+    assert home.load() == state
+    assert f'"gateway": "127.0.0.1:{state.gateway_port}"' in home.state_file.read_text()
+
+
+def test_a_state_file_of_a_release_without_gateways_is_read(home: Home) -> None:
+    state = home.save(decide(home, None, Wishes(), ()))
+    document = json.loads(home.state_file.read_text())
+    for key in ("gateway", "has_gateway", "gateway_port"):
+        del document[key]
+    home.state_file.write_text(json.dumps(document))
+    assert home.load() == state
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', '{"format": 1}', '{"format": 1, "ports": 3}'])

@@ -1,0 +1,104 @@
+"""Coordinators and gateways as processes of this machine, and which node each part of a cluster is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+import psutil
+
+from rollbridge.doctor import probes
+from rollbridge.errors import LocalEnvironmentError
+from rollbridge_devcluster.jars import JarCache
+from rollbridge_devcluster.nodes import KafkaProcess, ProcessNode, ZooKeeperProcess
+from rollbridge_devcluster.state import COORDINATOR_PREFIX, GATEWAY, ClusterState, Home
+
+COORDINATOR_PROGRAM: Final = ("-m", "rollbridge_coordinator")
+"""What Python runs as a coordinator."""
+_GATEWAY_PACKAGES: Final = ("rollbridge_gateway", "prometheus_client")
+
+
+class CoordinatorProcess(ProcessNode):
+    """One coordinator; it keeps nothing."""
+
+    def __init__(
+        self,
+        home: Home,
+        state: ClusterState,
+        part: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = COORDINATOR_PROGRAM,
+    ) -> None:
+        super().__init__(home, state, part)
+        self._environment = environment or {}
+        self._program = program
+
+    def command(self) -> list[str]:
+        where = ["--bootstrap-servers", self.state.bootstrap_servers, "--zookeeper", self.state.zookeeper]
+        return [sys.executable, *self._program, *where, "--zookeeper-root", probes.ZOOKEEPER_ROOT]
+
+    def answers(self) -> bool:
+        """Whether it has registered, which it does by its process id unless its environment names it."""
+        found = self._found()
+        registered = probes.registered_coordinators(self.state.zookeeper) or ()
+        try:
+            named = "" if found is None else found.environ().get("ROLLBRIDGE_COORDINATOR_NAME")
+        except psutil.Error:
+            return False
+        return found is not None and any(
+            name == named if named else name.endswith(f"-{found.pid}") for name, _ in registered
+        )
+
+
+class GatewayProcess(ProcessNode):
+    """The gateway; it keeps nothing."""
+
+    def command(self) -> list[str]:
+        where = ["--bootstrap-servers", self.state.bootstrap_servers, "--zookeeper", self.state.zookeeper]
+        where += ["--zookeeper-root", probes.ZOOKEEPER_ROOT, "--listen", self.state.gateway]
+        return [sys.executable, "-m", "rollbridge_gateway", *where]
+
+    def answers(self) -> bool:
+        """Whether it is the cluster to its clients: another one may have come to listen on its port."""
+        return self.runs() and probes.kafka_cluster_id(self.state.gateway) == self.state.kafka_cluster_id
+
+
+def require_gateway() -> None:
+    """Promise that a gateway can be started with this Python.
+
+    Raises:
+        LocalEnvironmentError: a package is missing.
+    """
+    for package in _GATEWAY_PACKAGES:
+        if find_spec(package) is None:
+            raise LocalEnvironmentError(
+                f"{package} is not installed, which a gateway needs; nothing was started; "
+                "pip install 'rollbridge[gateway]' brings it, and --no-gateway does without"
+            )
+
+
+def service_parts(state: ClusterState) -> list[str]:
+    """The coordinators and the gateway that belong to a cluster, in the order in which they need each other."""
+    coordinators = [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
+    return [*coordinators, *([GATEWAY] if state.has_gateway else ())]
+
+
+def services_of(running: Iterable[str]) -> list[str]:
+    """The coordinators and the gateway among some parts, in the same order."""
+    return sorted(part for part in running if part == GATEWAY or part.startswith(COORDINATOR_PREFIX))
+
+
+def process_node(home: Home, state: ClusterState, part: str, cache: JarCache, **coordinator: Any) -> ProcessNode:
+    """Return the node of a part, which may run or not."""
+    match part:
+        case "kafka":
+            return KafkaProcess(home, state, cache)
+        case "zookeeper":
+            return ZooKeeperProcess(home, state, cache)
+        case "gateway":
+            return GatewayProcess(home, state, part)
+        case _:
+            return CoordinatorProcess(home, state, part, **coordinator)
