@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -14,46 +14,26 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.foreign.java import JavaProducer
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_devcluster.programs import program_command
-
-SOURCE = Path(__file__).parent / "java" / "TransactionalProducer.java"
-WAIT_S = 300
 
 
-class Java:
-    """Programs on Kafka's jars."""
-
-    def __init__(self) -> None:
-        self._jars = JarCache.default().ensure("kafka", "tools", quiet=True)
-
-    def start(self, log: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Start ``TransactionalProducer``, which writes to a file."""
-        with log.open("w") as output:
-            command = [*program_command(SOURCE, self._jars), *arguments]
-            return subprocess.Popen(command, stdout=output, stderr=output, text=True)
-
-    def run(self, program: str, *arguments: str) -> str:
-        """Run a program to its end, and return what it printed."""
-        if program == SOURCE.stem:
-            command = program_command(SOURCE, self._jars)
-        else:
-            command = [find_java().executable, "-Xmx256m", "-cp", os.pathsep.join(map(str, self._jars)), program]
-        done = subprocess.run(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S
-        )
-        return done.stdout
-
-
-@pytest.fixture(scope="module")
-def java() -> Java:
-    """The programs of this module."""
-    return Java()
+def run_tool(program: str, *arguments: str) -> str:
+    """Run one of Kafka's own tools to its end, and return what it printed."""
+    jars = os.pathsep.join(map(str, JarCache.default().ensure("kafka", "tools", quiet=True)))
+    done = subprocess.run(
+        [find_java().executable, "-Xmx256m", "-cp", jars, program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -69,87 +49,109 @@ def gateway(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield process
 
 
-def pairs(output: str) -> list[tuple[int, int]]:
-    """Producer ids and epochs in what the program printed."""
-    return [(int(pid), int(epoch)) for pid, epoch in re.findall(r"producerId=(\d+), epoch=(\d+)", output)]
+def pair_of(producer: JavaProducer) -> tuple[int, int]:
+    """Producer id and epoch that a producer has now."""
+    pid, epoch = producer.do("state").split()
+    return int(pid), int(epoch)
 
 
-def test_each_transaction_has_an_epoch_of_its_own(site: Site, gateway: GatewayProcess, java: Java, orders: str) -> None:
-    said = java.run("TransactionalProducer", gateway.address, topic_of(orders), "java v2", "500", "commit", "3", "lz4")
-    assert said.count("ended") == 3, said
-    seen = pairs(said)
+def numbered(name: str, numbers: Iterable[int]) -> Counter[bytes]:
+    """The values that a producer in Java writes under these numbers."""
+    return Counter(f"{name}-{number}".encode() for number in numbers)
+
+
+def test_each_transaction_has_an_epoch_of_its_own(
+    site: Site, gateway: GatewayProcess, tmp_path: Path, orders: str
+) -> None:
+    topic, log, lz4 = topic_of(orders), tmp_path / "java.log", {"compression.type": "lz4"}
+    seen: list[tuple[int, int]] = []
+    with JavaProducer(gateway.address, "java v2", log, settings=lz4) as producer:
+        producer.do("init")
+        for number in range(3):
+            producer.do("begin")
+            seen.append(pair_of(producer))
+            producer.write(topic, 500 * number, 500 * (number + 1))
+            producer.do("commit")
+            seen.append(pair_of(producer))
     assert len({pid for pid, _ in seen}) == 1
     assert [epoch for _, epoch in seen] == [0, 1, 1, 2, 2, 3], "each end was answered with the next pair"
-    said = java.run("TransactionalProducer", gateway.address, topic_of(orders), "java v2", "500", "abort", "2")
-    assert said.count("ended") == 2, said
-    found = site.committed(orders)
-    assert values(found) == Counter(f"java v2-{number}-{i}".encode() for number in range(3) for i in range(500))
+    with JavaProducer(gateway.address, "java v2", log) as producer:
+        producer.do("init")
+        for number in range(2):
+            producer.do("begin")
+            producer.write(topic, 10_000 * (number + 1), 10_000 * (number + 1) + 500)
+            producer.do("abort")
+    assert values(site.committed(orders)) == numbered("java v2", range(1_500))
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_its_partitions_hold_on_an_adopted_topic(
-    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, java: Java, topic_prefix: str, codec: str
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, tmp_path: Path, topic_prefix: str, codec: str
 ) -> None:
     topic = f"{topic_prefix[:100]}.adopted"
     create_topic(site.cluster.bootstrap_servers, topic, 3)
     adopt(client, topic)
-    said = java.run("TransactionalProducer", gateway.address, topic, f"id-{topic}", "2000", "commit", "1", codec)
-    assert said.count("ended") == 1, said
+    settings = {"compression.type": codec}
+    with JavaProducer(gateway.address, f"id-{topic}", tmp_path / "java.log", settings=settings) as producer:
+        producer.do("init")
+        producer.do("begin")
+        producer.write(topic, 0, 2_000)
+        producer.do("commit")
     found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=3)
-    assert values(found) == Counter(f"id-{topic}-0-{i}".encode() for i in range(2_000))
+    assert values(found) == numbered(f"id-{topic}", range(2_000))
     assert keys_in_order(found)
     places = {message.key(): message.partition() for message in found}
     assert all(places[message.key()] == message.partition() for message in found)
 
 
 def test_a_commit_as_flink_recovers(
-    site: Site, servers: Servers, java: Java, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+    site: Site, servers: Servers, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
     """The producer is gone and so is its gateway; another process commits by producer id and epoch, twice."""
-    name = unique_name("flink")
+    name, log = unique_name("flink"), tmp_path / "java.log"
     with GatewayProcess(servers, unique_name("gateway"), tmp_path) as first:
-        said = java.run("TransactionalProducer", first.address, topic_of(orders), name, "1000", "halt")
-        assert "flushed" in said, said
+        with JavaProducer(first.address, name, log) as producer:
+            producer.do("init")
+            producer.do("begin")
+            producer.write(topic_of(orders), 0, 1_000)
+            pair = pair_of(producer)
         first.kill()
-    (pid, epoch) = pairs(said)[0]
     assert site.committed(orders) == []
     with GatewayProcess(servers, unique_name("gateway"), tmp_path) as second:
         for _ in range(2):
-            how = f"resume:{pid}:{epoch}"
-            said = java.run("TransactionalProducer", second.address, topic_of(orders), name, "0", how)
-            assert "committed" in said, said
-    assert values(site.committed(orders)) == Counter(f"{name}-0-{i}".encode() for i in range(1_000))
+            with JavaProducer(second.address, name, log) as restored:
+                restored.do("resume", *pair)
+                restored.do("commit")
+    assert values(site.committed(orders)) == numbered(name, range(1_000))
 
 
 def test_a_producer_goes_on_through_another_gateway(
-    site: Site, servers: Servers, java: Java, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+    site: Site, servers: Servers, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
-    """Whichever of two gateways serves it is killed in the middle; the counts are exact."""
-    name = unique_name("moved")
+    """Whichever of two gateways serves it is killed while it writes; the counts are exact."""
+    name, topic = unique_name("moved"), topic_of(orders)
     with (
         GatewayProcess(servers, unique_name("gateway"), tmp_path) as one,
         GatewayProcess(servers, unique_name("gateway"), tmp_path) as other,
+        JavaProducer(f"{one.address},{other.address}", name, tmp_path / "java.log") as producer,
     ):
-        log = tmp_path / "producer.log"
-        both = f"{one.address},{other.address}"
-        producer = java.start(log, both, topic_of(orders), name, "40000", "commit")
-        try:
-            eventually(lambda: "sent 9999" in log.read_text(), "the producer is at work")
-            serving: list[GatewayProcess] = []
+        producer.do("init")
+        producer.do("begin")
+        producer.write(topic, 0, 10_000)
+        serving: list[GatewayProcess] = []
 
-            def is_served() -> bool:
-                serving[:] = [item for item in (one, other) if serves(item, producer.pid)]
-                return len(serving) == 1
+        def is_served() -> bool:
+            serving[:] = [item for item in (one, other) if serves(item, producer.process.pid)]
+            return len(serving) == 1
 
-            eventually(is_served, "one of them serves it")
-            serving[0].kill()
-            assert producer.wait(WAIT_S) == 0, log.read_text()
-        finally:
-            producer.kill()
-            producer.wait()
-    assert log.read_text().count("ended") == 1, log.read_text()
+        eventually(is_served, "one of them serves it")
+        producer.ask("send", topic, 10_000, 40_000)
+        serving[0].kill()
+        producer.answer()
+        assert producer.do("await") == "30000"
+        producer.do("commit")
     found = site.committed(orders)
-    assert values(found) == Counter(f"{name}-0-{i}".encode() for i in range(40_000))
+    assert values(found) == numbered(name, range(40_000))
     assert keys_in_order(found)
 
 
@@ -162,10 +164,10 @@ def serves(gateway: GatewayProcess, pid: int) -> bool:
 
 
 def test_kafkas_own_tools(
-    site: Site, gateway: GatewayProcess, java: Java, orders: str, tmp_path: Path, unique_name: Callable[[str], str]
+    site: Site, gateway: GatewayProcess, orders: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
     """The perf test writes transactions, and ``kafka-transactions.sh`` lists and describes what is left open."""
-    said = java.run(
+    said = run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
         "--topic", topic_of(orders), "--num-records", "3000", "--record-size", "100", "--throughput", "-1",
         "--transactional-id", unique_name("perf"), "--transaction-duration-ms", "200",
@@ -174,15 +176,18 @@ def test_kafkas_own_tools(
     assert "3000 records sent" in said, said
     assert len(site.committed(orders)) == 3_000
     name = unique_name("left open")
-    said = java.run("TransactionalProducer", gateway.address, topic_of(orders), name, "10", "halt")
-    (pid, epoch) = pairs(said)[0]
+    with JavaProducer(gateway.address, name, tmp_path / "java.log") as producer:
+        producer.do("init")
+        producer.do("begin")
+        producer.write(topic_of(orders), 0, 10)
+        pid, epoch = pair_of(producer)
     tool = ("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", gateway.address)
 
     def is_listed() -> bool:
-        return re.search(rf"{name}\s+\d+\s+{pid}\s+Ongoing", java.run(*tool, "list")) is not None
+        return re.search(rf"{name}\s+\d+\s+{pid}\s+Ongoing", run_tool(*tool, "list")) is not None
 
     eventually(is_listed, "the open transaction is listed")
-    said = java.run(*tool, "describe", "--transactional-id", name)
+    said = run_tool(*tool, "describe", "--transactional-id", name)
     assert re.search(rf"{pid}\s+{epoch}\s+Ongoing", said), said
-    said = java.run(*tool, "describe-producers", "--topic", topic_of(orders), "--partition", "0")
+    said = run_tool(*tool, "describe-producers", "--topic", topic_of(orders), "--partition", "0")
     assert str(pid) in said, said
