@@ -1,4 +1,4 @@
-# The coordinator, and the command line for clients: docker build -t rollbridge/coordinator:0.3.0.dev0 .
+# The coordinator, the gateway, and the command line for clients: docker build -t rollbridge/coordinator:0.3.0.dev0 .
 #
 # Without a network in the build: fetch the wheels first, and say where they are (docs/containers.md). Where no image of
 # Python can be pulled either, `rollbridge images build` makes a stand-in and does the rest.
@@ -24,13 +24,16 @@ COPY --from=build /opt/rollbridge /opt/rollbridge
 RUN echo 'rollbridge:x:10001:10001::/var/lib/rollbridge:/usr/sbin/nologin' >> /etc/passwd \
  && echo 'rollbridge:x:10001:' >> /etc/group \
  && mkdir -p /var/lib/rollbridge && chown 10001:10001 /var/lib/rollbridge
-ENV PATH=/opt/rollbridge/bin:$PATH PYTHONUNBUFFERED=1 ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS=0.0.0.0:9464
+# Whichever of them runs serves metrics and health at one port, so that the check below holds for either.
+ENV PATH=/opt/rollbridge/bin:$PATH PYTHONUNBUFFERED=1 \
+ ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS=0.0.0.0:9464 ROLLBRIDGE_GATEWAY_METRICS_ADDRESS=0.0.0.0:9464
 # By number, so that whoever insists on a user other than root can tell.
 USER 10001:10001
 WORKDIR /var/lib/rollbridge
 EXPOSE 9464
 STOPSIGNAL SIGTERM
-# Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka.
+# Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka; and a gateway that
+# serves and is sure of its ZooKeeper session.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge.serving.healthcheck"]
 ENTRYPOINT ["rollbridge"]
 CMD ["coordinator"]

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from integration_tests.backends.choice import lacking
 from integration_tests.container_health import health
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
 from rollbridge.monitoring.rules import ALERTS
 from rollbridge_devcluster import engine as engines
@@ -56,7 +57,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     marks = {
         "services": {
             **dict.fromkeys(("kafka", "zookeeper", "client", "prometheus", "grafana"), marked),
-            **{name: {**marked, **soon} for name in ("coordinator-1", "coordinator-2")},
+            **{name: {**marked, **soon} for name in ("coordinator-1", "coordinator-2", "gateway-1", "gateway-2")},
         },
         "volumes": dict.fromkeys(
             ("kafka-data", "zookeeper-data", "zookeeper-log", "prometheus-data", "grafana-data"), marked
@@ -69,6 +70,11 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     environment |= {variable: name for name, variable in VARIABLES.items()}  # what is here, a stand-in or not
     for variable in variables:
         environment[variable] = str(free_port(int(environment[one]) for one in variables if one in environment))
+    taken = [int(environment[one]) for one in variables]
+    for number in (1, 2):
+        first = free_port(taken, 2)  # its own, and the one broker's
+        taken += [first, first + 1]
+        environment |= {f"GATEWAY_PORT_{number}": str(first), f"GATEWAY_PORTS_{number}": f"{first}-{first + 1}"}
 
     def run(
         *arguments: str, stdin: str | None = None, files: Sequence[Path] = (), refused: bool = False, **more: str
@@ -90,7 +96,7 @@ def compose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 
     yield run
     if engine().containers.list(all=True, filters={"label": f"com.docker.compose.project={project}"}):
-        run("--profile", "metrics", "down", "--volumes", "--timeout", "20", "--remove-orphans")
+        run("--profile", "metrics", "--profile", "gateway", "down", "--volumes", "--timeout", "20", "--remove-orphans")
 
 
 def published_ports(config: str) -> set[tuple[str, str]]:
@@ -115,6 +121,27 @@ def test_compose_starts_everything_and_a_client_works_with_it(compose: Callable[
     client("stream", "create", "sales/orders")
     client("produce", "sales/orders", "--key-separator", ":", stdin="a:1\nb:2\n")
     assert client("consume", "sales/orders", "--format", "{key} {value}").splitlines() == ["a 1", "b 2"]
+
+
+@pytest.mark.long
+def test_the_profile_gateway_serves_a_plain_producer(compose: Callable[..., str]) -> None:
+    compose("--profile", "gateway", "up", "--detach", "--no-build")
+    gateways = {
+        name: engine().containers.get(compose("--profile", "gateway", "ps", "--quiet", name).strip())
+        for name in ("gateway-1", "gateway-2")
+    }
+    eventually(lambda: {health(gateway) for gateway in gateways.values()} == {"healthy"}, "both are healthy")
+    compose("run", "--rm", "-T", "client", "stream", "create", "sales/orders")
+    for name, gateway in gateways.items():
+        published = [int(found[0]["HostPort"]) for found in gateway.ports.values() if found]
+        settings = {"bootstrap.servers": f"{host()}:{min(published)}", "transactional.id": name}
+        producer = Producer({**settings, "transaction.timeout.ms": 900_000})
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        producer.produce("sales.orders", name)
+        producer.commit_transaction(PATIENCE_S)
+    said = compose("run", "--rm", "-T", "client", "consume", "sales/orders", "--format", "{value}")
+    assert sorted(said.split()) == ["gateway-1", "gateway-2"]
 
 
 @pytest.mark.long
@@ -154,6 +181,9 @@ def test_the_profile_metrics_mounts_what_is_there(compose: Callable[..., str]) -
     assert f"rule_files: [{RULES_FILE}]" in scraped
     services = compose("config", "--services").split()
     assert set(re.findall(r'"([\w-]+):9464"', scraped)) == {name for name in services if "coordinator" in name}
+    services = compose("--profile", "gateway", "config", "--services").split()
+    [names] = re.findall(r"names: \[(.*)\], type: A, port: 9464", scraped)
+    assert set(names.split(", ")) == {name for name in services if "gateway" in name}
 
 
 def test_compose_takes_the_settings_for_several_machines(compose: Callable[..., str], tmp_path: Path) -> None:

@@ -324,12 +324,15 @@ def started(servers: ContainerCluster, image: str, **options: Any) -> Iterator[C
         container.remove(force=True, v=True)
 
 
-# -- the coordinator's image -----------------------------------------------------------------------------------
+# -- the coordinator's image, which is the gateway's as well ---------------------------------------------------
 
 
 @contextmanager
-def coordinator(servers: ContainerCluster, root: str, **options: Any) -> Iterator[Container]:
-    """A coordinator as hardened as in compose.yaml, whose health check is the image's own, only more often."""
+def service(servers: ContainerCluster, root: str, **options: Any) -> Iterator[Container]:
+    """A coordinator, or what else ``command`` says, as hardened as in compose.yaml.
+
+    Its health check is the image's own, only more often.
+    """
     environment = {
         "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,
         "ROLLBRIDGE_ZOOKEEPER": servers.zookeeper_inside,
@@ -367,7 +370,7 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
     servers: ContainerCluster, unique_name: Callable[[str], str]
 ) -> None:
     root, stream = f"/{unique_name('image')}", f"{unique_name('image')}/orders"
-    with coordinator(servers, root, ports={METRICS: (publishing_address(), None)}) as container:
+    with service(servers, root, ports={METRICS: (publishing_address(), None)}) as container:
         eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
         assert container.exec_run(["sh", "-c", "id -u; id -un"]).output.split() == [b"10001", b"rollbridge"]
         port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
@@ -400,11 +403,34 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
 
 def test_a_coordinator_that_finds_no_servers_is_not_healthy_and_ends_when_told_to(servers: ContainerCluster) -> None:
     nowhere = {"ROLLBRIDGE_ZOOKEEPER": f"{servers.node('kafka').part}:1"}
-    with coordinator(servers, "/nowhere", environment=nowhere) as container:
+    with service(servers, "/nowhere", environment=nowhere) as container:
         eventually(lambda: said(container) == "not connected to ZooKeeper\n", "it waits for ZooKeeper")
         assert health(container) == "unhealthy"
         container.stop(timeout=30)
         assert container.wait()["StatusCode"] == 0
+
+
+@pytest.mark.long
+def test_a_gateway_is_healthy_only_while_it_is_sure_of_its_session(
+    servers: ContainerCluster, unique_name: Callable[[str], str]
+) -> None:
+    root = f"/{unique_name('image')}"
+    with service(servers, root) as leader:
+        eventually(lambda: health(leader) == "healthy", f"the coordinator is healthy: {leader.logs()!r}")
+        published = {METRICS: (publishing_address(), None)}
+        with service(servers, root, command=["gateway", "--listen", "0.0.0.0:9192"], ports=published) as container:
+            eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
+            port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
+            status, text = get(port, "/metrics")
+            assert status == 200
+            assert "rollbridge_gateway_connections 0.0\n" in text
+            with servers.paused("zookeeper"):
+                eventually(lambda: health(container) == "unhealthy", "it is not healthy without ZooKeeper")
+                assert get(port, "/healthz") == (503, "its ZooKeeper session is in doubt\n")
+            eventually(lambda: health(container) == "healthy", "it is healthy again")
+            container.stop(timeout=30)
+            assert container.wait()["StatusCode"] == 0
+            assert b"Traceback" not in container.logs()
 
 
 @pytest.mark.long
