@@ -48,6 +48,7 @@ from rollbridge_coordinator.state.group import LeaderSettings
 from rollbridge_coordinator.state.metrics import CommitPath
 from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_gateway import __main__ as gateway_main
 from rollbridge_gateway import families as gateway_families
 
 try:
@@ -169,7 +170,7 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     **SPARK,
 }
 """What stands in the table of a name; pages say where, between two comments."""
-OPTION_PAGES: Final = tuple(HERE / f"{name}.md" for name in ("operations", "options", "security", "spark"))
+OPTION_PAGES: Final = tuple(HERE / f"{name}.md" for name in ("gateway", "operations", "options", "security", "spark"))
 _MARK: Final = re.compile(r"(<!-- options: (\w+) -->\n\n)(?:\|.*\n)*(\n?<!-- end of options -->\n)")
 _TYPES: Final = {
     "str": "text",
@@ -252,8 +253,32 @@ def _shown(value: Any, key: str) -> str:
     return str(value)
 
 
+SERVICES: Final[Mapping[str, tuple[str, click.Command]]] = {"gateway": (gateway_main.PREFIX, gateway_main.main)}
+"""Services whose options are those of their command line, with the beginning of their variables."""
+_OF_ALL: Final = re.compile(r"bootstrap_servers|zookeeper|zookeeper_root|log_\w+")
+"""Options of all commands, which have variables of their own."""
+
+
+def service_table(name: str) -> str:
+    """The options of a service, each with its variable, with the line feed at its end."""
+    prefix, command = SERVICES[name]
+    context = click.Context(command, info_name=name)
+    rows = []
+    for option in command.params:
+        record = option.get_help_record(context)
+        if record is not None and not _OF_ALL.fullmatch(str(option.name)):
+            variable = option.envvar or f"{prefix}_{option.name}".upper()
+            rows.append((f"`{' '.join(record[0].split())}`", f"`{variable}`", " ".join(record[1].split())))
+    return _markdown_table(("option", "variable", "what it does"), rows) + "\n"
+
+
 def _with_options(text: str) -> str:
-    return _MARK.sub(lambda mark: mark[1] + option_table(mark[2]) + mark[3] if mark[2] in OPTIONS else mark[0], text)
+    def filled(mark: re.Match[str]) -> str:
+        name = mark[2]
+        table = option_table(name) if name in OPTIONS else service_table(name) if name in SERVICES else None
+        return mark[0] if table is None else mark[1] + table + mark[3]
+
+    return _MARK.sub(filled, text)
 
 
 # --------------------------------------------------------------------------------------------------------------------
