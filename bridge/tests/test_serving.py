@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from rollbridge.errors import KafkaUnavailableError, LocalEnvironmentError
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import Family, FamilyKind, Sample
+from rollbridge.serving import http_service
 from rollbridge.serving.endpoint import Endpoint, ProcessSamples
 from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
 from rollbridge.serving.http_service import CONNECTIONS_MAX
@@ -107,16 +108,22 @@ def test_the_process_is_served_beside_the_samples() -> None:
     assert "# TYPE rollbridge_transactions gauge" in text, "a family is there even without a sample"
 
 
-def test_slow_clients_take_so_many_threads_and_no_more() -> None:
-    with endpoint([]) as serving, ExitStack() as stack:
-        slow = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
-            for _ in range(CONNECTIONS_MAX)
-        ]
-        assert ask(serving.port, "/healthz")[0] == 503
-        for connection in slow:
-            assert connection.recv(1) == b"", "whoever has not sent his request in time is sent away"
-        assert ask(serving.port, "/healthz")[0] == 200
+def test_slow_clients_take_so_many_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
+    with endpoint([]) as serving:
+        with ExitStack() as stack:
+            for _ in range(CONNECTIONS_MAX):
+                stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
+            assert ask(serving.port, "/healthz")[0] == 503
+        while ask(serving.port, "/healthz")[0] != 200:
+            pass  # until their threads have noticed that they are gone
+
+
+def test_whoever_does_not_send_his_request_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "REQUEST_S", 0.1)
+    with endpoint([]) as serving, socket.create_connection(("127.0.0.1", serving.port), timeout=60) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert slow.recv(1) == b""
 
 
 @pytest.mark.parametrize("service", list(VARIABLES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge_devcluster.services import require_gateway
 from rollbridge_devcluster.state import (
     ClusterState,
     Home,
@@ -116,13 +114,6 @@ def test_no_server_gets_a_port_of_a_gateway(home: Home) -> None:
     now = decide(home, first, Wishes(has_gateway=True, gateway_port=first.ports.zookeeper - 1), ["kafka"])
     assert now.gateway_port == first.ports.zookeeper - 1
     assert now.ports.zookeeper != first.ports.zookeeper
-
-
-def test_a_gateway_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_gateway()
-    monkeypatch.setitem(sys.modules, "rollbridge_gateway", None)
-    with pytest.raises(LocalEnvironmentError, match=r"rollbridge_gateway is not installed.*pip install .*\[gateway\]"):
-        require_gateway()
 
 
 def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
