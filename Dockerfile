@@ -33,7 +33,7 @@ WORKDIR /var/lib/rollbridge
 EXPOSE 9464
 STOPSIGNAL SIGTERM
 # Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka; and a gateway that
-# serves and is sure of its ZooKeeper session.
+# serves and has its lease in ZooKeeper.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge.serving.healthcheck"]
 ENTRYPOINT ["rollbridge"]
 CMD ["coordinator"]

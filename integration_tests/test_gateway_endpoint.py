@@ -1,4 +1,4 @@
-"""Metrics and health of a gateway that runs: what producers do is counted, and a session in doubt is told."""
+"""Metrics and health of a gateway that runs: what producers do is counted, and that its lease has run out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from integration_tests.test_gateway_librdkafka import producer_of, topic_of
 from rollbridge.serving.healthcheck import VARIABLES, check
 
 
-def test_what_producers_do_is_counted_and_a_session_in_doubt_is_told(
+def test_what_producers_do_is_counted_and_health_is_told(
     site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -46,8 +46,8 @@ def test_what_producers_do_is_counted_and_a_session_in_doubt_is_told(
             assert 'rollbridge_gateway_request_seconds_count{api="PRODUCE"}' in told
             assert "process_resident_memory_bytes" in told
             link.cut()
-            doubt = (1, "its ZooKeeper session is in doubt")
-            eventually(lambda: check(environment, "gateway") == doubt, "its session is in doubt")
+            over = (1, "its lease in ZooKeeper has run out")
+            eventually(lambda: check(environment, "gateway") == over, "its lease has run out")
             link.heal()
-            eventually(lambda: check(environment, "gateway") == (0, "ok"), "it is sure again")
+            eventually(lambda: check(environment, "gateway") == (0, "ok"), "it has another one")
     assert check(environment, "gateway")[0] == 1

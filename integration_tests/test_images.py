@@ -411,7 +411,7 @@ def test_a_coordinator_that_finds_no_servers_is_not_healthy_and_ends_when_told_t
 
 
 @pytest.mark.long
-def test_a_gateway_is_healthy_only_while_it_is_sure_of_its_session(
+def test_a_gateway_is_healthy_only_while_it_has_its_lease(
     servers: ContainerCluster, unique_name: Callable[[str], str]
 ) -> None:
     root = f"/{unique_name('image')}"
@@ -426,7 +426,7 @@ def test_a_gateway_is_healthy_only_while_it_is_sure_of_its_session(
             assert "rollbridge_gateway_connections 0.0\n" in text
             with servers.paused("zookeeper"):
                 eventually(lambda: health(container) == "unhealthy", "it is not healthy without ZooKeeper")
-                assert get(port, "/healthz") == (503, "its ZooKeeper session is in doubt\n")
+                assert get(port, "/healthz") == (503, "its lease in ZooKeeper has run out\n")
             eventually(lambda: health(container) == "healthy", "it is healthy again")
             container.stop(timeout=30)
             assert container.wait()["StatusCode"] == 0

@@ -61,8 +61,8 @@ def test_a_thread_gets_what_the_loop_says() -> None:
         asked = FromLoop(loop, counted)
         samples = {sample.family: sample.value for sample in asked.samples()}
         assert asked.faults() == []
-        counted.wrong.append("its ZooKeeper session is in doubt")
-        assert asked.faults() == ["its ZooKeeper session is in doubt"]
+        counted.wrong.append("its lease in ZooKeeper has run out")
+        assert asked.faults() == ["its lease in ZooKeeper has run out"]
     assert samples[CONNECTIONS] == 3
     assert counted.threads == {"loop"}
     counted.counts.note("PRODUCE", 0.2)
