@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from integration_tests.patience import end, eventually
-from rollbridge_devcluster.state import free_port, is_free
+from rollbridge_devcluster.state import free_port
 
 SESSION_TIMEOUT_S = 10.0
 """A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for its end."""
@@ -37,10 +37,7 @@ def port_with_room() -> int:
     It is not one of those for outgoing connections: while the gateway is dead its clients try to reach its ports, and
     one of them would get that very port for its own.
     """
-    while True:
-        port = free_port()
-        if all(is_free(port + more) for more in range(1, BROKERS + 1)):
-            return port
+    return free_port(count=BROKERS + 1)
 
 
 class GatewayProcess:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from integration_tests.clients import Site
-from integration_tests.gateways import GatewayProcess, Servers, free_port
+from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import producer_of, topic_of
 from rollbridge.serving.healthcheck import VARIABLES, check
+from rollbridge_devcluster.state import free_port
 
 
 def test_what_producers_do_is_counted_and_health_is_told(
