@@ -9,7 +9,9 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.foreign.connect import BOUNDARIES, ConnectWorker
+from integration_tests.clients import read_committed
+from integration_tests.foreign.bounded import BoundedSource, play
+from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.kafka_tools import create_topic, read_all
@@ -86,7 +88,7 @@ def test_programs_in_other_languages_commit_and_abort(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("boundary", BOUNDARIES[:2])
+@pytest.mark.parametrize("boundary", BOUNDARIES_OF_WORKERS)
 def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     cluster: AnyCluster, topic: str, tmp_path: Path, boundary: str
 ) -> None:
@@ -102,3 +104,16 @@ def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     with ConnectWorker(cluster.bootstrap_servers, topic, tmp_path / "connect"):
         eventually(lambda: len(values_of(cluster.bootstrap_servers, topic)) >= len(lines), "all lines are copied")
     assert values_of(cluster.bootstrap_servers, topic) == lines
+
+
+@pytest.mark.long
+def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
+    cluster: AnyCluster, topic: str, tmp_path: Path
+) -> None:
+    servers = cluster.bootstrap_servers
+
+    def arrived() -> list[str]:
+        found = read_committed(servers, [topic], isolation="read_uncommitted")
+        return [(message.value() or b"").decode() for message in found]
+
+    play(BoundedSource(servers, topic, 1, tmp_path), lambda: values_of(servers, topic), arrived, lambda: None)

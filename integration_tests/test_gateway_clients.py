@@ -12,7 +12,8 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed, stream_of
-from integration_tests.foreign.connect import BOUNDARIES, ConnectWorker
+from integration_tests.foreign.bounded import BoundedSource, play
+from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.gateways import GatewayProcess, Servers
@@ -51,6 +52,13 @@ def values_of(site: Site, topic: str, partitions: int = 2) -> list[str]:
 
 def numbered(name: str, records: int) -> list[str]:
     return sorted(f"{name}-{number}" for number in range(records))
+
+
+def adopt_for_worker(client: rollbridge.Bridge, group: str) -> None:
+    """Make what a worker writes beside records: with exactly-once sources its configuration is in transactions, too."""
+    for topic in (f"{group}-offsets", f"{group}-configs"):
+        create_topic(client.settings.bootstrap_servers, topic, 1, {"cleanup.policy": "compact"})
+        adopt(client, topic)
 
 
 def job_of(gateway: GatewayProcess, topic: str, **given: object) -> dict[str, object]:
@@ -173,7 +181,7 @@ def test_the_same_checkpoint_is_committed_twice_without_harm(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("boundary", BOUNDARIES[:2])
+@pytest.mark.parametrize("boundary", BOUNDARIES_OF_WORKERS)
 def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     site: Site,
     client: rollbridge.Bridge,
@@ -185,11 +193,9 @@ def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     lines = [f"line-{number}" for number in range(2_000)]
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{line}\n" for line in lines[:1_000]))
-    servers = site.cluster.bootstrap_servers
-    # With exactly-once sources a worker writes its configuration in transactions, too.
-    for name in ("", "-offsets", "-configs"):
-        create_topic(servers, topic_prefix + name, 1, {"cleanup.policy": "compact"} if name else None)
-        adopt(client, topic_prefix + name)
+    create_topic(site.cluster.bootstrap_servers, topic_prefix)
+    adopt(client, topic_prefix)
+    adopt_for_worker(client, topic_prefix)
     settings = {"transaction_boundary": boundary, "batch_size": 100, "transaction_boundary_interval_ms": 200}
     with ConnectWorker(gateway.address, topic_prefix, tmp_path / "connect") as worker:
         worker.source("copy", file, topic_prefix, **settings)
@@ -199,3 +205,20 @@ def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     with ConnectWorker(gateway.address, topic_prefix, tmp_path / "connect"):
         eventually(lambda: len(values_of(site, topic_prefix, 1)) >= len(lines), "all lines are copied")
     assert values_of(site, topic_prefix, 1) == lines
+
+
+@pytest.mark.long
+def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
+    site: Site, client: rollbridge.Bridge, servers: Servers, topic: str, tmp_path: Path
+) -> None:
+    """Its worker is killed in the middle of two transactions, and the gateway in the middle of another one."""
+    adopt_for_worker(client, topic)
+
+    def arrived() -> list[str]:
+        stream = stream_of(client, topic)
+        with client.reader(stream, start="latest", isolation="read_uncommitted", follow=False) as reader:
+            return [(record.value or b"").decode() for record in reader if not record.committed]
+
+    with GatewayProcess(servers, "gateway-of-bounded", tmp_path) as gateway:
+        source = BoundedSource(gateway.address, topic, 2, tmp_path / "source")
+        play(source, lambda: values_of(site, topic), arrived, gateway.revive)

@@ -1,7 +1,7 @@
 """A worker of Kafka Connect as a process, with exactly-once sources: its producer commits records and offsets together.
 
-The connector is Kafka's own for files: each line of a file is a record. Where the worker writes to may be another
-address than that where it keeps its own topics.
+The connector is Kafka's own for files, each line of which is a record, or one of a plugin (:func:`make_plugin`). Where
+the worker writes to may be another address than that where it keeps its own topics.
 """
 
 from __future__ import annotations
@@ -13,18 +13,45 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from integration_tests.patience import await_exit, eventually
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
+from rollbridge_devcluster.programs import compile_program
 from rollbridge_devcluster.state import KAFKA
 
-BOUNDARIES: Final = ("poll", "interval", "connector")
-"""Values of ``transaction.boundary``: what a transaction of a source task holds."""
+BOUNDARIES_OF_WORKERS: Final = ("poll", "interval")
+"""Values of ``transaction.boundary`` with which a worker says what a transaction holds; with the third, ``connector``,
+its connector does."""
 FILE_SOURCE: Final = "org.apache.kafka.connect.file.FileStreamSourceConnector"
+_SERVICES: Final = "META-INF/services/org.apache.kafka.connect.source.SourceConnector"
+
+
+def make_plugin(folder: Path, source: Path, jars: Sequence[Path] = ()) -> dict[str, object]:
+    """Make a plugin of a source connector in Java, with jars of its own that no other one sees.
+
+    Args:
+        folder: Where plugins are.
+        source: The program, named after the connector's class.
+        jars: What it needs beyond Kafka Connect.
+
+    Returns:
+        Settings of a worker that finds it.
+    """
+    plugin = folder / source.stem
+    plugin.mkdir(parents=True)
+    for jar in jars:
+        (plugin / jar.name).symlink_to(jar)
+    classes = compile_program(source, [*JarCache.default().ensure("connect"), *jars])
+    with zipfile.ZipFile(plugin / f"{source.stem}.jar", "w") as made:
+        for path in classes.glob("*.class"):
+            made.write(path, path.name)
+        made.writestr(_SERVICES, source.stem)
+    return {"plugin.path": str(folder)}
 
 
 class ConnectWorker:
@@ -86,13 +113,20 @@ class ConnectWorker:
 
     def source(self, name: str, file: Path, topic: str, **settings: object) -> None:
         """Have the lines of a file written into a topic, exactly once; returns when the task runs."""
+        others = {key.replace("_", "."): value for key, value in settings.items()}
+        self.connector(name, FILE_SOURCE, {"file": file, "topic": topic, **others})
+
+    def connector(self, name: str, kind: str, settings: Mapping[str, object]) -> None:
+        """Have a connector write, exactly once; returns when its task runs.
+
+        Raises:
+            ValueError: it, or the worker, refuses the settings.
+        """
         config = {
-            "connector.class": FILE_SOURCE,
+            "connector.class": kind,
             "tasks.max": "1",
-            "file": str(file),
-            "topic": topic,
             "exactly.once.support": "required",
-            **{key.replace("_", "."): str(value) for key, value in settings.items()},
+            **{key: str(value) for key, value in settings.items()},
         }
         eventually(lambda: self._put(f"/connectors/{name}/config", config), f"connector {name} is taken")
         eventually(lambda: self.states(name) == ["RUNNING"], f"the task of {name} runs")
@@ -101,6 +135,11 @@ class ConnectWorker:
         """Return the states of a connector's tasks; none as long as it is not known."""
         found = self._get(f"/connectors/{name}/status")
         return [] if found is None else [task["state"] for task in found["tasks"]]
+
+    def offsets(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the source offsets of a connector that are committed, one of each partition of its source."""
+        found = self._get(f"/connectors/{name}/offsets")
+        return [] if found is None else [item["offset"] for item in found["offsets"]]
 
     def said(self) -> str:
         """What it has logged."""
