@@ -12,11 +12,17 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import read_committed
 from integration_tests.foreign.bounded import BoundedSource, play
 from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker
+from integration_tests.foreign.debezium import OrdersTable
+from integration_tests.foreign.debezium import play as play_table
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
-from integration_tests.kafka_tools import create_topic, read_all
+from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.postgres import Postgres
 from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
+
+BROKERS_MOST_MS = 900_000
+"""The longest that a broker lets a transaction be open, unless it is told otherwise."""
 
 
 @pytest.fixture
@@ -117,3 +123,28 @@ def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
         return [(message.value() or b"").decode() for message in found]
 
     play(BoundedSource(servers, topic, 1, tmp_path), lambda: values_of(servers, topic), arrived, lambda: None)
+
+
+@pytest.mark.long
+def test_a_snapshot_of_debezium_is_one_transaction_which_holds_others_up(
+    cluster: AnyCluster, topic_prefix: str, tmp_path: Path
+) -> None:
+    servers, topic = cluster.bootstrap_servers, f"{topic_prefix}.public.orders"
+    create_topic(servers, topic)
+    written: list[bytes] = []
+
+    def committed() -> list[bytes]:
+        return [value or b"" for value in read_all(servers, TopicPartition(topic, 0))]
+
+    def arrived() -> list[bytes]:
+        return [message.value() or b"" for message in read_committed(servers, [topic], isolation="read_uncommitted")]
+
+    def write() -> None:
+        written.append(b"other-%d" % len(written))
+        produce(servers, topic, written[-1:])
+        assert written[-1] not in committed()
+
+    with Postgres() as database:
+        orders = OrdersTable(database, servers, topic_prefix, tmp_path / "orders", BROKERS_MOST_MS)
+        play_table(orders, committed, arrived, write, lambda: None)
+    assert set(written) <= set(committed())

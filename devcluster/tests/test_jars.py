@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_named(cache: JarCache, tmp_path: Path
 def test_the_lock_file_pins_what_the_documentation_promises() -> None:
     sets = read_lock()
     servers = {"kafka", "kafka-image", "zookeeper", "zookeeper-image"}
-    assert set(sets) == servers | {"spark", "tools", "compiler", "clients-3.9", "connect", "flink"}
+    assert set(sets) == servers | {"spark", "tools", "compiler", "clients-3.9", "connect", "debezium", "flink"}
     names = {name: {jar.name for jar in jars} for name, jars in sets.items()}
     assert "kafka_2.13-4.2.0.jar" in names["kafka"]
     assert "log4j-slf4j-impl-2.25.3.jar" in names["kafka"]

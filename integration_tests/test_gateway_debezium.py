@@ -1,0 +1,52 @@
+"""Debezium at a gateway: the initial snapshot of a database is one rolling transaction, whatever becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rollbridge
+from integration_tests.clients import Site, adopt, read_committed, stream_of
+from integration_tests.foreign.debezium import OrdersTable, play
+from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.kafka_tools import create_topic, produce
+from integration_tests.postgres import Postgres
+
+pytestmark = pytest.mark.long
+DAYS_7_MS = 7 * 24 * 3_600 * 1_000
+
+
+def test_a_snapshot_is_one_transaction_that_holds_nobody_up_and_changes_follow_once(
+    site: Site, client: rollbridge.Bridge, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The worker is killed, the database breaks the connection, and later the gateway dies, too."""
+    servers, topic = site.cluster.bootstrap_servers, f"{topic_prefix}.public.orders"
+    create_topic(servers, topic)
+    adopt(client, topic)
+    for name in (f"{topic_prefix}-offsets", f"{topic_prefix}-configs"):
+        create_topic(servers, name, 1, {"cleanup.policy": "compact"})
+        adopt(client, name)
+    written: list[bytes] = []
+
+    def committed() -> list[bytes]:
+        return [message.value() or b"" for message in read_committed(servers, [topic])]
+
+    def arrived() -> list[bytes]:
+        stream = stream_of(client, topic)
+        with client.reader(stream, start="latest", isolation="read_uncommitted", follow=False) as reader:
+            return [record.value or b"" for record in reader if not record.committed]
+
+    def write() -> None:
+        """Somebody else writes, straight at the broker, and a reader finds that and nothing of the snapshot."""
+        written.append(b"other-%d" % len(written))
+        produce(servers, topic, written[-1:])
+        assert committed() == written
+
+    with (
+        Postgres() as database,
+        GatewayProcess(Servers(servers, site.cluster.zookeeper, site.root), "gateway-debezium", tmp_path) as gateway,
+    ):
+        orders = OrdersTable(database, gateway.address, topic_prefix, tmp_path / "orders", DAYS_7_MS)
+        play(orders, committed, arrived, write, gateway.revive)
+    assert committed()[: len(written)] == written
