@@ -68,7 +68,7 @@ test: test-setup
 
 .PHONY: test-long
 test-long: test-setup
-	@$(BIN)/python -m rollbridge_devcluster prepare connect flink
+	@$(BIN)/python -m rollbridge_devcluster prepare connect debezium flink
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
 
 # All that the tests need, without running them.

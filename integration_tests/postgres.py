@@ -19,7 +19,9 @@ from integration_tests.patience import await_exit, eventually
 
 LOOPBACK: Final = "127.0.0.1"
 USER: Final = "postgres"
-"""Of the database, without a password; the server's process has this user too if the tests' own is root."""
+"""Of the database, without a password."""
+_OWNER: Final = "nobody"
+"""The user of its processes if the tests' own is root, whom it does not serve."""
 _SETTINGS: Final = {
     "listen_addresses": LOOPBACK,
     "wal_level": "logical",
@@ -43,31 +45,20 @@ class Postgres:
 
     def __enter__(self) -> Self:
         # Not in a folder of pytest's, which another user may not enter.
-        self._folder = Path(tempfile.mkdtemp(prefix="rollbridge-postgres-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-of-test-"))
         self._owner: dict[str, Any] = {"cwd": self._folder}
         if os.geteuid() == 0:
-            owner = pwd.getpwnam(USER)
+            owner = pwd.getpwnam(_OWNER)
             os.chown(self._folder, owner.pw_uid, owner.pw_gid)
             self._owner |= {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
         self._log = self._folder / "postgres.log"
         data = self._folder / "data"
-        made = [
-            self._programs / "initdb",
-            "-D",
-            data,
-            "-U",
-            USER,
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-            "--no-sync",
-        ]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **self._owner)
+        options = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        command = [str(self._programs / "initdb"), f"-D{data}", f"-U{USER}", *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._owner)
         given = [f"-c{name}={value}" for name, value in _SETTINGS.items()]
         with self._log.open("wb") as log:
-            command = [self._programs / "postgres", "-D", data, "-p", str(self.port), "-k", self._folder, *given]
+            command = [str(self._programs / "postgres"), f"-D{data}", f"-p{self.port}", f"-k{self._folder}", *given]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._owner)
         try:
             eventually(self._is_ready, "PostgreSQL is ready")

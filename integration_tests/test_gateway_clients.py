@@ -12,13 +12,14 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed, stream_of
-from integration_tests.foreign.bounded import BoundedSource, play
+from integration_tests.foreign.bounded import LENGTH, BoundedSource, play
 from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.model.ids import TransactionId
 from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
 
 RECORDS = 5_000
@@ -48,6 +49,12 @@ def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
 def values_of(site: Site, topic: str, partitions: int = 2) -> list[str]:
     found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=partitions)
     return [(message.value() or b"").decode() for message in found]
+
+
+def open_values(client: rollbridge.Bridge, topic: str) -> list[str]:
+    """What is written by transactions that are open."""
+    with client.reader(stream_of(client, topic), start="latest", isolation="read_uncommitted", follow=False) as reader:
+        return [(record.value or b"").decode() for record in reader if not record.committed]
 
 
 def numbered(name: str, records: int) -> list[str]:
@@ -213,12 +220,30 @@ def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
 ) -> None:
     """Its worker is killed in the middle of two transactions, and the gateway in the middle of another one."""
     adopt_for_worker(client, topic)
-
-    def arrived() -> list[str]:
-        stream = stream_of(client, topic)
-        with client.reader(stream, start="latest", isolation="read_uncommitted", follow=False) as reader:
-            return [(record.value or b"").decode() for record in reader if not record.committed]
-
     with GatewayProcess(servers, "gateway-of-bounded", tmp_path) as gateway:
         source = BoundedSource(gateway.address, topic, 2, tmp_path / "source")
-        play(source, lambda: values_of(site, topic), arrived, gateway.revive)
+        play(source, lambda: values_of(site, topic), lambda: open_values(client, topic), gateway.revive)
+
+
+@pytest.mark.long
+def test_a_task_of_connect_whose_transaction_is_aborted_by_hand_fails_and_begins_it_again(
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, tmp_path: Path
+) -> None:
+    adopt_for_worker(client, topic)
+    source = BoundedSource(gateway.address, topic, 2, tmp_path / "source")
+
+    def listed() -> list[TransactionId]:
+        return [item.id for item in client.admin.transactions() if stream_of(client, topic) in item.streams]
+
+    with source.worker() as worker:
+        source.begin(worker)
+        source.allow(LENGTH // 2)
+        eventually(lambda: len(open_values(client, topic)) == LENGTH // 2 and listed(), "half of it is written")
+        client.admin.abort_transaction(*listed())
+        source.allow(LENGTH)
+        eventually(lambda: worker.failure(topic), "the task has failed")
+        assert "is aborted (admin); nothing of it is visible" in worker.failure(topic)
+        assert values_of(site, topic) == []
+        worker.restart(topic)
+        eventually(lambda: len(values_of(site, topic)) >= LENGTH, "it is written again")
+    assert sorted(values_of(site, topic)) == source.kept(LENGTH)

@@ -20,7 +20,7 @@ DAYS_7_MS = 7 * 24 * 3_600 * 1_000
 def test_a_snapshot_is_one_transaction_that_holds_nobody_up_and_changes_follow_once(
     site: Site, client: rollbridge.Bridge, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The worker is killed, the database breaks the connection, and later the gateway dies, too."""
+    """The worker is killed, the database breaks the connection, and the gateway dies in the snapshot and behind it."""
     servers, topic = site.cluster.bootstrap_servers, f"{topic_prefix}.public.orders"
     create_topic(servers, topic)
     adopt(client, topic)
@@ -38,9 +38,11 @@ def test_a_snapshot_is_one_transaction_that_holds_nobody_up_and_changes_follow_o
             return [record.value or b"" for record in reader if not record.committed]
 
     def write() -> None:
-        """Somebody else writes, straight at the broker, and a reader finds that and nothing of the snapshot."""
-        written.append(b"other-%d" % len(written))
-        produce(servers, topic, written[-1:])
+        """Others write, with and without a rolling transaction, and a reader finds that and nothing of the snapshot."""
+        written.extend(b"other-%d" % (len(written) + number) for number in range(2))
+        produce(servers, topic, written[-2:-1])
+        with client.begin(stream_of(client, topic)) as transaction:
+            transaction.write(stream_of(client, topic), key=b"others", value=written[-1])
         assert committed() == written
 
     with (

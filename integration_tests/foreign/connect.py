@@ -128,13 +128,24 @@ class ConnectWorker:
             "exactly.once.support": "required",
             **{key: str(value) for key, value in settings.items()},
         }
-        eventually(lambda: self._put(f"/connectors/{name}/config", config), f"connector {name} is taken")
+        eventually(lambda: self._send("PUT", f"/connectors/{name}/config", config), f"connector {name} is taken")
         eventually(lambda: self.states(name) == ["RUNNING"], f"the task of {name} runs")
 
     def states(self, name: str) -> list[str]:
         """Return the states of a connector's tasks; none as long as it is not known."""
         found = self._get(f"/connectors/{name}/status")
         return [] if found is None else [task["state"] for task in found["tasks"]]
+
+    def failure(self, name: str) -> str:
+        """Return why the only task of a connector has failed, and nothing as long as it has not."""
+        found = self._get(f"/connectors/{name}/status")
+        return "" if found is None else "".join(task.get("trace", "") for task in found["tasks"])
+
+    def restart(self, name: str) -> None:
+        """Have the only task of a connector begin again; returns when it runs."""
+        path = f"/connectors/{name}/tasks/0/restart"
+        eventually(lambda: self._send("POST", path, {}), f"the task of {name} restarts")
+        eventually(lambda: self.states(name) == ["RUNNING"], f"the task of {name} runs")
 
     def offsets(self, name: str) -> list[Mapping[str, Any]]:
         """Return the source offsets of a connector that are committed, one of each partition of its source."""
@@ -145,9 +156,9 @@ class ConnectWorker:
         """What it has logged."""
         return self._log.read_text(errors="replace")[-12_000:]
 
-    def _put(self, path: str, document: object) -> bool:
+    def _send(self, method: str, path: str, document: object) -> bool:
         body = json.dumps(document).encode()
-        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"}, method="PUT")
+        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"}, method=method)
         return self._ask(request) is not None
 
     def _get(self, path: str) -> Any:
@@ -157,7 +168,7 @@ class ConnectWorker:
         assert self.process.poll() is None, self.said()
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
+                return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as refused:
             with refused:
                 said = refused.read().decode(errors="replace")

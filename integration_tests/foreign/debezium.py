@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from integration_tests.foreign.connect import ConnectWorker, make_plugin
 from integration_tests.patience import eventually
@@ -102,9 +102,9 @@ def changes(values: Sequence[bytes]) -> list[Change]:
     return [(item["op"], *_row(item)) for item in found]
 
 
-def _row(change: dict[str, dict[str, object]]) -> tuple[int, str | None]:
-    after, row = change["after"], change["after"] or change["before"]
-    return int(str(row["id"])), None if after is None else str(after["item"])
+def _row(change: dict[str, Any]) -> tuple[int, str | None]:
+    after = change["after"]
+    return (change["before"]["id"], None) if after is None else (after["id"], after["item"])
 
 
 def play(
@@ -121,7 +121,7 @@ def play(
         committed: What a reader of what is committed finds.
         arrived: What is written, at least what is open of it.
         looked_at: Called when each attempt is under way.
-        disturb: Called between two changes.
+        disturb: Called in the middle of the third attempt, and between two changes.
     """
     database = orders.database
 
@@ -155,6 +155,7 @@ def play(
             database.do("UPDATE orders SET item = 'third' WHERE id = 1")
             orders.break_connections()
             await_attempt("third")
+            disturb()
             gate.close()
             await_changes(ROWS)
             others: list[Change] = [("r", row, "first") for row in range(3, ROWS + 1)]
