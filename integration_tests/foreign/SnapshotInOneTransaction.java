@@ -52,6 +52,9 @@ public class SnapshotInOneTransaction extends PostgresConnector {
             for (int i = 0; i < records.size(); i++) {
                 boolean before = unfinished;
                 unfinished = inSnapshot(records.get(i));
+                if (unfinished) {
+                    records.set(i, new Row(records.get(i)));
+                }
                 if (before && !unfinished) { // the last one, whose offset says that the snapshot is complete
                     transactions.commitTransaction(records.get(i));
                 } else if (!before && unfinished && i > 0) { // changes that came before a snapshot are not of it
@@ -68,6 +71,37 @@ public class SnapshotInOneTransaction extends PostgresConnector {
         private static boolean inSnapshot(SourceRecord record) {
             Map<String, ?> offset = record.sourceOffset();
             return offset.containsKey("snapshot") && !Boolean.TRUE.equals(offset.get("last_snapshot_record"));
+        }
+    }
+
+    /**
+     * A record of a snapshot, equal to all others. Connect keeps a transaction's records until the commit, as keys of a
+     * map, to tell the task of each then, which this one ignores; so it keeps one, however many rows there are. Records
+     * that end transactions are looked up by equality, too, and are not of this class.
+     */
+    private static final class Row extends SourceRecord {
+        Row(SourceRecord of) {
+            super(
+                    of.sourcePartition(),
+                    of.sourceOffset(),
+                    of.topic(),
+                    of.kafkaPartition(),
+                    of.keySchema(),
+                    of.key(),
+                    of.valueSchema(),
+                    of.value(),
+                    of.timestamp(),
+                    of.headers());
+        }
+
+        @Override
+        public boolean equals(Object other) {
+            return other instanceof Row;
+        }
+
+        @Override
+        public int hashCode() {
+            return 1;
         }
     }
 }
