@@ -33,6 +33,7 @@ __all__ = [
     "consumer_of",
     "header_of",
     "headers_of",
+    "open_values",
     "place_of",
     "read_and_commit",
     "read_committed",
@@ -142,6 +143,12 @@ def adopt(client: rollbridge.Bridge, topic: str, **options: Any) -> Adoption:
 def stream_of(client: rollbridge.Bridge, topic: str) -> str:
     """The stream that adopts a topic here: no other site on the same servers uses its scope."""
     return str(StreamName.of_topic(topic, client.settings.zookeeper_root.strip("/").replace("/", "-") or TOPICS_SCOPE))
+
+
+def open_values(client: rollbridge.Bridge, topic: str) -> list[bytes]:
+    """What the open transactions have written to an adopted topic."""
+    with client.reader(stream_of(client, topic), start="latest", isolation="read_uncommitted", follow=False) as reader:
+        return [record.value or b"" for record in reader if not record.committed]
 
 
 def read_committed(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import rollbridge
-from integration_tests.clients import Site, adopt, read_committed, stream_of
+from integration_tests.clients import Site, adopt, open_values, read_committed, stream_of
 from integration_tests.foreign.bounded import LENGTH, BoundedSource, play
-from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker
+from integration_tests.foreign.connect import BOUNDARIES_OF_WORKERS, ConnectWorker, adopt_topics_of_worker
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import OTHERS, run
 from integration_tests.gateways import GatewayProcess, Servers
@@ -51,21 +51,8 @@ def values_of(site: Site, topic: str, partitions: int = 2) -> list[str]:
     return [(message.value() or b"").decode() for message in found]
 
 
-def open_values(client: rollbridge.Bridge, topic: str) -> list[str]:
-    """What is written by transactions that are open."""
-    with client.reader(stream_of(client, topic), start="latest", isolation="read_uncommitted", follow=False) as reader:
-        return [(record.value or b"").decode() for record in reader if not record.committed]
-
-
 def numbered(name: str, records: int) -> list[str]:
     return sorted(f"{name}-{number}" for number in range(records))
-
-
-def adopt_for_worker(client: rollbridge.Bridge, group: str) -> None:
-    """Make what a worker writes beside records: with exactly-once sources its configuration is in transactions, too."""
-    for topic in (f"{group}-offsets", f"{group}-configs"):
-        create_topic(client.settings.bootstrap_servers, topic, 1, {"cleanup.policy": "compact"})
-        adopt(client, topic)
 
 
 def job_of(gateway: GatewayProcess, topic: str, **given: object) -> dict[str, object]:
@@ -202,7 +189,7 @@ def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     file.write_text("".join(f"{line}\n" for line in lines[:1_000]))
     create_topic(site.cluster.bootstrap_servers, topic_prefix)
     adopt(client, topic_prefix)
-    adopt_for_worker(client, topic_prefix)
+    adopt_topics_of_worker(client, topic_prefix)
     settings = {"transaction_boundary": boundary, "batch_size": 100, "transaction_boundary_interval_ms": 200}
     with ConnectWorker(gateway.address, topic_prefix, tmp_path / "connect") as worker:
         worker.source("copy", file, topic_prefix, **settings)
@@ -219,17 +206,21 @@ def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
     site: Site, client: rollbridge.Bridge, servers: Servers, topic: str, tmp_path: Path
 ) -> None:
     """Its worker is killed in the middle of two transactions, and the gateway in the middle of another one."""
-    adopt_for_worker(client, topic)
+    adopt_topics_of_worker(client, topic)
+
+    def arrived() -> list[str]:
+        return [value.decode() for value in open_values(client, topic)]
+
     with GatewayProcess(servers, "gateway-of-bounded", tmp_path) as gateway:
         source = BoundedSource(gateway.address, topic, 2, tmp_path / "source")
-        play(source, lambda: values_of(site, topic), lambda: open_values(client, topic), gateway.revive)
+        play(source, lambda: values_of(site, topic), arrived, gateway.revive)
 
 
 @pytest.mark.long
 def test_a_task_of_connect_whose_transaction_is_aborted_by_hand_fails_and_begins_it_again(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, tmp_path: Path
 ) -> None:
-    adopt_for_worker(client, topic)
+    adopt_topics_of_worker(client, topic)
     source = BoundedSource(gateway.address, topic, 2, tmp_path / "source")
 
     def listed() -> list[TransactionId]:

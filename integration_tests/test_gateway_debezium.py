@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import rollbridge
-from integration_tests.clients import Site, adopt, read_committed, stream_of
+from integration_tests.clients import Site, adopt, open_values, read_committed, stream_of
+from integration_tests.foreign.connect import adopt_topics_of_worker
 from integration_tests.foreign.debezium import OrdersTable, play
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic, produce
@@ -24,18 +25,11 @@ def test_a_snapshot_is_one_transaction_that_holds_nobody_up_and_changes_follow_o
     servers, topic = site.cluster.bootstrap_servers, f"{topic_prefix}.public.orders"
     create_topic(servers, topic)
     adopt(client, topic)
-    for name in (f"{topic_prefix}-offsets", f"{topic_prefix}-configs"):
-        create_topic(servers, name, 1, {"cleanup.policy": "compact"})
-        adopt(client, name)
+    adopt_topics_of_worker(client, topic_prefix)
     written: list[bytes] = []
 
     def committed() -> list[bytes]:
         return [message.value() or b"" for message in read_committed(servers, [topic])]
-
-    def arrived() -> list[bytes]:
-        stream = stream_of(client, topic)
-        with client.reader(stream, start="latest", isolation="read_uncommitted", follow=False) as reader:
-            return [record.value or b"" for record in reader if not record.committed]
 
     def write() -> None:
         """Others write, with and without a rolling transaction, and a reader finds that and nothing of the snapshot."""
@@ -50,5 +44,5 @@ def test_a_snapshot_is_one_transaction_that_holds_nobody_up_and_changes_follow_o
         GatewayProcess(Servers(servers, site.cluster.zookeeper, site.root), "gateway-debezium", tmp_path) as gateway,
     ):
         orders = OrdersTable(database, gateway.address, topic_prefix, tmp_path / "orders", DAYS_7_MS)
-        play(orders, committed, arrived, write, gateway.revive)
+        play(orders, committed, lambda: open_values(client, topic), write, gateway.revive)
     assert committed()[: len(written)] == written

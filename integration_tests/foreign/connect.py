@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+import rollbridge
+from integration_tests.clients import adopt
+from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import await_exit, eventually
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
@@ -52,6 +55,13 @@ def make_plugin(folder: Path, source: Path, jars: Sequence[Path] = ()) -> dict[s
             made.write(path, path.name)
         made.writestr(_SERVICES, source.stem)
     return {"plugin.path": str(folder)}
+
+
+def adopt_topics_of_worker(client: rollbridge.Bridge, group: str) -> None:
+    """Make what a worker writes in transactions beside records: source offsets and its configuration."""
+    for topic in (f"{group}-offsets", f"{group}-configs"):
+        create_topic(client.settings.bootstrap_servers, topic, 1, {"cleanup.policy": "compact"})
+        adopt(client, topic)
 
 
 class ConnectWorker:
