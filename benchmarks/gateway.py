@@ -27,12 +27,13 @@ from confluent_kafka import KafkaError, Message, Producer
 from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import NO_LINGER, NativeProducer, commit_once
 from benchmarks.site import RECORD_BYTES, Site, records
+from rollbridge.model import paths
+from rollbridge.model.gateways import Holder
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.programs import program_command
 from rollbridge_devcluster.state import KAFKA
 from rollbridge_gateway.identity import client_name
-from rollbridge_gateway.shell.register import Holder, holder_path
 
 PARTITIONS: Final = 4
 PATIENCE_S: Final = 120.0
@@ -441,7 +442,7 @@ def _holder(site: Site, transactional_id: str) -> str:
     session = ZooKeeperSession(settings.zookeeper, root=settings.zookeeper_root, name="benchmark-holders")
     session.start(PATIENCE_S)
     try:
-        node = session.get(holder_path(client_name(transactional_id)))
+        node = session.get(paths.gateway_holder(client_name(transactional_id)))
     finally:
         session.close()
     if node is None:

@@ -11,8 +11,8 @@ import pytest
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.model import paths
 from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_gateway.cluster import Gateway
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.shell import register
@@ -32,7 +32,7 @@ class Member:
         self.lost: list[str] = []
         self.register = Register(self.session, name, 2 * sure_s, self.lost.append)
         self.register.turn()
-        self.register.announce(Gateway(name, "host", 1, ()))
+        self.register.announce(GatewayRecord(name=name, host="host", port=1))
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -130,7 +130,7 @@ def test_ids_of_a_session_that_has_ended_are_free_at_once(member: Make) -> None:
 
 def test_a_node_that_says_nothing_is_that_of_nobody(member: Make) -> None:
     one = member("one")
-    one.session.ensure(register.holder_path(ID), b"not ours")
+    one.session.ensure(paths.gateway_holder(ID), b"not ours")
     assert one.register.hold(ID) is None
     assert one.register.is_sure(ID)
 

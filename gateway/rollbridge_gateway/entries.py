@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.producers import PairEnd, Previous
-
-BUCKETS: Final = 256
-"""A ZooKeeper reply is limited to 1 MiB, hence buckets: half a million ids of 100 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +37,15 @@ class Entry:
     home: str = ""
     written_ms: int = 0
 
-    def encode(self) -> bytes:
-        """Return the value of its node."""
+    def encode(self, gateway: str = "") -> bytes:
+        """Return the value of its node; ``gateway`` is the name of who writes it, for whoever looks for it."""
         document: dict[str, Any] = {
             "id": self.transactional_id,
             "pair": list(self.pair),
             "timeout_ms": self.timeout_ms,
             "home": self.home,
             "written_ms": self.written_ms,
+            "gateway": gateway,
         }
         if self.previous is not None:
             document["previous"] = [*self.previous.pair, self.previous.end.value]

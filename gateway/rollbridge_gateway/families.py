@@ -3,65 +3,138 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from rollbridge.model.metrics import PREFIX, REQUEST_BOUNDS_S, Family, FamilyKind, Histogram, Sample
 
-CONNECTIONS: Final = Family(
-    f"{PREFIX}_gateway_connections",
-    FamilyKind.GAUGE,
-    "Connections of clients.",
-    advice="Raise `--connections-max`, or add a gateway.",
+HANDOVERS: Final = ("taken", "given", "refused")
+"""Ways of a transactional id between gateways."""
+
+
+def _family(kind: FamilyKind, name: str, about: str, labels: str = "", advice: str = "") -> Family:
+    return Family(f"{PREFIX}_gateway_{name}", kind, about, tuple(labels.split()), advice)
+
+
+def _gauge(name: str, about: str, labels: str = "", advice: str = "") -> Family:
+    return _family(FamilyKind.GAUGE, name, about, labels, advice)
+
+
+def _counter(name: str, about: str, labels: str = "", advice: str = "") -> Family:
+    return _family(FamilyKind.COUNTER, f"{name}_total", about, labels, advice)
+
+
+def _histogram(name: str, about: str, labels: str = "", advice: str = "") -> Family:
+    return _family(FamilyKind.HISTOGRAM, name, about, labels, advice)
+
+
+# Whether it can serve
+
+INFO: Final = _gauge("info", "Always 1; names the gateway and its version.", "name version")
+HEALTHY: Final = _gauge(
+    "healthy", "1 if it serves, and is sure of its ZooKeeper session.", advice="`/healthz` at the same address says why"
 )
-REFUSED_CONNECTIONS: Final = Family(
-    f"{PREFIX}_gateway_refused_connections_total",
-    FamilyKind.COUNTER,
-    "Connections closed at once, since there were too many.",
+SESSION_AGE: Final = _gauge(
+    "session_age_seconds",
+    "Age of its ZooKeeper session.",
+    advice="young ones of an old process: it loses sessions, and with each all transactional ids that it serves",
 )
-REQUESTS: Final = Family(
-    f"{PREFIX}_gateway_request_seconds",
-    FamilyKind.HISTOGRAM,
-    "Requests of clients, from their arrival to their answer.",
-    ("api",),
+SESSION_SILENCE: Final = _gauge(
+    "session_unconfirmed_seconds",
+    "Time since ZooKeeper has last confirmed its session; infinite before it ever has.",
+    advice="beyond 0.6 of the session's time-out it acknowledges nothing",
 )
-ERRORS: Final = Family(
-    f"{PREFIX}_gateway_errors_total",
-    FamilyKind.COUNTER,
-    "Errors told to transactional producers, by Kafka's code.",
-    ("code",),
+SESSIONS_LOST: Final = _counter("sessions_lost", "ZooKeeper sessions that have ended under it.")
+LOOP_LAG: Final = _histogram(
+    "loop_lag_seconds",
+    "By how much its event loop comes late to what is due, looked at four times a second.",
+    advice="all requests wait so long: it has more to do than one processor does; add a gateway",
+)
+GATEWAYS: Final = _gauge(
+    "known_gateways", "Gateways that it tells its clients of, itself included.", advice="the same number at all of them"
+)
+BROKERS: Final = _gauge(
+    "known_brokers",
+    "Brokers that it has a port for.",
+    advice="the same number everywhere; its log says why one has none",
+)
+LACKING: Final = _gauge(
+    "lacking_rights",
+    "Rights in Kafka that it has found missing.",
+    advice="`rollbridge doctor` names them, and what grants them",
+)
+
+# What clients ask for
+
+CONNECTIONS: Final = _gauge(
+    "connections", "Connections of clients.", advice="Raise `--connections-max`, or add a gateway."
+)
+CONNECTIONS_LIMIT: Final = _gauge("connections_limit", "Most connections of clients: `--connections-max`.")
+REFUSED_CONNECTIONS: Final = _counter("refused_connections", "Connections closed at once, since there were too many.")
+MALFORMED: Final = _counter(
+    "malformed_requests",
+    "Connections closed since their client sent what is no request, or asked for something before it logged in.",
+    advice="a few are port scanners; many, a client that speaks TLS to a plain port, or the other way round",
+)
+REQUESTS: Final = _histogram("request_seconds", "Requests of clients, from their arrival to their answer.", "api")
+ERRORS: Final = _counter(
+    "errors",
+    "Errors told to transactional producers, by request and Kafka's code.",
+    "api code",
     "`UNKNOWN_SERVER_ERROR` is one that nobody foresaw: the log has it.",
 )
-UNDER_WAY: Final = Family(
-    f"{PREFIX}_gateway_under_way_bytes",
-    FamilyKind.GAUGE,
-    "Bytes of requests under way.",
-    advice="At its limit, clients wait: add a gateway.",
+RECEIVED: Final = _counter("received_bytes", "Bytes of requests that came from clients.")
+SENT: Final = _counter("sent_bytes", "Bytes of answers that went to clients.")
+UNDER_WAY: Final = _gauge(
+    "under_way_bytes", "Bytes of requests under way.", advice="At its limit, clients wait: add a gateway."
 )
-IDS: Final = Family(f"{PREFIX}_gateway_transactional_ids", FamilyKind.GAUGE, "Transactional ids that are served here.")
-OPEN: Final = Family(
-    f"{PREFIX}_gateway_open_transactions", FamilyKind.GAUGE, "Of these, how many have a transaction open."
+UNDER_WAY_LIMIT: Final = _gauge("under_way_limit_bytes", "Most bytes of requests under way.")
+RELAY_ERRORS: Final = _counter(
+    "relay_errors",
+    "Connections of clients that were closed since their broker could not be reached, or had closed its own.",
+    advice="a broker that was restarted, or that closes connections which were idle; else look at the brokers",
 )
-TAKEN_OVER: Final = Family(
-    f"{PREFIX}_gateway_taken_over_total",
-    FamilyKind.COUNTER,
+
+# What producers write
+
+IDS: Final = _gauge("transactional_ids", "Transactional ids that are served here.")
+IDS_LIMIT: Final = _gauge(
+    "transactional_ids_limit", "Most transactional ids that are served at once: `--ids-max`.", "",
+    "those without a transaction open make room for others",
+)  # fmt: skip
+OPEN: Final = _gauge("open_transactions", "Of these, how many have a transaction open.")
+HANDED_OVER: Final = _counter(
+    "handovers",
+    "Transactional ids that were taken from another gateway, given to another one, or that another one did not let go "
+    "of in time.",
+    "way",
+    "`refused`: a gateway hangs, `rollbridge doctor` names it; many of the others: producers go to two of them at once",
+)
+TAKEN_OVER: Final = _counter(
+    "taken_over",
     "Open transactions that were taken over at their last savepoint.",
     advice="More than ends of gateways explain: producers go to two of them; look at `client.id`.",
 )
-ENDED: Final = Family(
-    f"{PREFIX}_gateway_ended_transactions_total",
-    FamilyKind.COUNTER,
-    "Transactions that producers have ended here.",
-    ("outcome",),
+ENDED: Final = _counter("ended_transactions", "Transactions that producers have ended here.", "outcome")
+RECORDS: Final = _counter("records", "Records of transactional producers that were taken.")
+BYTES: Final = _counter("bytes", "Bytes of their batches, as they came.")
+SAVEPOINTS: Final = _histogram(
+    "savepoint_seconds",
+    "Time that requests waited for brokers to have what was written, savepoint and all.",
+    advice="it is the brokers' time, mostly: producers wait for it with each request",
 )
-RECORDS: Final = Family(
-    f"{PREFIX}_gateway_records_total", FamilyKind.COUNTER, "Records of transactional producers that were taken."
+SAVEPOINT_FAILURES: Final = _counter(
+    "savepoint_failures",
+    "Savepoints that did not reach the brokers, or not in time; producers send the same again.",
+    advice="the brokers refuse or are slow; the log says what",
 )
-BYTES: Final = Family(f"{PREFIX}_gateway_bytes_total", FamilyKind.COUNTER, "Bytes of their batches, as they came.")
 
 FAMILIES: Final = (
-    CONNECTIONS, REFUSED_CONNECTIONS, REQUESTS, ERRORS, UNDER_WAY, IDS, OPEN, TAKEN_OVER, ENDED, RECORDS, BYTES
+    INFO, HEALTHY, SESSION_AGE, SESSION_SILENCE, SESSIONS_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
+    CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, MALFORMED, REQUESTS, ERRORS, RECEIVED, SENT,
+    UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
+    IDS, IDS_LIMIT, OPEN, HANDED_OVER, TAKEN_OVER, ENDED, RECORDS, BYTES, SAVEPOINTS, SAVEPOINT_FAILURES,
 )  # fmt: skip
 
 
@@ -71,10 +144,15 @@ class Counts:
 
     connections: int = 0
     refused_connections: int = 0
+    malformed: int = 0
+    relay_errors: int = 0
+    received: int = 0
+    sent: int = 0
     records: int = 0
     bytes: int = 0
     requests: dict[str, Histogram] = field(default_factory=dict)
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    loop_lag: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
 
     def note(self, api: str, seconds: float) -> None:
         """Count a request that was answered."""
@@ -83,21 +161,83 @@ class Counts:
             known = self.requests[api] = Histogram(REQUEST_BOUNDS_S)
         known.note(seconds)
 
-    def samples(
-        self, *, under_way: int, ids: int, is_open: int, taken_over: int, ended: dict[str, int]
-    ) -> Iterator[Sample]:
-        """Yield all samples."""
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of all that is counted here."""
         yield Sample(CONNECTIONS, (), self.connections)
         yield Sample(REFUSED_CONNECTIONS, (), self.refused_connections)
-        for api, histogram in sorted(self.requests.items()):
+        yield Sample(MALFORMED, (), self.malformed)
+        for api, histogram in sorted(dict(self.requests).items()):
             yield Sample(REQUESTS, (api,), histogram.copy())
-        for code, times in sorted(self.errors.items()):
-            yield Sample(ERRORS, (code,), times)
-        yield Sample(UNDER_WAY, (), under_way)
-        yield Sample(IDS, (), ids)
-        yield Sample(OPEN, (), is_open)
-        yield Sample(TAKEN_OVER, (), taken_over)
-        for outcome, times in sorted(ended.items()):
-            yield Sample(ENDED, (outcome,), times)
+        for (api, code), times in sorted(dict(self.errors).items()):
+            yield Sample(ERRORS, (api, code), times)
+        yield Sample(RECEIVED, (), self.received)
+        yield Sample(SENT, (), self.sent)
+        yield Sample(RELAY_ERRORS, (), self.relay_errors)
         yield Sample(RECORDS, (), self.records)
         yield Sample(BYTES, (), self.bytes)
+        yield Sample(LOOP_LAG, (), self.loop_lag.copy())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """What a gateway is at the moment, beside what it counts.
+
+    Attributes:
+        name, version: Of the gateway.
+        is_healthy: Whether it serves.
+        session_age_s, session_silence_s: Age of its ZooKeeper session, and since when that is not confirmed.
+        sessions_lost: Sessions that have ended.
+        gateways, brokers: How many it knows; brokers that it has a port for.
+        lacking: Rights that it has found missing.
+        connections_limit, ids_limit, under_way_limit: Its limits.
+        under_way: Bytes of requests under way.
+        ids, open: Transactional ids that it serves, and how many of them have a transaction open.
+        handovers: Of ids, by :data:`HANDOVERS`.
+        taken_over, ended: Transactions, the latter by their outcome.
+        savepoints, savepoint_failures: Waits for savepoints in seconds, and how many were in vain.
+    """
+
+    name: str
+    version: str
+    is_healthy: bool
+    session_age_s: float
+    session_silence_s: float
+    sessions_lost: int
+    gateways: int
+    brokers: int
+    lacking: int
+    connections_limit: int
+    ids_limit: int
+    under_way_limit: int
+    under_way: int
+    ids: int
+    open: int
+    handovers: Mapping[str, int]
+    taken_over: int
+    ended: Mapping[str, int]
+    savepoints: Histogram
+    savepoint_failures: int
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield all of it."""
+        yield Sample(INFO, (self.name, self.version), 1)
+        yield Sample(HEALTHY, (), int(self.is_healthy))
+        yield Sample(SESSION_AGE, (), self.session_age_s)
+        yield Sample(SESSION_SILENCE, (), self.session_silence_s)
+        yield Sample(SESSIONS_LOST, (), self.sessions_lost)
+        yield Sample(GATEWAYS, (), self.gateways)
+        yield Sample(BROKERS, (), self.brokers)
+        yield Sample(LACKING, (), self.lacking)
+        yield Sample(CONNECTIONS_LIMIT, (), self.connections_limit)
+        yield Sample(IDS_LIMIT, (), self.ids_limit)
+        yield Sample(UNDER_WAY_LIMIT, (), self.under_way_limit)
+        yield Sample(UNDER_WAY, (), self.under_way)
+        yield Sample(IDS, (), self.ids)
+        yield Sample(OPEN, (), self.open)
+        for way, times in sorted(self.handovers.items()):
+            yield Sample(HANDED_OVER, (way,), times)
+        yield Sample(TAKEN_OVER, (), self.taken_over)
+        yield Sample(SAVEPOINTS, (), self.savepoints)
+        yield Sample(SAVEPOINT_FAILURES, (), self.savepoint_failures)
+        for outcome, times in sorted(self.ended.items()):
+            yield Sample(ENDED, (outcome,), times)

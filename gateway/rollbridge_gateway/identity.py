@@ -18,16 +18,17 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from rollbridge.model import gateways
 from rollbridge.model.errors import InvalidNameError
 from rollbridge.model.names import check_client_name
 
-EPOCH_MAX: Final = 32_766
+EPOCH_MAX: Final = gateways.EPOCH_MAX
 """Highest epoch that is handed out; Kafka keeps 32,767 for fencing."""
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
 TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 """Kafka's limit of a string."""
-_OURS: Final = 1 << 62
+_OURS: Final = gateways.FIRST_PRODUCER_ID
 _RANDOM: Final = _OURS - 1
 _NAME_MAX: Final = 128
 _NAMES_KEPT: Final = 4_096
@@ -35,7 +36,6 @@ _NAMES_KEPT: Final = 4_096
 _HASHED: Final = "@h."
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 _ESCAPE = re.compile(r"@([0-9a-f]{2})")
-_LABEL = re.compile(r"(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,4})")
 _DOTS: Final = frozenset((".", ".."))  # not names of nodes in ZooKeeper
 
 
@@ -104,11 +104,10 @@ def transactional_id(name: str) -> str | None:
 
 def pair_of(label: str | None) -> Pair | None:
     """Return the pair that a label names; None if it is not one of a gateway's."""
-    found = None if label is None else _LABEL.fullmatch(label)
-    if found is None:
+    if label is None or not gateways.is_gateway_label(label):
         return None
-    pair = Pair(int(found[1]), int(found[2]))
-    return pair if is_ours(pair.producer_id) and pair.epoch <= EPOCH_MAX else None
+    producer_id, _, epoch = label.partition(".")
+    return Pair(int(producer_id), int(epoch))
 
 
 def is_ours(producer_id: int) -> bool:

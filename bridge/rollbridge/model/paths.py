@@ -41,6 +41,7 @@ A ZooKeeper reply is limited to 1 MiB, hence the buckets.
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
 from rollbridge.model.ids import TransactionId
@@ -61,12 +62,34 @@ GATEWAY_IDS: Final = f"{GATEWAYS}/ids"
 GATEWAY_HOLDERS: Final = f"{GATEWAYS}/held"
 
 BUCKETS: Final = 64
+GATEWAY_BUCKETS: Final = 256
+"""A ZooKeeper reply is limited to 1 MiB, hence buckets: half a million transactional ids of 100 bytes."""
 REQUEST_PREFIX: Final = "request-"
 
 
 def coordinator(name: str) -> str:
     """Return the ephemeral node of a coordinator."""
     return f"{COORDINATORS}/{name}"
+
+
+def gateway(name: str) -> str:
+    """Return the ephemeral node of a gateway."""
+    return f"{GATEWAYS_LIVE}/{name}"
+
+
+def gateway_bucket(client: str) -> str:
+    """Return the bucket of a transactional id, by its client name."""
+    return f"{zlib.crc32(client.encode()) % GATEWAY_BUCKETS:02x}"
+
+
+def gateway_id(client: str) -> str:
+    """Return the node with what is on record of a transactional id."""
+    return f"{GATEWAY_IDS}/{gateway_bucket(client)}/{client}"
+
+
+def gateway_holder(client: str) -> str:
+    """Return the ephemeral node of the gateway that serves a transactional id."""
+    return f"{GATEWAY_HOLDERS}/{gateway_bucket(client)}/{client}"
 
 
 def streams(scope: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from rollbridge.kafka.ratelimit import limited
@@ -50,6 +50,22 @@ class RequestRoom:
             self._freed.notify_all()
 
 
+class Observer(Protocol):
+    """Is told of what happens on connections."""
+
+    def answered(self, head: Head, seconds: float) -> None:
+        """A request was answered, after so many seconds."""
+
+    def received(self, size: int) -> None:
+        """A request of so many bytes has come."""
+
+    def sent(self, size: int) -> None:
+        """An answer of so many bytes has gone."""
+
+    def closed(self, fault: MalformedError | BrokerGoneError) -> None:
+        """A connection was closed, since its client sent what is no request, or since its broker is gone."""
+
+
 class Responder(Protocol):
     """Serves the requests of one connection."""
 
@@ -78,7 +94,7 @@ async def serve(
     dispatcher: Responder,
     room: RequestRoom,
     request_bytes_max: int,
-    observe: Callable[[Head, float], None],
+    observer: Observer,
 ) -> None:
     """Serve a connection until its client closes it, or sends what is no request.
 
@@ -87,10 +103,10 @@ async def serve(
         dispatcher: Serves the requests, and is closed at the end.
         room: Bytes that may be under way.
         request_bytes_max: Largest request.
-        observe: Told of each request that was answered: its head, and the seconds that it took.
+        observer: Is told of it.
     """
     answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
-    sending = asyncio.create_task(_send(answers, writer, room), name="answers")
+    sending = asyncio.create_task(_send(answers, writer, room, observer), name="answers")
     try:
         while not sending.done():
             size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
@@ -99,16 +115,19 @@ async def serve(
             await room.take(size)
             try:
                 data = await reader.readexactly(size)
+                observer.received(size)
                 head = read_head(data)
                 begun = await dispatcher.dispatch(data, head)
             except BaseException:
                 await asyncio.shield(room.give(size))
                 raise
-            task = asyncio.ensure_future(_observed(begun, head, observe))
+            task = asyncio.ensure_future(_observed(begun, head, observer))
             await answers.put((task, size))
     except MalformedError as fault:
-        _tell_strange(fault)
+        _tell_strange(fault, observer)
     except (asyncio.IncompleteReadError, BrokerGoneError, OSError) as fault:
+        if isinstance(fault, BrokerGoneError):
+            observer.closed(fault)
         logger.debug("a connection ends: %r", fault)
     except Exception:
         logger.exception("a connection is closed by an error that nobody foresaw")
@@ -121,15 +140,16 @@ async def serve(
         writer.close()
 
 
-def _tell_strange(fault: MalformedError) -> None:
+def _tell_strange(fault: MalformedError, observer: Observer) -> None:
+    observer.closed(fault)
     _strange.warning("a connection is closed, whose client sent what is no request; the log at DEBUG says what")
     logger.debug("no request: %s", fault)
 
 
-async def _observed(begun: Answer, head: Head, observe: Callable[[Head, float], None]) -> bytes | None:
+async def _observed(begun: Answer, head: Head, observer: Observer) -> bytes | None:
     began_s = time.monotonic()
     answer = await begun
-    observe(head, time.monotonic() - began_s)
+    observer.answered(head, time.monotonic() - began_s)
     return answer
 
 
@@ -137,6 +157,7 @@ async def _send(
     answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None],
     writer: asyncio.StreamWriter,
     room: RequestRoom,
+    observer: Observer,
 ) -> None:
     while (item := await answers.get()) is not None:
         task, size = item
@@ -145,10 +166,13 @@ async def _send(
             if data is not None:
                 writer.write(len(data).to_bytes(4, "big"))
                 writer.write(data)
+                observer.sent(len(data))
                 await writer.drain()
         except (MalformedError, BrokerGoneError, OSError) as fault:
             if isinstance(fault, MalformedError):
-                _tell_strange(fault)
+                _tell_strange(fault, observer)
+            elif isinstance(fault, BrokerGoneError):
+                observer.closed(fault)
             writer.close()
             return
         except Exception:

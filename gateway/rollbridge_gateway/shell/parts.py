@@ -65,8 +65,8 @@ class Services(Protocol):
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
         """Note that a client has asked about topics by their names."""
 
-    def count_refusal(self, code: str) -> None:
-        """Count an error that was told to a producer."""
+    def count_refusal(self, api: int, code: str) -> None:
+        """Count an error that was told to a producer, by its request and Kafka's code."""
 
     def count_written(self, batches: Sequence[Incoming], faults: Sequence[Exception | None]) -> None:
         """Count batches that were taken."""

@@ -31,6 +31,7 @@ from rollbridge.errors import (
     RollbridgeError,
 )
 from rollbridge.model.control import FENCED
+from rollbridge.model.metrics import LATENCY_BOUNDS_S, Histogram
 from rollbridge_gateway.identity import client_name
 from rollbridge_gateway.procedures import (
     AbortLeft,
@@ -133,6 +134,8 @@ class Producers:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self.takeovers = 0
+        self.savepoints = Histogram(LATENCY_BOUNDS_S)
+        self.savepoint_failures = 0
         self.ends = {"committed": 0, "aborted": 0}
 
     def __len__(self) -> int:
@@ -141,7 +144,7 @@ class Producers:
     @property
     def open(self) -> int:
         """How many of them have a transaction open."""
-        return sum(item.rolling is not None and item.rolling.is_open for item in self._known.values())
+        return sum(item.rolling is not None and item.rolling.is_open for item in list(self._known.values()))
 
     async def run(self, transactional_id: str, make: Callable[[Held], Procedure[T]], *, writes: bool = False) -> T:
         """Carry a procedure out, after those that were asked for before; return its answer.
@@ -165,7 +168,14 @@ class Producers:
         """
         if ticket is None:
             return
-        await ticket.future.reached(SAVE_S)
+        began_s = time.monotonic()
+        try:
+            await ticket.future.reached(SAVE_S)
+        except RollbridgeError:
+            self.savepoint_failures += 1
+            raise
+        finally:
+            self.savepoints.note(time.monotonic() - began_s)
         if (
             ticket.life != ticket.serving.life
             or ticket.serving.is_wanted

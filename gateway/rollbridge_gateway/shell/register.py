@@ -21,22 +21,23 @@ threads tell of changes.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.model import paths
+from rollbridge.model.gateways import GatewayRecord, Holder
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
-from rollbridge_gateway.entries import BUCKETS, Entry
+from rollbridge_gateway.entries import Entry
+from rollbridge_gateway.families import HANDOVERS
 from rollbridge_gateway.lives import SURE_SHARE, WRITES, Life, Witness
 
 logger = logging.getLogger(__name__)
@@ -51,42 +52,6 @@ _LOOK_S: Final = 0.2
 
 class NotHeldError(ZooKeeperUnavailableError):
     """Another gateway serves the id, or may: nothing was written; ask again."""
-
-
-def bucket(name: str) -> str:
-    """Return the bucket of a client name."""
-    return f"{zlib.crc32(name.encode()) % BUCKETS:02x}"
-
-
-def entry_path(name: str) -> str:
-    """Return the node of an id's entry."""
-    return f"{paths.GATEWAY_IDS}/{bucket(name)}/{name}"
-
-
-def holder_path(name: str) -> str:
-    """Return the node of an id's holder."""
-    return f"{paths.GATEWAY_HOLDERS}/{bucket(name)}/{name}"
-
-
-class Holder(NamedTuple):
-    """Value of a holder's node: a gateway's name and life, and who wants the id, empty for nobody."""
-
-    gateway: str
-    life: str
-    wanted_by: str = ""
-
-    def encode(self) -> bytes:
-        """Return the value."""
-        return json.dumps(self._asdict()).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> Holder:
-        """Read a value; one that cannot be read is that of a life that is over."""
-        try:
-            said = json.loads(value)
-            return cls(str(said["gateway"]), str(said["life"]), str(said["wanted_by"]))
-        except (ValueError, KeyError, TypeError):
-            return cls("", "")
 
 
 class Register:
@@ -108,23 +73,24 @@ class Register:
         self.turn_s = self._sure_s / WRITES
         """Seconds after which :meth:`turn` is due."""
         self._lost = lost
-        self._me: Gateway | None = None
+        self._me: GatewayRecord | None = None
         self._turning = threading.Lock()  # over what writes the lease
         self._id, self._life = "", Life(self._sure_s)
         self._versions: dict[str, int | None] = {}
         self._lives: dict[str, str] = {}
         """Under which life an id was taken."""
         self._witnesses: dict[str, Witness] = {}
+        self._began_s = self._written_s = float("nan")
+        self.lives_lost = 0
+        self.handovers = dict.fromkeys(HANDOVERS, 0)
         session.on_state(self._state_changed)
 
     # Gateways
 
-    def announce(self, gateway: Gateway) -> None:
+    def announce(self, gateway: GatewayRecord) -> None:
         """Tell the others that this gateway is there, and where; again after a new session, or in another life."""
         self._me = gateway
-        path = f"{LIVE}/{gateway.name}"
-        document = {"host": gateway.host, "port": gateway.port, "ports": gateway.ports, "life": self._id}
-        value = json.dumps(document).encode()
+        path, value = paths.gateway(gateway.name), replace(gateway, life=self._id).to_json()
         found = self._session.get(path)
         if found is not None and found.owner_session_id == self._session.session_id:
             if found.value != value:
@@ -137,21 +103,21 @@ class Register:
     def withdraw(self, name: str) -> None:
         """Tell the others that this gateway goes."""
         self._me = None
-        self._session.delete(f"{LIVE}/{name}")
+        self._session.delete(paths.gateway(name))
 
     def gateways(self, changed: Callable[[], None] | None = None) -> list[Gateway]:
         """Return the live gateways; ``changed`` is called once, when that may have changed."""
         names = self._session.children(LIVE, changed)
         found = []
-        for name, node in zip(names, self._session.get_many([f"{LIVE}/{name}" for name in names]), strict=True):
+        for name, node in zip(names, self._session.get_many([paths.gateway(name) for name in names]), strict=True):
             if node is None:
                 continue
             try:
-                said = json.loads(node.value)
-                ports = tuple((int(broker), int(port)) for broker, port in said["ports"])
-                found.append(Gateway(name, str(said["host"]), int(said["port"]), ports))
-            except (ValueError, KeyError, TypeError) as fault:
-                logger.warning("the node of gateway %s cannot be read: %r", name, fault)
+                said = GatewayRecord.from_json(name, node.value)
+            except ValueError as fault:
+                logger.warning("the node of gateway %s cannot be read: %s", name, fault)
+                continue
+            found.append(Gateway(said.name, said.host, said.port, said.ports))
         return found
 
     # Lives
@@ -174,6 +140,7 @@ class Register:
                 except NodeMissingError:
                     self._end_life()
                 else:
+                    self._written_s = begun_s
                     life.written(begun_s)  # under which it was begun: there may be another one since
                     return
             self._begin_life()
@@ -187,11 +154,22 @@ class Register:
         life, number = self._life, self._id
         return self._lives.get(name) == number and life.is_sure(time.monotonic())
 
+    @property
+    def life_s(self) -> float:
+        """Age of its life in seconds; not a number before the first."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def unwritten_s(self) -> float:
+        """Seconds since the lease was last written; not a number before it ever was."""
+        return time.monotonic() - self._written_s
+
     def _begin_life(self) -> None:
         begun_s, number, life = time.monotonic(), uuid.uuid4().hex, Life(self._sure_s)
         self._session.create(f"{LEASES}/{number}", self._name.encode(), ephemeral=True, parents=True)
         life.written(begun_s)
         self._id, self._life = number, life
+        self._began_s = self._written_s = begun_s
         if self._me is not None:
             self.announce(self._me)
 
@@ -201,6 +179,7 @@ class Register:
             logger.warning(
                 "gateway %s was taken for dead, or its ZooKeeper session has ended; it begins anew", self._name
             )
+        self.lives_lost += bool(self._id)
         self._id, self._life = "", Life(self._sure_s)
         for name in list(self._versions):
             self._lost(name)
@@ -223,9 +202,9 @@ class Register:
             return
         who = node.value.decode(errors="replace")
         logger.warning("gateway %s stands still or has died: its ids are free", who)
-        path = f"{LIVE}/{who}"
+        path = paths.gateway(who)
         found = self._session.get(path) if who and "/" not in who else None
-        if found is not None and _life_in(found.value) == life:
+        if found is not None and _life_in(who, found.value) == life:
             with suppress(NodeVersionMismatchError):  # it has begun another life
                 self._session.delete(path, found.version)
 
@@ -242,7 +221,7 @@ class Register:
             NotHeldError: another gateway does not let go in time.
             ZooKeeperUnavailableError, UnknownWriteError: likewise.
         """
-        path, deadline_s = holder_path(name), time.monotonic() + HANDOVER_S
+        path, deadline_s, is_taken = paths.gateway_holder(name), time.monotonic() + HANDOVER_S, False
         while True:
             if not self.is_alive():
                 self.confirm()
@@ -255,11 +234,14 @@ class Register:
                 found = self._session.get(path)
             if found is not None and self._took(path, found, mine, number):
                 break
+            is_taken = True
             if time.monotonic() > deadline_s:
+                self.handovers["refused"] += 1
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
+        self.handovers["taken"] += is_taken
         self._versions[name], self._lives[name] = None, number
         self._watch(name, mine)
-        node = self._session.get(entry_path(name))
+        node = self._session.get(paths.gateway_id(name))
         if node is None:
             return None
         self._versions[name] = node.version
@@ -291,15 +273,15 @@ class Register:
             NotHeldError: another gateway has written it.
             ZooKeeperUnavailableError, UnknownWriteError.
         """
-        path, version = entry_path(name), self._versions.get(name)
+        path, version = paths.gateway_id(name), self._versions.get(name)
         if not self.is_sure(name):
             raise NotHeldError(f"whether {name} is still held by this gateway is not sure; nothing was written")
         try:
             if version is None:
-                self._session.create(path, entry.encode(), parents=True)
+                self._session.create(path, entry.encode(self._name), parents=True)
                 self._versions[name] = 0
             else:
-                self._versions[name] = self._session.set(path, entry.encode(), version)
+                self._versions[name] = self._session.set(path, entry.encode(self._name), version)
         except (NodeExistsError, NodeMissingError, NodeVersionMismatchError) as fault:
             raise NotHeldError(f"another gateway has written the entry of {name}; nothing was written") from fault
 
@@ -309,7 +291,7 @@ class Register:
             return
         del self._versions[name]
         self._lives.pop(name, None)
-        path = holder_path(name)
+        path = paths.gateway_holder(name)
         try:
             found = self._session.get(path)
             if found is not None and found.owner_session_id == self._session.session_id:
@@ -323,23 +305,24 @@ class Register:
 
     def entries(self, names: list[str]) -> list[Entry | None]:
         """Return what is on record of several ids, held or not."""
-        nodes = self._session.get_many([entry_path(name) for name in names])
+        nodes = self._session.get_many([paths.gateway_id(name) for name in names])
         return [None if node is None else Entry.decode(node.value) for node in nodes]
 
     def _watch(self, name: str, mine: bytes) -> None:
         number = self._lives[name]
-        found = self._session.get(holder_path(name), lambda: self._changed(name, number))
+        found = self._session.get(paths.gateway_holder(name), lambda: self._changed(name, number))
         if found is None or found.owner_session_id != self._session.session_id or found.value != mine:
             raise NotHeldError(f"another gateway wants {name}; ask again")
 
     def _changed(self, name: str, number: str) -> None:
         if self._lives.get(name) == number:
+            self.handovers["given"] += 1
             self._lost(name)
 
 
-def _life_in(value: bytes) -> str:
+def _life_in(name: str, value: bytes) -> str:
     """Return the life that a gateway's node names."""
     try:
-        return str(json.loads(value)["life"])
-    except (ValueError, KeyError, TypeError):
+        return GatewayRecord.from_json(name, value).life
+    except ValueError:
         return ""

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from rollbridge.connection import Bridge
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.model.gateways import GatewayRecord, LackingRight
+from rollbridge.model.metrics import Sample
+from rollbridge.version import __version__
+from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import Gateway, View
-from rollbridge_gateway.families import Counts
+from rollbridge_gateway.families import Counts, Present
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
 from rollbridge_gateway.shell.connection import RequestRoom, serve
 from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
+from rollbridge_gateway.shell.relay import BrokerGoneError
 from rollbridge_gateway.shell.topics import REFRESH_S, Topics
 from rollbridge_gateway.shell.world import Brokers, BrokerWatch
 from rollbridge_gateway.versions import Api
@@ -32,6 +38,14 @@ T = TypeVar("T")
 
 LOOK_S: Final = 5.0
 """Interval between looks at brokers and gateways; a change of gateways is heard of at once."""
+MEASURE_S: Final = 0.25
+"""Between two looks at how late the event loop comes to what is due."""
+RIGHTS_S: Final = 60.0
+"""Between two looks at this gateway's own rights."""
+RIGHTS_MAX: Final = 1_000
+"""Topics of which it looks at its rights."""
+LENGTH_BYTES: Final = 4
+"""Bytes before each request and answer."""
 ASKED_MAX: Final = 100_000
 """Client ids of which it is remembered what they have asked Metadata about."""
 HOMES_MAX: Final = 100
@@ -79,6 +93,9 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._next_broker = itertools.count()
+        self._since_ms = int(time.time() * 1000)
+        self._lacking: tuple[LackingRight, ...] = ()
+        self._next_rights_s = 0.0
         self.port = 0
         self.is_ready = False
 
@@ -141,9 +158,9 @@ class Server:
         while len(self._asked) > ASKED_MAX:
             del self._asked[next(iter(self._asked))]
 
-    def count_refusal(self, code: str) -> None:
-        """Count an error that was told to a producer."""
-        self.counts.errors[code.upper()] += 1
+    def count_refusal(self, api: int, code: str) -> None:
+        """Count an error that was told to a producer, by its request and Kafka's code."""
+        self.counts.errors[_name_of(api), code.upper()] += 1
 
     def count_written(self, batches: Sequence[Incoming], faults: Sequence[Exception | None]) -> None:
         """Count batches that were taken."""
@@ -151,6 +168,21 @@ class Server:
             if fault is None:
                 self.counts.records += item.records
                 self.counts.bytes += len(item.batch.batch)
+
+    def record(self) -> GatewayRecord:
+        """Return what this gateway says of itself in ZooKeeper."""
+        me = self.me()
+        return GatewayRecord(
+            name=me.name,
+            host=me.host,
+            port=me.port,
+            ports=me.ports,
+            release=__version__,
+            metrics=self.settings.metrics,
+            encrypted=bool(self.settings.certificate),
+            since_ms=self._since_ms,
+            lacking=self._lacking,
+        )
 
     # Life
 
@@ -165,13 +197,15 @@ class Server:
         await self._listen(None)
         for broker in sorted(self.brokers.addresses):
             await self._listen(broker)
-        await self.blocking(self.register.turn)
-        await self.blocking(self.register.announce, self.me())
-        await self._read_gateways()
         await self.blocking(self.topics.read)
+        await self._look_at_rights()
+        await self.blocking(self.register.turn)
+        await self.blocking(self.register.announce, self.record())
+        await self._read_gateways()
         tasks = [
             asyncio.create_task(self._keep_looking(), name="looking"),
             asyncio.create_task(self._keep_confirming(), name="confirming"),
+            asyncio.create_task(self._keep_measuring(), name="measuring"),
         ]
         try:
             self.is_ready = True
@@ -235,19 +269,33 @@ class Server:
         self.counts.connections += 1
         try:
             connection = ClientConnection(self, broker)
-            await serve(reader, writer, connection, self.room, self.settings.request_bytes_max, self._observe)
+            await serve(reader, writer, connection, self.room, self.settings.request_bytes_max, self)
         except asyncio.CancelledError:
             writer.close()
         finally:
             self.counts.connections -= 1
             self._clients.discard(task)
 
-    def _observe(self, head: Head, seconds: float) -> None:
-        try:
-            api = Api(head.key).name
-        except ValueError:
-            api = "OTHER"
-        self.counts.note(api, seconds)
+    # What connections tell
+
+    def answered(self, head: Head, seconds: float) -> None:
+        """Count a request that was answered."""
+        self.counts.note(_name_of(head.key), seconds)
+
+    def received(self, size: int) -> None:
+        """Count the bytes of a request."""
+        self.counts.received += size + LENGTH_BYTES
+
+    def sent(self, size: int) -> None:
+        """Count the bytes of an answer."""
+        self.counts.sent += size + LENGTH_BYTES
+
+    def closed(self, fault: MalformedError | BrokerGoneError) -> None:
+        """Count a connection that was closed for its client's fault, or its broker's."""
+        if isinstance(fault, MalformedError):
+            self.counts.malformed += 1
+        else:
+            self.counts.relay_errors += 1
 
     # Looking around
 
@@ -271,7 +319,8 @@ class Server:
             try:
                 for broker in sorted(set(self.brokers.addresses) - set(self._ports)):
                     await self._listen(broker)
-                await self.blocking(self.register.announce, self.me())
+                await self._look_at_rights()
+                await self.blocking(self.register.announce, self.record())
                 await self._read_gateways()
                 await self.fresh_topics()
             except (RollbridgeError, OSError) as fault:
@@ -293,6 +342,27 @@ class Server:
                 logger.warning("the gateway's lease could not be renewed: %s", fault)
             await asyncio.sleep(self.register.turn_s)
 
+    async def _keep_measuring(self) -> None:
+        while True:
+            due_s = self._loop.time() + MEASURE_S
+            await asyncio.sleep(MEASURE_S)
+            self.counts.loop_lag.note(max(self._loop.time() - due_s, 0.0))
+
+    async def _look_at_rights(self) -> None:
+        """Look now and then whether this gateway lacks rights, which its clients would be the first to notice."""
+        if self._loop.time() < self._next_rights_s:
+            return
+        self._next_rights_s = self._loop.time() + RIGHTS_S
+        needs = self.topics.needs()[:RIGHTS_MAX]
+        try:
+            found = await self.blocking(self._watch.lacking, self.brokers, needs)
+        except RollbridgeError as fault:
+            logger.warning("rights cannot be looked at now: %s", fault)
+            return
+        for item in sorted(set(found) - set(self._lacking)):
+            logger.warning("it lacks %s on topic %s, for stream %s: see `rollbridge access kafka-acls gateway`", *item)
+        self._lacking = tuple(found)
+
     def faults(self) -> list[str]:
         """Return what keeps this gateway from serving."""
         found = [] if self.is_ready else ["it is starting, or ends"]
@@ -300,12 +370,36 @@ class Server:
             found.append("its lease in ZooKeeper has run out")
         return found
 
-    def samples(self) -> Any:
-        """Return all metrics; may be called from any thread."""
-        return self.counts.samples(
+    def samples(self) -> Iterator[Sample]:
+        """Yield all metrics; may be called from any thread."""
+        register, producers, settings = self.register, self.producers, self.settings
+        yield from self.counts.samples()
+        yield from Present(
+            name=settings.name,
+            version=__version__,
+            is_healthy=not self.faults(),
+            session_age_s=register.life_s,
+            session_silence_s=register.unwritten_s,
+            sessions_lost=register.lives_lost,
+            gateways=len(self._gateways),
+            brokers=len(self._ports),
+            lacking=len(self._lacking),
+            connections_limit=settings.connections_max,
+            ids_limit=settings.ids_max,
+            under_way_limit=settings.under_way_bytes_max,
             under_way=self.room.taken,
-            ids=len(self.producers),
-            is_open=self.producers.open,
-            taken_over=self.producers.takeovers,
-            ended=dict(self.producers.ends),
-        )
+            ids=len(producers),
+            open=producers.open,
+            handovers=dict(register.handovers),
+            taken_over=producers.takeovers,
+            ended=dict(producers.ends),
+            savepoints=producers.savepoints.copy(),
+            savepoint_failures=producers.savepoint_failures,
+        ).samples()
+
+
+def _name_of(api: int) -> str:
+    try:
+        return Api(api).name
+    except ValueError:
+        return "OTHER"

@@ -10,6 +10,8 @@ from typing import Final
 
 from rollbridge.connection import Bridge
 from rollbridge.errors import NothingServedError
+from rollbridge.model.gateways import LackingRight
+from rollbridge.model.names import GroupName
 from rollbridge.model.records import StreamConfig
 
 REFRESH_S: Final = 5.0
@@ -79,6 +81,13 @@ class Topics:
             if not self.is_fresh(age_s):
                 self._read()
             return self.known
+
+    def needs(self) -> list[LackingRight]:
+        """Return what a gateway needs in Kafka for the streams that it knows, as if it lacked all of it."""
+        known = self.known
+        found = [LackingRight("Write", known.buffers[topic], stream) for topic, stream in known.streams.items()]
+        logs = {group: GroupName.parse(group).commit_log_topic for group in known.groups}
+        return found + [LackingRight("Read", logs[group], stream) for group, stream in known.groups.items()]
 
     def stream_of(self, topic: str) -> str | None:
         """Return the stream of a topic; None if there is none by now. May wait, for others ask as well."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class Transacting:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
         unforeseen = fault_of(error) is KafkaFault.UNFORESEEN
-        self._server.count_refusal(code.name)
+        self._server.count_refusal(head.key, code.name)
         logger.log(
             logging.ERROR if unforeseen else logging.INFO,
             "%s of %s, v%d: %s: %s",
@@ -82,6 +82,11 @@ class Transacting:
             exc_info=error if unforeseen else None,
         )
         return code
+
+    def _count(self, head: Head, codes: Iterable[ErrorCode]) -> None:
+        """Count errors that are told without anything having been tried."""
+        for code in codes:
+            self._server.count_refusal(head.key, code.name)
 
     async def _denied(
         self, transactional_id: str, topics: Sequence[str] = (), group: str | None = None
@@ -120,6 +125,7 @@ class Transacting:
 
         async with self._order:
             if denied := await self._denied(name):
+                self._count(head, denied.values())
                 return self._started(head, denied[""])
             try:
                 started = await self._server.producers.run(name, make)
@@ -172,7 +178,8 @@ class Transacting:
         name = str(body.transactional_id)
         pair, ticket = Pair(int(body.producer_id), int(body.producer_epoch)), None
         async with self._order:
-            code = (await self._denied(name, group=str(body.group_id))).get("", ErrorCode.none)
+            code = (denied := await self._denied(name, group=str(body.group_id))).get("", ErrorCode.none)
+            self._count(head, denied.values())
             if code is ErrorCode.none:
                 # Of which group of streams the transaction is, is known once the producer has asked about a topic.
                 code, ticket = await self._added(name, pair, "", head)
@@ -222,7 +229,9 @@ class Transacting:
             if await self._server.blocking(self._server.topics.stream_of, topic) is None:
                 bad[topic] = code_of(KafkaFault.NOT_ADOPTED, head.key, head.version)
                 logger.info("%s: topic %s has no stream: `rollbridge stream adopt` makes it one", name, topic)
-        return bad | await self._denied(name, [topic for topic in topics if topic not in bad])
+        bad |= await self._denied(name, [topic for topic in topics if topic not in bad])
+        self._count(head, bad.values())
+        return bad
 
     # Produce
 
@@ -312,10 +321,11 @@ class Transacting:
         ticket: Ticket | None = None
         bad: dict[str, ErrorCode] = {}
         async with self._order:
-            code = (await self._denied(name, group=group)).get("", ErrorCode.none)
+            code = (denied := await self._denied(name, group=group)).get("", ErrorCode.none)
             if code is ErrorCode.none:
                 bad = await self._access.without(READ, {topic for topic, _ in offsets})
                 offsets = {where: offset for where, offset in offsets.items() if where[0] not in bad}
+            self._count(head, (*denied.values(), *bad.values()))
             if code is ErrorCode.none and offsets:
                 code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
@@ -362,7 +372,8 @@ class Transacting:
             return procedures.end(held, pair, secrets.randbits(62), _now_ms(), commit=commit, v2=v2)
 
         async with self._order:
-            code = (await self._denied(name)).get("", ErrorCode.none)
+            code = (denied := await self._denied(name)).get("", ErrorCode.none)
+            self._count(head, denied.values())
             if code is ErrorCode.none:
                 try:
                     following = await self._server.producers.run(name, make)

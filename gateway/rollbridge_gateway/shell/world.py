@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
+from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
+from kio.schema.metadata.v12.request import MetadataRequestTopic
+from kio.schema.types import TopicName
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
+from rollbridge.model.gateways import LackingRight
 from rollbridge.security.kafka import Security
 from rollbridge_gateway.versions import VersionRange
 
 logger = logging.getLogger(__name__)
 
 _ASK_S = 5.0
+_OPERATIONS: Final = {"Read": 1 << 3, "Write": 1 << 4}
+"""Bits of ``topic_authorized_operations``: the codes of Kafka's ``AclOperation``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,52 @@ class BrokerWatch:
                 last = fault
         raise KafkaUnavailableError(f"no broker answers: {last}") from last
 
-    def _ask(self, host: str, port: int) -> Brokers:
-        connection = Connection(
+    def lacking(self, known: Brokers, needs: Sequence[LackingRight]) -> list[LackingRight]:
+        """Return what this gateway lacks of what it needs; topics that are not there count for nothing.
+
+        Raises:
+            KafkaUnavailableError: no broker answered.
+        """
+        if not needs:
+            return []
+        last: RollbridgeError | None = None
+        for host, port in known.addresses.values():
+            try:
+                return self._lacking(host, port, needs)
+            except RollbridgeError as fault:
+                last = fault
+        raise KafkaUnavailableError(f"no broker answers: {last}") from last
+
+    def _lacking(self, host: str, port: int, needs: Sequence[LackingRight]) -> list[LackingRight]:
+        topics = tuple(
+            MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in sorted({item.topic for item in needs})
+        )
+        connection = self._connection(host, port)
+        try:
+            answer = connection.call(
+                MetadataRequest(
+                    topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True
+                ),
+                MetadataResponse,
+            )
+        finally:
+            connection.close()
+        found = {str(item.name): item for item in answer.topics}
+        return [
+            item
+            for item in needs
+            if item.topic in found
+            and (
+                found[item.topic].error_code is ErrorCode.topic_authorization_failed
+                or (
+                    found[item.topic].error_code is ErrorCode.none
+                    and not int(found[item.topic].topic_authorized_operations) & _OPERATIONS[item.operation]
+                )
+            )
+        ]
+
+    def _connection(self, host: str, port: int) -> Connection:
+        return Connection(
             host,
             port,
             security=self.security,
@@ -85,6 +136,9 @@ class BrokerWatch:
             connect_timeout_s=_ASK_S,
             request_timeout_s=_ASK_S,
         )
+
+    def _ask(self, host: str, port: int) -> Brokers:
+        connection = self._connection(host, port)
         try:
             answer = connection.call(
                 MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False),
