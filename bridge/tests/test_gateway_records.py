@@ -29,6 +29,7 @@ RECORDS = st.builds(
     port=st.integers(0, 65_535),
     ports=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 65_535)), max_size=4).map(tuple),
     release=TEXTS,
+    cluster_id=TEXTS,
     metrics=TEXTS,
     encrypted=st.booleans(),
     since_ms=st.integers(0, 1 << 50),

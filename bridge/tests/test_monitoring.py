@@ -166,7 +166,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path, capsys: 
 # What a runbook names
 
 
-COMMAND = re.compile(r"\brollbridge ((?:[a-z]+ ?)+)((?:--[a-z-]+)?)")
+COMMAND = re.compile(r"\brollbridge ((?:[a-z]+(?:-[a-z]+)* ?)+)((?:--[a-z-]+)?)")
 
 
 @pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from rollbridge.model.metrics import Family, FamilyKind
 from rollbridge.model.requests import RequestKind
 from rollbridge.model.transaction import AbortCause, Drop, State
 from rollbridge_coordinator.state.families import FAMILIES, OPEN_STATES
 from rollbridge_coordinator.state.metrics import Answered, CommitPath, Op, Warmth
+from rollbridge_gateway.families import FAMILIES as GATEWAY_FAMILIES
+from rollbridge_gateway.families import HANDOVERS
 
 PROMTOOL: Final = shutil.which("promtool")
 needs_promtool: Final = pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed (Debian: prometheus)")
@@ -32,22 +35,24 @@ _ENDINGS: Final = {
     FamilyKind.SUMMARY: ("_count", "_sum"),
 }
 SERIES: Final[Mapping[str, Family]] = {
-    family.name + ending: family for family in FAMILIES for ending in _ENDINGS[family.kind]
+    family.name + ending: family for family in (*FAMILIES, *GATEWAY_FAMILIES) for ending in _ENDINGS[family.kind]
 }
-"""Every series that a coordinator exposes, by name."""
+"""Every series that a coordinator or a gateway exposes, by name."""
 OF_PROMETHEUS: Final = frozenset({"up"})
 """Series that Prometheus makes."""
 OF_ITS_CLIENT: Final = frozenset(
     {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds"}
 )
 """Series of :class:`prometheus_client.ProcessCollector` that are used."""
-CLOSED: Final[Mapping[str, Iterable[StrEnum]]] = {
+CLOSED: Final[Mapping[str, Iterable[str]]] = {
     "state": OPEN_STATES,
     "path": CommitPath,
     "result": Answered,
     "kind": RequestKind,
     "op": Op,
     "start": Warmth,
+    "way": HANDOVERS,
+    "code": [item.name.upper() for item in ErrorCode],
 }
 """Values of labels that have only so many; ``reason`` has those of its family."""
 REASONS: Final[Mapping[str, type[StrEnum]]] = {

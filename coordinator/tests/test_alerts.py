@@ -86,6 +86,45 @@ def requests(seconds: str) -> dict[str, str]:
     }
 
 
+def gateway(instance: str = ONE) -> str:
+    return of("rollbridge_gateway_info", instance, name=instance.partition(":")[0], version="0.3.0")
+
+
+def told(api: str, code: str) -> str:
+    return of("rollbridge_gateway_errors_total", api=api, code=code)
+
+
+def handed(way: str, instance: str = ONE) -> str:
+    return of("rollbridge_gateway_handovers_total", instance, way=way)
+
+
+LIMITS = {
+    "connections": "connections_limit",
+    "open_transactions": "transactional_ids_limit",
+    "under_way_bytes": "under_way_limit_bytes",
+}
+
+
+def room(**taken: tuple[float, float]) -> dict[str, str]:
+    """What a gateway has of what it may have."""
+    return {
+        of(f"rollbridge_gateway_{name}"): steady(value)
+        for what, pair in taken.items()
+        for name, value in zip((what, LIMITS[what]), pair, strict=True)
+    }
+
+
+def lags(seconds: str) -> dict[str, str]:
+    """Looks at a gateway's event loop, two of a hundred of which are as late as this bucket says."""
+    bounds = ["0.001", "0.1", "0.25", "0.5", "+Inf"]
+    return {
+        of("rollbridge_gateway_loop_lag_seconds_bucket", le=bound): rising(
+            100 if bounds.index(bound) >= bounds.index(seconds) else 98
+        )
+        for bound in bounds
+    }
+
+
 OLDEST = {led("oldest_transaction_info", transaction="0001-7", client="loader", label="nightly"): steady(1)}
 IN_GROUP = {"job": JOB, "group": GROUP}
 IN_STREAM = {**IN_GROUP, "stream": STREAM}
@@ -291,6 +330,99 @@ CASES = {
         IN_STREAM,
         summary="sales/orders has 2000 topics or epochs",
         also=({led("stream_topics", stream=STREAM): steady(TOPICS_MANY)},),
+    ),
+    "NoGateway": Case(
+        {gateway(): "1x10 stale", gateway(TWO): "1x10 stale", info(): steady(1)},
+        {gateway(): "1x10 stale", gateway(TWO): steady(1)},
+        {"job": JOB},
+        since=11,
+        summary="No gateway is running (rollbridge)",
+        calm=({info(): steady(1)},),
+    ),
+    "GatewayDown": Case(
+        {of("up"): "1x10 0x170", gateway(): "1x10 stale"},
+        {of("up"): steady(1), gateway(): steady(1), of("up", "node:9100"): steady(0)},
+        AT_ONE,
+        since=11,
+        summary="Gateway at one:9464 does not answer",
+    ),
+    "GatewayUnhealthy": Case(
+        {of("rollbridge_gateway_healthy"): steady(0)},
+        {of("rollbridge_gateway_healthy"): steady(1)},
+        AT_ONE,
+        summary="one:9464 does not serve",
+    ),
+    "GatewaysDisagree": Case(
+        {of("rollbridge_gateway_known_gateways"): steady(2), of("rollbridge_gateway_known_gateways", TWO): steady(1)},
+        {
+            of(f"rollbridge_gateway_known_{what}", instance): steady(2)
+            for what in ("gateways", "brokers")
+            for instance in (ONE, TWO)
+        },
+        {"job": JOB},
+        summary="different things",
+        also=(
+            {of("rollbridge_gateway_known_brokers"): steady(3), of("rollbridge_gateway_known_brokers", TWO): "2x99"},
+        ),
+    ),
+    "GatewayFull": Case(
+        room(connections=(1_900, 2_000)),
+        room(connections=(1_700, 2_000), open_transactions=(5, 10), under_way_bytes=(0, 9)),
+        AT_ONE,
+        summary="one:9464 is full",
+        also=(
+            room(open_transactions=(46_000, 50_000)),
+            room(under_way_bytes=(250, 256)),
+        ),
+        calm=({of("rollbridge_gateway_refused_connections_total"): steady(7)},),
+    ),
+    "GatewayLate": Case(lags("0.5"), lags("0.1"), AT_ONE, since=1, summary="one:9464 has more to do than it can"),
+    "GatewaySavepointsFail": Case(
+        {of("rollbridge_gateway_savepoint_failures_total"): once(9)},
+        {of("rollbridge_gateway_savepoint_failures_total"): once(3)},
+        AT_ONE,
+        since=11,
+        summary="cannot write for its producers",
+    ),
+    "GatewayRelayFails": Case(
+        {of("rollbridge_gateway_relay_errors_total"): rising(5)},
+        {of("rollbridge_gateway_relay_errors_total"): once(12)},
+        AT_ONE,
+        since=5,
+        summary="loses brokers for its clients",
+    ),
+    "GatewayRefuses": Case(
+        {told("PRODUCE", "INVALID_TOPIC_EXCEPTION"): once(9)},
+        {
+            told("PRODUCE", "INVALID_TOPIC_EXCEPTION"): once(4),
+            told("PRODUCE", "CONCURRENT_TRANSACTIONS"): rising(9),
+            told("END_TXN", "INVALID_TXN_STATE"): rising(9),
+        },
+        {"job": JOB, "code": "INVALID_TOPIC_EXCEPTION"},
+        since=11,
+        summary="are refused: INVALID_TOPIC_EXCEPTION",
+    ),
+    "GatewayHolds": Case(
+        {handed("refused"): once(1)},
+        {handed("refused"): steady(3), handed("given"): rising(9), handed("taken"): rising(9)},
+        {"job": JOB},
+        since=11,
+        summary="does not let go",
+    ),
+    "GatewayHandovers": Case(
+        {handed("given"): rising(5), handed("taken", TWO): rising(5)},
+        {handed("given"): once(5_000)},
+        {"job": JOB},
+        since=5,
+        summary="go to and fro",
+        calm=({handed("given"): rising(1)},),
+    ),
+    "GatewayDefect": Case(
+        {told("END_TXN", "UNKNOWN_SERVER_ERROR"): once(1)},
+        {told("END_TXN", "UNKNOWN_SERVER_ERROR"): steady(0)},
+        {**AT_ONE, "api": "END_TXN"},
+        since=11,
+        summary="answered END_TXN with an error that nobody foresaw",
     ),
 }
 

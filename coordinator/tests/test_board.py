@@ -205,6 +205,7 @@ def test_what_is_measured_is_shown() -> None:
         "rollbridge_adopted_topic",
         "rollbridge_takeover_duration_seconds",
         "rollbridge_clocks_differ",
+        "rollbridge_gateway_info",
     }
 
 

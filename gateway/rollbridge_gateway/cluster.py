@@ -31,8 +31,8 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
-GATEWAYS_FROM: Final = 1_000_000_000
-"""Broker ids of gateways begin here; Kafka reserves its own from 1,000 on, or as configured."""
+from rollbridge.model.gateways import GATEWAYS_FROM
+
 _GATEWAY_IDS: Final = 1_000_000_000
 _TOPIC_IDS: Final = uuid.UUID("6f1f1d2e-3a1b-5c7d-9e2f-70b1c8d4a6e5")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,19 @@ from rollbridge.model.metrics import PREFIX, REQUEST_BOUNDS_S, Family, FamilyKin
 
 HANDOVERS: Final = ("taken", "given", "refused")
 """Ways of a transactional id between gateways."""
+WATCHED: Final = tuple(
+    itertools.product(
+        ("ADD_OFFSETS_TO_TXN", "ADD_PARTITIONS_TO_TXN", "END_TXN", "INIT_PRODUCER_ID", "PRODUCE", "TXN_OFFSET_COMMIT"),
+        (
+            "GROUP_AUTHORIZATION_FAILED",
+            "INVALID_TOPIC_EXCEPTION",
+            "TOPIC_AUTHORIZATION_FAILED",
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+            "UNKNOWN_SERVER_ERROR",
+        ),
+    )
+)
+"""Errors of which alerts are made: they are there from the beginning, as Prometheus sees no rise to a first value."""
 
 
 def _family(kind: FamilyKind, name: str, about: str, labels: str = "", advice: str = "") -> Family:
@@ -151,7 +165,7 @@ class Counts:
     records: int = 0
     bytes: int = 0
     requests: dict[str, Histogram] = field(default_factory=dict)
-    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    errors: Counter[tuple[str, str]] = field(default_factory=lambda: Counter(dict.fromkeys(WATCHED, 0)))
     loop_lag: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
 
     def note(self, api: str, seconds: float) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
+from rollbridge.model.gateways import GATEWAYS_FROM
 from rollbridge_gateway import wire
-from rollbridge_gateway.cluster import GATEWAYS_FROM, Gateway, View, chosen, chosen_broker, topic_id
+from rollbridge_gateway.cluster import Gateway, View, chosen, chosen_broker, topic_id
 from rollbridge_gateway.versions import Api
 
 GATEWAYS = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kio.schema.errors import ErrorCode
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from prometheus_client.registry import CollectorRegistry
@@ -11,7 +12,8 @@ from prometheus_client.registry import CollectorRegistry
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample
 from rollbridge_gateway import families
-from rollbridge_gateway.families import FAMILIES, HANDOVERS, Counts, Present
+from rollbridge_gateway.families import FAMILIES, HANDOVERS, WATCHED, Counts, Present
+from rollbridge_gateway.versions import Api
 
 UNITS = ("seconds", "bytes", "info", "total")
 NUMBERS = (
@@ -52,10 +54,10 @@ def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() 
 
 def test_all_but_those_of_requests_are_there_before_anything_happens() -> None:
     found = samples(Counts(), present())
-    assert {family.name for family in FAMILIES} - {sample.family.name for sample in found} == {
-        "rollbridge_gateway_request_seconds",
-        "rollbridge_gateway_errors_total",
-    }
+    missing = {family.name for family in FAMILIES} - {sample.family.name for sample in found}
+    assert missing == {"rollbridge_gateway_request_seconds"}
+    assert {api for api, _ in WATCHED} <= {item.name for item in Api}
+    assert {code for _, code in WATCHED} <= {item.name.upper() for item in ErrorCode}
     keys = [(sample.family.name, sample.labels) for sample in found]
     assert len(set(keys)) == len(keys)
     assert all(len(sample.labels) == len(sample.family.labels) for sample in found)

@@ -56,6 +56,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
             "groups": len(facts.groups),
             "topics": len(facts.topics),
             "adopted_topics": len(facts.adopted),
+            "gateways": len(facts.gateways),
         },
         "findings": [
             {
@@ -75,6 +76,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
         f"{len(facts.brokers)} brokers, {len(facts.coordinators)} coordinators, {len(facts.groups)} groups, "
         f"{len(facts.streams)} streams and {len(facts.topics)} topics"
         + (f", {len(facts.adopted)} adopted ones beside them" if facts.adopted else "")
+        + (f", {counted(len(facts.gateways), 'gateway')}" if facts.gateways else "")
         + f": {len(found) or 'no'} findings"
     )
     context.answer(document, "\n".join(lines))

@@ -13,6 +13,7 @@ from typing import Final
 
 from rollbridge.doctor.adopted import adopted_topics
 from rollbridge.doctor.facts import DEFAULT_ENTITY, ClusterFacts, Finding, QuotaFacts, problem, warning, wrong_seal
+from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
@@ -654,4 +655,6 @@ CHECKS: Final = (
     check_snapshots,
     foreign_messages,
     check_outcomes,
+    gateways,
+    producers,
 )

@@ -19,6 +19,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
 from rollbridge.config import ConnectionSettings
+from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
 from rollbridge.kafka.errors import NotAuthorizedError, refusal
 from rollbridge.kafka.metadata import Broker, Cluster
@@ -28,6 +29,7 @@ from rollbridge.kafka.views import view_cluster, view_topics
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, Merging, StreamFault, works_of
 from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.gateways import is_gateway_label
 from rollbridge.model.journal import split
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import (
@@ -209,6 +211,8 @@ class ClusterFacts:
             transactions, and what streams have got meanwhile.
         quotas: Quotas of clients, as far as they may be looked at.
         bootstrap_servers: Where Kafka was reached, for commands that an operator is told to run.
+        gateways: Gateways that are registered, with what they have answered.
+        ids: Transactional ids of producers at gateways.
     """
 
     kafka_cluster_id: str
@@ -230,6 +234,8 @@ class ClusterFacts:
     upcoming: frozenset[str] = frozenset()
     quotas: Sequence[QuotaFacts] = ()
     bootstrap_servers: str = "..."
+    gateways: Sequence[GatewayFacts] = ()
+    ids: IdFacts = field(default_factory=IdFacts)
 
     @property
     def is_busy(self) -> bool:
@@ -285,6 +291,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         found = _topics(topics, names)
         theirs = _topics(topics, sorted(adopted & set(existing)))
         known = found.keys() | theirs.keys()
+        groups = [_group(settings, metadata, name, found) for name in metadata.groups()]
+        gateways, ids = gather_gateways(session, settings.kafka, _at_gateways(groups))
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
@@ -292,7 +300,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
             coordinators=(alive := metadata.coordinators()),
             releases=_releases(metadata, alive),
-            groups=[_group(settings, metadata, name, found) for name in metadata.groups()],
+            groups=groups,
             streams=streams,
             topics=found,
             adopted=theirs,
@@ -306,7 +314,14 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
             quotas=list(_quotas(cluster)),
             bootstrap_servers=settings.bootstrap_servers,
+            gateways=gateways,
+            ids=ids,
         )
+
+
+def _at_gateways(groups: Iterable[GroupFacts]) -> set[str]:
+    """Return the clients of open transactions that were begun through gateways."""
+    return {item.client_name for group in groups for item in group.transactions if is_gateway_label(item.label)}
 
 
 def _releases(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple, Self
 
 FIRST_PRODUCER_ID: Final = 1 << 62
 """Producer ids of gateways begin here; brokers count theirs from 0."""
+GATEWAYS_FROM: Final = 1_000_000_000
+"""Broker ids under which clients are told of gateways begin here; Kafka reserves its own from 1,000 on."""
 EPOCH_MAX: Final = 32_766
 """Highest epoch that is handed out; Kafka keeps 32,767 for fencing."""
 LACKING_MAX: Final = 20
@@ -42,6 +44,7 @@ class GatewayRecord:
         ports: Port of each broker that it knows, by the broker's id.
         life: Under which it holds transactional ids: name of its lease.
         release: The version of rollbridge that it runs; empty of one that does not say.
+        cluster_id: Id of the Kafka cluster that it relays to; empty of one that does not say.
         metrics: Where its metrics and health are, ``HOST:PORT``; empty if nowhere.
         encrypted: Whether its clients' connections are.
         since_ms: When it began to serve, ms since 1970; 0 of one that does not say.
@@ -54,6 +57,7 @@ class GatewayRecord:
     ports: tuple[tuple[int, int], ...] = ()
     life: str = ""
     release: str = ""
+    cluster_id: str = ""
     metrics: str = ""
     encrypted: bool = False
     since_ms: int = 0
@@ -87,6 +91,7 @@ class GatewayRecord:
                 ports=tuple((int(broker), int(port)) for broker, port in said["ports"][:_PORTS_MAX]),
                 life=_text(said.get("life", "")),
                 release=_text(said.get("release", "")),
+                cluster_id=_text(said.get("cluster_id", "")),
                 metrics=_text(said.get("metrics", "")),
                 encrypted=bool(said.get("encrypted", False)),
                 since_ms=int(said.get("since_ms", 0)),

@@ -112,6 +112,9 @@ def _quantiles(name: str, by: str = "group") -> tuple[tuple[str, str], ...]:
     return tuple((_quantile(share, name, by), f"p{share * 100:g} {{{{{by}}}}}") for share in (0.5, 0.99))
 
 
+_P50_P99: Final = ((0.5, "p50 {{job}}"), (0.99, "p99 {{job}}"))
+
+
 def worst(name: str, by: str, labels: str = _GROUP) -> str:
     """Return an expression: the largest value of a gauge among the coordinators."""
     return f"max by ({by}) ({name}{{{labels}}})"
@@ -549,4 +552,120 @@ PROCESSES: Final = PanelRow(
     ),
 )
 
-ROWS: Final = (ALL_WELL, COMMITS, STREAMS, BUFFERS, LEADER, STANDBYS, ZOOKEEPER, SNAPSHOTS, PROCESSES)
+_GW: Final = "rollbridge_gateway"
+
+GATEWAYS: Final = PanelRow(
+    "Gateways",
+    (
+        Panel(
+            "Gateways",
+            "Those that serve, and how many each knows of. All should be the same number: RollbridgeNoGateway, "
+            "RollbridgeGatewayDown, RollbridgeGatewayUnhealthy, RollbridgeGatewaysDisagree.",
+            "short",
+            (
+                (f"sum by (job) ({_GW}_healthy{{{_JOB}}})", "serve {{job}}"),
+                (f"{_GW}_known_gateways{{{_JOB}}}", "gateways known at {{instance}}"),
+                (f"{_GW}_known_brokers{{{_JOB}}}", "brokers known at {{instance}}"),
+                (f"{_GW}_lacking_rights{{{_JOB}}}", "rights lacking at {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Requests at gateways",
+            "Of clients, relayed ones included.",
+            "reqps",
+            ((_rate(f"{_GW}_request_seconds_count", "api", _JOB), "{{api}}"),),
+        ),
+        Panel(
+            "Request times at gateways",
+            "99 of 100 take less. END_TXN is a commit; FETCH waits for records, as at a broker.",
+            "s",
+            ((_quantile(0.99, f"{_GW}_request_seconds", "api", _JOB), "{{api}}"),),
+        ),
+        Panel(
+            "Errors told to producers",
+            'CONCURRENT_TRANSACTIONS and others that say "ask again" are good order: RollbridgeGatewayRefuses, '
+            "RollbridgeGatewayDefect.",
+            "ops",
+            ((_rate(f"{_GW}_errors_total", "api, code", _JOB), "{{api}} {{code}}"),),
+        ),
+        Panel(
+            "Room at gateways",
+            "Parts of their limits that are taken: RollbridgeGatewayFull.",
+            "percentunit",
+            (
+                (f"{_GW}_connections{{{_JOB}}} / {_GW}_connections_limit{{{_JOB}}}", "connections {{instance}}"),
+                (
+                    f"{_GW}_transactional_ids{{{_JOB}}} / {_GW}_transactional_ids_limit{{{_JOB}}}",
+                    "transactional ids {{instance}}",
+                ),
+                (f"{_GW}_under_way_bytes{{{_JOB}}} / {_GW}_under_way_limit_bytes{{{_JOB}}}", "bytes {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Transactions at gateways",
+            "Open ones of the ids that each serves, and what becomes of them.",
+            "short",
+            (
+                (f"{_GW}_open_transactions{{{_JOB}}}", "open {{instance}}"),
+                (_rate(f"{_GW}_ended_transactions_total", "outcome", _JOB), "{{outcome}} per second"),
+                (_rate(f"{_GW}_taken_over_total", "job", _JOB), "taken over per second {{job}}"),
+            ),
+        ),
+        Panel(
+            "Traffic of gateways",
+            "All bytes of clients, and of these what transactional producers have written.",
+            "Bps",
+            (
+                (_rate(f"{_GW}_received_bytes_total", "instance", _JOB), "in {{instance}}"),
+                (_rate(f"{_GW}_sent_bytes_total", "instance", _JOB), "out {{instance}}"),
+                (_rate(f"{_GW}_bytes_total", "instance", _JOB), "batches {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Records through gateways",
+            "Of transactional producers.",
+            "short",
+            ((_rate(f"{_GW}_records_total", "instance", _JOB), "{{instance}}"),),
+        ),
+        Panel(
+            "Savepoints",
+            "What producers wait for with each request, and how many waited in vain: RollbridgeGatewaySavepointsFail.",
+            "s",
+            (
+                *((_quantile(share, f"{_GW}_savepoint_seconds", "job", _JOB), name) for share, name in _P50_P99),
+                (_rate(f"{_GW}_savepoint_failures_total", "job", _JOB), "failures per second {{job}}"),
+            ),
+        ),
+        Panel(
+            "Event loops of gateways",
+            "By how much they come late, 99 of 100: RollbridgeGatewayLate.",
+            "s",
+            ((_quantile(0.99, f"{_GW}_loop_lag_seconds", "instance", _JOB), "{{instance}}"),),
+        ),
+        Panel(
+            "Sessions of gateways",
+            "For how long ZooKeeper has not confirmed them, and how old they are. A young one has cost all ids: "
+            "RollbridgeGatewayUnhealthy.",
+            "s",
+            (
+                (f"{_GW}_session_unconfirmed_seconds{{{_JOB}}}", "unconfirmed {{instance}}"),
+                (f"{_GW}_session_age_seconds{{{_JOB}}}", "age {{instance}}"),
+                (f"increase({_GW}_sessions_lost_total{{{_JOB}}}[$__rate_interval])", "lost {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Handovers and lost connections",
+            "Ids that change gateways (RollbridgeGatewayHandovers, RollbridgeGatewayHolds), and clients that were "
+            "closed for their broker's fault (RollbridgeGatewayRelayFails), their own, or for want of room.",
+            "ops",
+            (
+                (_rate(f"{_GW}_handovers_total", "way", _JOB), "ids {{way}}"),
+                (_rate(f"{_GW}_relay_errors_total", "instance", _JOB), "broker gone {{instance}}"),
+                (_rate(f"{_GW}_malformed_requests_total", "instance", _JOB), "no request {{instance}}"),
+                (_rate(f"{_GW}_refused_connections_total", "instance", _JOB), "refused {{instance}}"),
+            ),
+        ),
+    ),
+)
+
+ROWS: Final = (ALL_WELL, COMMITS, STREAMS, BUFFERS, LEADER, STANDBYS, GATEWAYS, ZOOKEEPER, SNAPSHOTS, PROCESSES)

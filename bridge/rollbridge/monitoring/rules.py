@@ -9,11 +9,13 @@ from typing import Final
 from rollbridge.errors import NotFoundError
 from rollbridge.monitoring.alerts import Alert, Remedy
 from rollbridge.monitoring.coordinator_alerts import COORDINATOR_ALERTS
+from rollbridge.monitoring.gateway_alerts import GATEWAY_ALERTS
 from rollbridge.monitoring.transaction_alerts import TRANSACTION_ALERTS
 
 GROUPS: Final[Mapping[str, tuple[Alert, ...]]] = {
     "rollbridge-coordinators": COORDINATOR_ALERTS,
     "rollbridge-transactions": TRANSACTION_ALERTS,
+    "rollbridge-gateways": GATEWAY_ALERTS,
 }
 """Groups of rules by name."""
 ALERTS: Final[Mapping[str, Alert]] = {alert.full_name: alert for group in GROUPS.values() for alert in group}

@@ -68,6 +68,14 @@ TRANSACTION_ALERTS: Final = (
         actions=(
             "The job needs more time: `rollbridge txn extend ID 2d`. The job is dead: leave it, it ends by itself.",
         ),
+        remedies=(
+            Remedy(
+                "gateway-lease",
+                "if its producer is at work: rollbridge txn extend {id} 2d. If it was a job that has died and comes "
+                "back, likewise; if it does not, and all that it wrote is to count: rollbridge txn commit {id}. Else "
+                "leave it",
+            ),
+        ),
         avoid="extend the lease of a transaction whose client is dead: it holds the buffers for that much longer.",
         threshold="Half an hour is enough to extend a lease by hand. Metrics do not tell whose lease it is; groups "
         "with transactions of less than six hours only are left out, as begin anew costs them little. Where "

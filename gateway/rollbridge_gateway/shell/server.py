@@ -178,6 +178,7 @@ class Server:
             port=me.port,
             ports=me.ports,
             release=__version__,
+            cluster_id=self.brokers.cluster_id,
             metrics=self.settings.metrics,
             encrypted=bool(self.settings.certificate),
             since_ms=self._since_ms,

@@ -35,10 +35,12 @@ class Brokers:
     Attributes:
         addresses: Host and port of each, by its id.
         versions: What they have in common, by API key.
+        cluster_id: Id of the cluster.
     """
 
     addresses: Mapping[int, tuple[str, int]]
     versions: Mapping[int, VersionRange]
+    cluster_id: str = ""
 
 
 def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
@@ -153,4 +155,5 @@ class BrokerWatch:
         return Brokers(
             {int(item.node_id): (item.host, int(item.port)) for item in answer.brokers},
             {int(item.api_key): VersionRange(int(item.min_version), int(item.max_version)) for item in said.api_keys},
+            answer.cluster_id or "",
         )
