@@ -75,6 +75,12 @@ class GatewayProcess:
         """Where its clients begin."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process, which was started."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it, without waiting."""
         self._starts += 1

@@ -9,19 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.cli.tables import moment
 from rollbridge.model import paths
 from rollbridge.model.gateways import (
     EPOCH_MAX,
     FIRST_PRODUCER_ID,
     LACKING_MAX,
     GatewayRecord,
-    IdHolder,
+    Holder,
     IdRecord,
     LackingRight,
     is_gateway_label,
 )
 
 TEXTS = st.text(max_size=40)
+NAMES = st.text("abcAZ09._-/", min_size=1, max_size=40)
 RECORDS = st.builds(
     GatewayRecord,
     name=TEXTS,
@@ -32,8 +34,8 @@ RECORDS = st.builds(
     cluster_id=TEXTS,
     metrics=TEXTS,
     encrypted=st.booleans(),
-    since_ms=st.integers(0, 1 << 50),
-    lacking=st.lists(st.builds(LackingRight, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
+    since_ms=st.integers(0, 1 << 47),
+    lacking=st.lists(st.builds(LackingRight, NAMES, NAMES, NAMES), max_size=3).map(tuple),
 )
 
 
@@ -71,6 +73,8 @@ def test_what_is_lacking_is_told_up_to_a_limit() -> None:
         b'{"host": "gw", "port": 1, "ports": [], "lacking": 7}',
         b"\xff",
         b"[" * 100_000,
+        b'{"host": "gw", "port": 65536, "ports": []}',
+        b'{"host": "gw", "port": 1, "ports": [], "lacking": [["Write", "t", "a/b; rm -rf x"]]}',
     ],
 )
 def test_what_no_gateway_says_is_refused(value: bytes) -> None:
@@ -80,15 +84,25 @@ def test_what_no_gateway_says_is_refused(value: bytes) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(value: bytes) -> None:
-    IdHolder.from_value(value)
+    Holder.decode(value)
     for read in (IdRecord.from_json, lambda value: GatewayRecord.from_json("one", value)):
         with suppress(ValueError):
             read(value)
 
 
+def test_moments_are_such_as_can_be_shown() -> None:
+    said = {"host": "gw", "port": 1, "ports": [], "since_ms": 10**30}
+    since_ms = GatewayRecord.from_json("one", json.dumps(said).encode()).since_ms
+    assert moment(since_ms).startswith("6429-")
+    entry = IdRecord.from_json(b'{"id": "x", "timeout_ms": 1, "written_ms": 1e30}')
+    assert moment(entry.written_ms).startswith("6429-")
+    assert IdRecord.from_json(b'{"id": "x", "timeout_ms": 1, "written_ms": -5}').written_ms == 0
+
+
 def test_who_holds_an_id_and_who_wants_it() -> None:
-    assert IdHolder.from_value(b"gw-1") == IdHolder("gw-1")
-    assert IdHolder.from_value(b"wanted by gw-2") == IdHolder("", "gw-2")
+    wanted = Holder("gw-1", "a life", "gw-2")
+    assert Holder.decode(wanted.encode()) == wanted
+    assert Holder.decode(b"gw-1") == Holder("", ""), "one that cannot be read is that of a life that is over"
 
 
 def test_what_is_on_record_of_an_id() -> None:

@@ -15,6 +15,7 @@ from coordinator.tests.test_metrics import commit
 from rollbridge.model.buffer import STRANGER_BYTES
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
@@ -27,6 +28,9 @@ from rollbridge_coordinator.state.documents import (
     Glance,
     LeadView,
     Measure,
+    Origin,
+    clients_at_gateways,
+    gateway_entry,
     glance_document,
     last_hour_document,
     led_group_document,
@@ -35,6 +39,7 @@ from rollbridge_coordinator.state.documents import (
     offset_rate,
     other_group_document,
     stream_document,
+    with_origins,
 )
 from rollbridge_coordinator.state.group import Wait
 from rollbridge_coordinator.state.live import LISTED_MAX, NAMED_MAX, Listing, LiveGroup, live_group
@@ -334,6 +339,46 @@ def test_a_group_that_is_led_elsewhere_has_the_same_fields() -> None:
     assert (there["transactions"]["count"], there["transactions"]["not_listed"]) == (300, 299)
     assert there["transactions"]["oldest"][0]["lease_left_ms"] == -500
     assert (there["streams_not_listed"], there["page"]) == (4, "http://two/")
+
+
+# Producers at gateways
+
+
+AT_GATEWAY = f"{FIRST_PRODUCER_ID}.3"
+"""Label of a transaction that a producer began through a gateway."""
+
+
+def test_of_a_producer_at_a_gateway_its_transactional_id_is_told_and_who_serves_it() -> None:
+    bench = Bench({ORDERS: 1})
+    labels = {"flink@2f7": AT_GATEWAY, "lost": AT_GATEWAY, "importer": "nightly"}
+    for client in labels:
+        bench.begin(ORDERS, client=client)
+    for item in bench.group.fold.open.values():
+        object.__setattr__(item.begin, "label", labels[item.begin.client_name])
+    plain = led_group_document(LEAD, Glance(live=shown(bench)), None)
+    assert clients_at_gateways(plain) == ["flink@2f7", "lost"]
+    found = with_origins(plain, {"flink@2f7": Origin(HOSTILE, "gw-1"), "lost": Origin(), "importer": Origin("no")})
+    for name in ("oldest", "largest"):
+        told = {
+            item["client"]: (item["through_gateway"], item["transactional_id"], item["gateway"])
+            for item in found["transactions"][name]
+        }
+        assert told == {
+            "flink@2f7": (True, HOSTILE, "gw-1"),
+            "lost": (True, None, ""),
+            "importer": (False, None, None),
+        }
+    assert plain["transactions"]["oldest"][0]["transactional_id"] is None, "what is kept is not changed"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_what_is_told_of_a_gateway_is_bounded() -> None:
+    said = GatewayRecord(name="gw", host="h" * 10_000, port=1, ports=((1, 2), (2, 3)), since_ms=7)
+    shown_now = gateway_entry(GatewayRecord.from_json("gw", said.to_json()))
+    assert len(json.dumps(shown_now)) < 1_000
+    assert (shown_now["brokers"], shown_now["since_ms"], shown_now["release"]) == (2, 7, None)
+    record = IdRecord.from_json(json.dumps({"id": "i" * 30_000, "timeout_ms": 1}).encode())
+    assert len(record.transactional_id) < 300
 
 
 def test_a_last_hour_is_json_without_what_is_no_number() -> None:

@@ -66,6 +66,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "stream": _Entry("rollbridge.cli.stream", "Create, list, describe, scale and delete streams."),
     "group": _Entry("rollbridge.cli.group", "List transaction groups, and say how long their commit logs are kept."),
     "txn": _Entry("rollbridge.cli.txn", "List, describe, commit and abort transactions."),
+    "ids": _Entry("rollbridge.cli.ids", "List and forget transactional ids of producers at gateways."),
     "snapshot": _Entry("rollbridge.cli.doctor", "List, describe, verify, rebuild and clear snapshots of buffers."),
     "produce": _Entry("rollbridge.cli.produce", "Write lines as one transaction."),
     "cas": _Entry("rollbridge.cli.produce", "Write a record if the last one is as expected."),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 
 import click
 
 from rollbridge.cli.common import CliContext, ExitCode
+from rollbridge.cli.tables import printable
 from rollbridge.config import CONFIG_VARIABLE
-from rollbridge.doctor.probes import ClusterStatus, existing_status
+from rollbridge.doctor.gateway_facts import gateway_parts
+from rollbridge.doctor.probes import ClusterStatus, existing_status, registered_gateways
+
+_PART_COLUMNS = 14
 
 
 @click.command()
@@ -31,13 +35,17 @@ def _look(context: CliContext) -> ClusterStatus:
     named += tuple(os.environ.get(f"ROLLBRIDGE_{key}") for key in ("BOOTSTRAP_SERVERS", "ZOOKEEPER"))
     if any(named):
         settings = context.settings()
-        return existing_status(
+        existing = existing_status(
             settings.bootstrap_servers,
             settings.zookeeper,
             settings.zookeeper_root,
             kafka_security=settings.kafka,
             zookeeper_security=settings.zookeeper_security,
         )
+        gateways = registered_gateways(
+            settings.zookeeper, settings.zookeeper_root, security=settings.zookeeper_security
+        )
+        return replace(existing, parts=(*existing.parts, *gateway_parts(gateways, settings.kafka)))
     # Imported by name: only this command needs the module that looks at processes.
     found: ClusterStatus = import_module("rollbridge_devcluster.command").look(context.home)
     return found
@@ -47,8 +55,9 @@ def _status_text(found: ClusterStatus) -> str:
     if not found.parts:
         return f"There is no cluster in {found.home}; `rollbridge up` starts one."
     lines = []
+    width = max(_PART_COLUMNS, *(len(part.part) + 2 for part in found.parts))
     for part in found.parts:
-        columns = (f"{part.part:<14}", f"{part.state:<14}", f"{part.address or '':<22}")
+        columns = (f"{printable(part.part):<{width}}", f"{part.state:<14}", f"{printable(part.address or ''):<22}")
         lines.append("".join(columns) + (f"process {part.pid}" if part.pid else ""))
         lines += [f"  {what:<14}{path}" for what, path in part.files.items()]
     if found.home and not found.ok:

@@ -7,9 +7,9 @@ credential goes to an address that such a node names.
 
 from __future__ import annotations
 
-import logging
+import ssl
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,21 +19,18 @@ from typing import Final
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest
 
-from rollbridge.doctor.probes import accepts
+from rollbridge.doctor.probes import RUNNING, PartStatus, accepts
 from rollbridge.errors import ConfigError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import AuthenticationError
 from rollbridge.model import paths
-from rollbridge.model.gateways import GATEWAYS_FROM, GatewayRecord, IdHolder, IdRecord
+from rollbridge.model.gateways import GATEWAYS_FROM, GatewayRecord, IdRecord
 from rollbridge.security.kafka import Security
+from rollbridge.zookeeper.gateways import HeldId, list_clients, read_gateways, read_holders, read_records
 from rollbridge.zookeeper.session import ZooKeeperSession
 
-logger = logging.getLogger(__name__)
-
-ANSWER_S: Final = 3.0
+ANSWER_S: Final = 5.0
 """Longest wait for each answer of a gateway."""
-GATEWAYS_MAX: Final = 200
-"""Gateways that are looked at."""
 PORTS_MAX: Final = 50
 """Ports of brokers that are tried at each."""
 HOLDERS_MAX: Final = 20_000
@@ -89,25 +86,6 @@ class GatewayFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldId:
-    """Who serves a transactional id.
-
-    Attributes:
-        client: Client name of the id.
-        gateway: The gateway whose session it is; empty if no registered one has it.
-        said: The gateway that the node names; empty once another one asks for it.
-        wanted_by: The one that asks for it; empty if none does.
-        since_ms: Since when that stands there, by ZooKeeper's clock.
-    """
-
-    client: str
-    gateway: str
-    said: str
-    wanted_by: str
-    since_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class IdFacts:
     """Transactional ids of producers at gateways.
 
@@ -124,49 +102,6 @@ class IdFacts:
     of_open: Mapping[str, IdRecord] = field(default_factory=dict)
 
 
-def read_gateways(session: ZooKeeperSession) -> dict[int, GatewayRecord]:
-    """Return the registered gateways by their ZooKeeper sessions; one whose node cannot be read is left out."""
-    names = session.children(paths.GATEWAYS_LIVE)[:GATEWAYS_MAX]
-    found: dict[int, GatewayRecord] = {}
-    for name, node in zip(names, session.get_many([paths.gateway(name) for name in names]), strict=True):
-        if node is None or node.owner_session_id is None:
-            continue
-        try:
-            found[node.owner_session_id] = GatewayRecord.from_json(name, node.value)
-        except ValueError as fault:
-            logger.warning("the node of gateway %s cannot be read: %s", name, fault)
-    return found
-
-
-def read_records(session: ZooKeeperSession, clients: Iterable[str]) -> dict[str, IdRecord]:
-    """Return what is on record of transactional ids, by their client names; what cannot be read is left out."""
-    wanted = list(clients)
-    found = {}
-    for client, node in zip(wanted, session.get_many([paths.gateway_id(client) for client in wanted]), strict=True):
-        if node is None:
-            continue
-        try:
-            found[client] = IdRecord.from_json(node.value)
-        except ValueError as fault:
-            logger.warning("the record of client %s cannot be read: %s", client, fault)
-    return found
-
-
-def read_holders(
-    session: ZooKeeperSession, clients: Iterable[str], gateways: Mapping[int, GatewayRecord]
-) -> dict[str, HeldId]:
-    """Return who serves transactional ids, by their client names; those that nobody serves are left out."""
-    wanted = list(clients)
-    found = {}
-    for client, node in zip(wanted, session.get_many([paths.gateway_holder(client) for client in wanted]), strict=True):
-        if node is None:
-            continue
-        said, owner = IdHolder.from_value(node.value), gateways.get(node.owner_session_id or 0)
-        name = "" if owner is None else owner.name
-        found[client] = HeldId(client, name, said.gateway, said.wanted_by, node.modified_ms)
-    return found
-
-
 def gather_gateways(
     session: ZooKeeperSession, kafka: Mapping[str, str], open_clients: Collection[str]
 ) -> tuple[list[GatewayFacts], IdFacts]:
@@ -181,8 +116,8 @@ def gather_gateways(
         ZooKeeperUnavailableError: no server answers.
     """
     registered = read_gateways(session)
-    held = read_holders(session, _clients(session, paths.GATEWAY_HOLDERS)[:HOLDERS_MAX], registered)
-    on_record = _clients(session, paths.GATEWAY_IDS)
+    held = read_holders(session, list_clients(session, paths.GATEWAY_HOLDERS)[:HOLDERS_MAX], registered)
+    on_record = list_clients(session, paths.GATEWAY_IDS)
     ids = IdFacts(
         len(on_record), read_records(session, on_record[:IDS_MAX]), held, read_records(session, sorted(open_clients))
     )
@@ -194,12 +129,6 @@ def gather_gateways(
         GatewayFacts(record, answer, serving[record.name])
         for record, answer in zip(registered.values(), answers, strict=True)
     ], ids
-
-
-def _clients(session: ZooKeeperSession, parent: str) -> list[str]:
-    """Return client names below all buckets, which spread them evenly."""
-    buckets = [f"{parent}/{name}" for name in session.children(parent)]
-    return [client for clients in session.children_many(buckets) for client in clients]
 
 
 def ask_gateway(record: GatewayRecord, security: Security) -> Answer:
@@ -219,7 +148,7 @@ def ask_gateway(record: GatewayRecord, security: Security) -> Answer:
     except (AuthenticationError, ConfigError) as fault:
         return Answer(Reach.DENIED, str(fault))
     except RollbridgeError as fault:
-        return Answer(Reach.SILENT, str(fault))
+        return Answer(Reach.DENIED if _is_distrust(fault) else Reach.SILENT, str(fault))
     closed = tuple(broker for broker, port in record.ports[:PORTS_MAX] if not accepts(_address(record, port)))
     try:
         if SaslHandshakeRequest.__api_key__ in connection.api_versions:
@@ -234,6 +163,28 @@ def ask_gateway(record: GatewayRecord, security: Security) -> Answer:
         connection.close()
     brokers = frozenset(int(item.node_id) for item in answer.brokers if item.node_id < GATEWAYS_FROM)
     return Answer(Reach.ANSWERS, "", brokers, closed)
+
+
+def _is_distrust(fault: BaseException | None) -> bool:
+    """Return whether TLS is the cause: with TLS 1.3 a certificate that is missing shows at the first answer."""
+    while fault is not None and not isinstance(fault, ssl.SSLError):
+        fault = fault.__cause__ or fault.__context__
+    return fault is not None
+
+
+def gateway_parts(records: Sequence[GatewayRecord], kafka: Mapping[str, str]) -> list[PartStatus]:
+    """Return registered gateways as parts of a cluster; one that does not trust whoever looks runs all the same."""
+    security = Security.from_config(kafka)
+    with ThreadPoolExecutor(_THREADS, "gateway") as pool:
+        answers = list(pool.map(partial(ask_gateway, security=security), records))
+    return [
+        PartStatus(
+            part=f"gateway {record.name}",
+            state="not answering" if answer.reach in (Reach.NOTHING_LISTENS, Reach.SILENT) else RUNNING,
+            address=record.address,
+        )
+        for record, answer in zip(records, answers, strict=True)
+    ]
 
 
 def _address(record: GatewayRecord, port: int) -> str:

@@ -266,6 +266,6 @@ def _piled_up(facts: ClusterFacts) -> Iterator[Finding]:
             "gateway-ids",
             f"{ids.count} transactional ids are on record in ZooKeeper, of which some {estimate} have not been begun "
             f"with for {IDLE.days} days" + (f", such as {ids.records[idle[0]].transactional_id}" if idle else ""),
-            f"rollbridge ids forget --idle {IDLE.days}d removes these; have producers use names again (Flink: the "
-            "naming strategy POOLING) instead of a new one for each transaction",
+            f"rollbridge ids forget --idle {IDLE.days}d removes those that are not in use; have producers use names "
+            "again (Flink: the naming strategy POOLING) instead of a new one for each transaction",
         )

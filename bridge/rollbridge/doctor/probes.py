@@ -17,6 +17,8 @@ from rollbridge.calls import Deadline
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.views import view_cluster
+from rollbridge.model import paths
+from rollbridge.model.gateways import GatewayRecord
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS: Final = 2.0
@@ -100,6 +102,30 @@ def registered_coordinators(
     finally:
         client.stop()
         client.close()
+
+
+def registered_gateways(
+    zookeeper: str,
+    root: str = ZOOKEEPER_ROOT,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    *,
+    security: Mapping[str, str] | None = None,
+) -> tuple[GatewayRecord, ...]:
+    """Return the registered gateways; none without an answer. One that was killed stays until its session expires."""
+    options = ZooKeeperSecurity.from_config(security).kazoo_options()
+    client = KazooClient(zookeeper, timeout=timeout_seconds, logger=_quiet, read_only=True, **options)
+    found = []
+    try:
+        client.start(timeout=timeout_seconds)
+        for name in sorted(client.get_children(f"{root}{paths.GATEWAYS_LIVE}")):
+            with contextlib.suppress(NoNodeError, ValueError):
+                found.append(GatewayRecord.from_json(name, client.get(f"{root}{paths.gateway(name)}")[0]))
+    except (KazooException, KazooTimeoutError):
+        pass
+    finally:
+        client.stop()
+        client.close()
+    return tuple(found)
 
 
 RUNNING: Final = "running"

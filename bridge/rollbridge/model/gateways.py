@@ -127,7 +127,7 @@ class IdRecord:
     """What is on record of a transactional id, as far as others than gateways need it.
 
     Attributes:
-        transactional_id: As its producer spells it.
+        transactional_id: As its producer spells it, or how that begins: Kafka takes 32 KiB.
         timeout_ms: Lease of its transactions; -1 for as long as is allowed.
         written_ms: When a producer last began with it, ms since 1970.
         gateway: Name of the gateway that it began at; empty if that is not known.
@@ -148,7 +148,10 @@ class IdRecord:
         said = _object(value)
         try:
             return cls(
-                str(said["id"]), int(said["timeout_ms"]), int(said.get("written_ms", 0)), _text(said.get("gateway", ""))
+                _text(said["id"]),
+                int(said["timeout_ms"]),
+                int(said.get("written_ms", 0)),
+                _text(said.get("gateway", "")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise ValueError(f"not a record of a transactional id: {fault!r}") from fault

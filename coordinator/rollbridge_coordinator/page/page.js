@@ -169,6 +169,14 @@ function showOverview(found) {
     return line;
   });
   if (list.textContent !== lines.map((line) => line.textContent).join("")) list.replaceChildren(...lines);
+  by("gateways-section").hidden = found.gateways.length === 0;
+  fill("gateways", found.gateways.map((item) => ({
+    key: item.name, data: item,
+    cells: [words(item.name), words(`${item.address}${item.encrypted ? ", TLS" : ""}`), item.release || "–",
+      moment(item.since_ms), n(number(item.brokers)),
+      item.lacking_rights ? { text: `${number(item.lacking_rights)} lacking`, kind: "problem" } : { text: "all", kind: "text" }],
+  })));
+  say(by("gateways-more"), found.gateways_not_listed ? `${several(found.gateways_not_listed, "more gateway")} not listed.` : "");
   if (found.fault) notice(found.fault, true);
   else if (by("notice").classList.contains("problem")) notice("");
   by("unlock").hidden = !mine.actions || state.unlocked;
@@ -193,12 +201,19 @@ const TRANSACTION_HEAD = [
   ["Size", "n"], ["Frames", "n"], ["Streams", ""], ["Actions", ""],
 ];
 
+/* Of a producer at a gateway the transactional id says more than the client name that was made of it. */
+function clientCell(item) {
+  if (!item.through_gateway) return words(item.client);
+  const served = item.gateway === null ? "" : item.gateway ? `, at gateway ${item.gateway}` : ", no gateway serves it";
+  return words(`${item.transactional_id || item.client}${served}`);
+}
+
 function transactionRows(list) {
   return list.map((item) => ({
     key: item.transaction,
     data: item,
     cells: [
-      { text: item.transaction, kind: "id" }, item.state, words(item.client), words(item.label), n(time(item.age_ms)),
+      { text: item.transaction, kind: "id" }, item.state, clientCell(item), words(item.label), n(time(item.age_ms)),
       { text: left(item.lease_left_ms), kind: item.lease_left_ms < 0 && item.state === "open" ? "n warning" : "n" },
       n(size(item.bytes)), n(number(item.frames)), words(streamsOf(item)),
       {

@@ -25,9 +25,11 @@ from rollbridge.kafka.offsets import LATEST, leader_bytes, list_offsets
 from rollbridge.model import paths
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.gateways import GatewayRecord
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.picture import lineage_svg
 from rollbridge.model.records import Coordinator, StreamConfig, TransactionRecord
+from rollbridge.zookeeper.gateways import read_gateways, read_holders, read_records
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -38,6 +40,9 @@ from rollbridge_coordinator.state.documents import (
     Glance,
     LeadView,
     Measure,
+    Origin,
+    clients_at_gateways,
+    gateway_entry,
     glance_document,
     last_hour_document,
     lead_document,
@@ -47,6 +52,7 @@ from rollbridge_coordinator.state.documents import (
     other_group_document,
     segment_loads,
     stream_document,
+    with_origins,
 )
 from rollbridge_coordinator.state.live import LIVE_STREAMS_MAX
 
@@ -71,6 +77,12 @@ BOARD_S: Final = 1.5
 """How long a leader is waited for that has put up nothing fresh."""
 KEPT_MAX: Final = 64
 """Answers of each kind that are kept."""
+GATEWAYS_KEPT_S: Final = 2.0
+"""For how long the list of gateways is."""
+GATEWAYS_SHOWN: Final = 100
+"""Gateways in the overview."""
+ORIGINS_S: Final = 1.5
+"""How long ZooKeeper is waited for that says which producers transactions are of."""
 GROUPS_SHOWN: Final = 200
 """Groups in the overview: first those that are led here."""
 RECORDS_READ: Final = 1_000
@@ -142,6 +154,7 @@ class PageSources:
         self._others: KeptAnswers[GroupName, Document] = KeptAnswers(SLOWLY_KEPT_S)
         self._streams: KeptAnswers[StreamName, _KnownStream] = KeptAnswers(KEPT_S)
         self._measures: KeptAnswers[StreamName, tuple[Measure | None, Measure]] = KeptAnswers(MEASURED_S)
+        self._gateways: KeptAnswers[None, Mapping[int, GatewayRecord]] = KeptAnswers(GATEWAYS_KEPT_S)
         self._pictures: KeptAnswers[StreamName, tuple[_Drawn, str]] = KeptAnswers(0.0)
         self._clusters = Clusters(
             settings.bootstrap_servers, security=settings.security, client_id=client_name(settings.name)
@@ -161,8 +174,9 @@ class PageSources:
         known = self._coordinators()
         try:
             leads, fault = self._leads.get(None, lambda _: self._read_leads()), ""
+            gateways = sorted(self._known_gateways().values(), key=lambda item: item.name)
         except RollbridgeError as missing:
-            leads, fault = (), str(missing)
+            leads, gateways, fault = (), [], str(missing)
         now_ms = _now_ms()
         here = sum(lead.is_here for lead in leads[:GROUPS_SHOWN])
         return {
@@ -185,6 +199,8 @@ class PageSources:
                 }
                 for name, item in sorted(known.items())
             ],
+            "gateways": [gateway_entry(item) for item in gateways[:GATEWAYS_SHOWN]],
+            "gateways_not_listed": max(len(gateways) - GATEWAYS_SHOWN, 0),
             "fault": fault or None,
             "groups": [
                 {
@@ -258,7 +274,37 @@ class PageSources:
         if sheets is None:
             return {}
         glance = Glance(live=sheets.latest, minute=self._board.last_minute(str(name), sheets.latest.at_ms))
-        return led_group_document(lead, glance, sheets.earlier)
+        return self._told_of_producers(led_group_document(lead, glance, sheets.earlier))
+
+    def _known_gateways(self) -> Mapping[int, GatewayRecord]:
+        """Return the registered gateways, by their sessions."""
+        return self._gateways.get(None, lambda _: self._read_gateways())
+
+    def _read_gateways(self) -> Mapping[int, GatewayRecord]:
+        self._require_session()
+        with answers_within(ANSWER_S):
+            return read_gateways(self._session)
+
+    def _told_of_producers(self, group: Document) -> Document:
+        """Return the document of a group with what ZooKeeper knows of producers at gateways, if it answers."""
+        clients = clients_at_gateways(group)
+        if not clients or not self._session.is_connected:
+            return group
+        try:
+            gateways = self._known_gateways()
+            with answers_within(ORIGINS_S):
+                records, held = read_records(self._session, clients), read_holders(self._session, clients, gateways)
+        except RollbridgeError as missing:
+            logger.debug("producers at gateways are not known now: %s", missing)
+            return group
+        origins = {
+            client: Origin(
+                records[client].transactional_id if client in records else None,
+                (held[client].gateway or held[client].said) if client in held else "",
+            )
+            for client in clients
+        }
+        return with_origins(group, origins)
 
     def _glance(self, lead: LeadView, now_ms: int, patience_s: float) -> Glance | None:
         sheets = self._board.sheets(lead.group, patience_s) if lead.is_here else None
@@ -322,7 +368,7 @@ class PageSources:
             (item, None if node is None else StreamFault.from_json(node.value))
             for item, node in zip(shown, faults, strict=True)
         ]
-        return other_group_document(lead, streams, len(every), records, count, _now_ms())
+        return self._told_of_producers(other_group_document(lead, streams, len(every), records, count, _now_ms()))
 
     def _records(self, name: GroupName) -> tuple[Sequence[TransactionRecord], int]:
         """Return records of open transactions, oldest first, and how many there are; of many only those of low ids.

@@ -13,6 +13,7 @@ from typing import Any, Final
 from rollbridge.model.buffer import Stranger
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, Foundation
+from rollbridge.model.gateways import GatewayRecord, is_gateway_label
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.picture import DrawnLoad
@@ -161,6 +162,9 @@ def transaction_entry(item: LiveTransaction, now_ms: int) -> Document:
         "state": item.state,
         "client": item.client,
         "label": item.label,
+        "through_gateway": is_gateway_label(item.label),
+        "transactional_id": None,
+        "gateway": None,
         "begun_ms": item.begun_ms,
         "age_ms": max(now_ms - item.begun_ms, 0),
         "lease_ends_ms": item.deadline_ms,
@@ -169,6 +173,57 @@ def transaction_entry(item: LiveTransaction, now_ms: int) -> Document:
         "frames": item.frames,
         "streams": list(item.streams),
         "more_streams": item.streams_count - len(item.streams),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a transaction comes from that a producer began through a gateway.
+
+    Attributes:
+        transactional_id: Its transactional id; None if that is not on record.
+        gateway: The gateway that serves it; empty if none does.
+    """
+
+    transactional_id: str | None = None
+    gateway: str = ""
+
+
+def clients_at_gateways(group: Document) -> list[str]:
+    """Return the clients of the listed transactions of a group that producers began through gateways."""
+    listed = (*group["transactions"]["oldest"], *group["transactions"]["largest"])
+    return sorted({item["client"] for item in listed if item["through_gateway"]})
+
+
+def with_origins(group: Document, origins: Mapping[str, Origin]) -> Document:
+    """Return the document of a group whose listed transactions say which producers they are of.
+
+    Args:
+        group: The document.
+        origins: What is known, by client name.
+    """
+
+    def told(item: Document) -> Document:
+        known = origins.get(item["client"]) if item["through_gateway"] else None
+        if known is None:
+            return item
+        return {**item, "transactional_id": known.transactional_id, "gateway": known.gateway}
+
+    listing = group["transactions"]
+    lists = {name: [told(item) for item in listing[name]] for name in ("oldest", "largest")}
+    return {**group, "transactions": {**listing, **lists}}
+
+
+def gateway_entry(gateway: GatewayRecord) -> Document:
+    """Return a gateway that is registered."""
+    return {
+        "name": gateway.name,
+        "address": gateway.address,
+        "release": gateway.release or None,
+        "since_ms": gateway.since_ms or None,
+        "encrypted": gateway.encrypted,
+        "brokers": len(gateway.ports),
+        "lacking_rights": len(gateway.lacking),
     }
 
 

@@ -1,0 +1,190 @@
+"""Gateways and transactional ids in ZooKeeper, for whoever looks at them, and for who removes ids that nobody uses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from rollbridge.model import paths
+from rollbridge.model.gateways import GatewayRecord, Holder, IdRecord
+from rollbridge.model.names import GroupName
+from rollbridge.model.records import CreateNode, DeleteNode
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+
+logger = logging.getLogger(__name__)
+
+GATEWAYS_MAX: Final = 200
+"""Gateways that are looked at."""
+_AT_ONCE: Final = 1_000
+"""Records that are read together: an id may have 32 KiB."""
+_REMOVER: Final = b"nobody, as it is being removed"
+"""Stands in a holder's node for as long as its id is being removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldId:
+    """Who serves a transactional id.
+
+    Attributes:
+        client: Client name of the id.
+        gateway: The gateway whose session it is; empty if no registered one has it.
+        said: The gateway that the node names; empty once another one asks for it.
+        wanted_by: The one that asks for it; empty if none does.
+        since_ms: Since when that stands there, by ZooKeeper's clock.
+    """
+
+    client: str
+    gateway: str
+    said: str
+    wanted_by: str
+    since_ms: int
+
+
+def read_gateways(session: ZooKeeperSession) -> dict[int, GatewayRecord]:
+    """Return the registered gateways by their ZooKeeper sessions; one whose node cannot be read is left out."""
+    names = session.children(paths.GATEWAYS_LIVE)[:GATEWAYS_MAX]
+    found: dict[int, GatewayRecord] = {}
+    for name, node in zip(names, session.get_many([paths.gateway(name) for name in names]), strict=True):
+        if node is None or node.owner_session_id is None:
+            continue
+        try:
+            found[node.owner_session_id] = GatewayRecord.from_json(name, node.value)
+        except ValueError as fault:
+            logger.warning("the node of gateway %s cannot be read: %s", name, fault)
+    return found
+
+
+def read_records(session: ZooKeeperSession, clients: Iterable[str]) -> dict[str, IdRecord]:
+    """Return what is on record of transactional ids, by their client names; what cannot be read is left out."""
+    found = {}
+    for some in batched(clients, _AT_ONCE):
+        for client, node in zip(some, session.get_many([paths.gateway_id(client) for client in some]), strict=True):
+            if node is None:
+                continue
+            try:
+                found[client] = IdRecord.from_json(node.value)
+            except ValueError as fault:
+                logger.warning("the record of client %s cannot be read: %s", client, fault)
+    return found
+
+
+def read_holders(
+    session: ZooKeeperSession, clients: Iterable[str], gateways: Mapping[int, GatewayRecord]
+) -> dict[str, HeldId]:
+    """Return who serves transactional ids, by their client names; those that nobody serves are left out."""
+    wanted = list(clients)
+    found = {}
+    for client, node in zip(wanted, session.get_many([paths.gateway_holder(client) for client in wanted]), strict=True):
+        if node is None:
+            continue
+        said, owner = Holder.decode(node.value), gateways.get(node.owner_session_id or 0)
+        name = "" if owner is None else owner.name
+        found[client] = HeldId(client, name, said.gateway, said.wanted_by, node.modified_ms)
+    return found
+
+
+def list_clients(session: ZooKeeperSession, parent: str) -> list[str]:
+    """Return client names below all buckets, which spread them evenly."""
+    buckets = [f"{parent}/{name}" for name in session.children(parent)]
+    return [client for clients in session.children_many(buckets) for client in clients]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What became of ids that nobody has begun with for long.
+
+    Attributes:
+        removed: Transactional ids that are not on record any more, or would not be.
+        kept: How many others are as old, and were kept since they are in use: served, with a transaction open, or with
+            outcomes that are remembered.
+    """
+
+    removed: Sequence[str]
+    kept: int
+
+
+def forget_ids(session: ZooKeeperSession, before_ms: int, *, dry_run: bool = False) -> Forgotten:
+    """Remove transactional ids from the record with which nobody has begun since, and that are not in use.
+
+    Safe beside gateways: an id is removed only while none holds it, and as it was read. A producer that comes back
+    after that begins as if its id had never been used.
+
+    Args:
+        session: A session with the gateways' identity, to which the nodes belong.
+        before_ms: Ids are old whose producers have begun before, ms since 1970.
+        dry_run: Only say which.
+
+    Raises:
+        ZooKeeperUnavailableError, ZooKeeperDeniedError: some may have been removed.
+    """
+    metadata = Metadata(session)
+    groups = metadata.groups()
+    is_open = {item.client_name for group in groups for item in metadata.transactions(group)}
+    clients, removed, kept = list_clients(session, paths.GATEWAY_IDS), [], 0
+    for some in batched(clients, _AT_ONCE):
+        old: dict[str, tuple[str, int]] = {}
+        for client, node in zip(some, session.get_many([paths.gateway_id(client) for client in some]), strict=True):
+            if node is None:
+                continue
+            try:
+                said = IdRecord.from_json(node.value)
+            except ValueError as fault:
+                logger.warning("the record of client %s cannot be read: %s", client, fault)
+                continue
+            if said.written_ms < before_ms:
+                old[client] = said.transactional_id, node.version
+        free = _unused(session, groups, [client for client in old if client not in is_open])
+        kept += len(old) - len(free)
+        if dry_run:
+            removed += [old[client][0] for client in free]
+            continue
+        gone = _remove(session, {client: old[client][1] for client in free})
+        kept += len(free) - len(gone)
+        removed += [old[client][0] for client in gone]
+    return Forgotten(removed, kept)
+
+
+def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the items in lists of this length, the last one of what is left."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def _unused(session: ZooKeeperSession, groups: Sequence[GroupName], clients: Sequence[str]) -> list[str]:
+    """Return those of the clients that no gateway serves, and that no group remembers."""
+    used: set[str] = set()
+    for path_of in (paths.gateway_holder, *(_session_in(group) for group in groups)):
+        nodes = session.get_many([path_of(client) for client in clients])
+        used |= {client for client, node in zip(clients, nodes, strict=True) if node is not None}
+    return [client for client in clients if client not in used]
+
+
+def _session_in(group: GroupName) -> Callable[[str], str]:
+    return lambda client: paths.session(group, client)
+
+
+def _remove(session: ZooKeeperSession, versions: Mapping[str, int]) -> list[str]:
+    """Remove records of these versions while nobody holds their ids; return the clients of those that are gone."""
+    for bucket in sorted({paths.gateway_bucket(client) for client in versions}):
+        session.ensure(f"{paths.GATEWAY_HOLDERS}/{bucket}")
+    done = session.multi_pipelined(
+        [
+            CreateNode(paths.gateway_holder(client), _REMOVER, ephemeral=True),
+            DeleteNode(paths.gateway_id(client), version),
+            DeleteNode(paths.gateway_holder(client)),
+        ]
+        for client, version in versions.items()
+    )
+    gone = []
+    for client, fault in zip(versions, done, strict=True):
+        if fault is None:
+            gone.append(client)
+        elif not isinstance(fault, NodeExistsError | NodeMissingError | NodeVersionMismatchError):
+            raise fault
+    return gone
