@@ -97,6 +97,11 @@ class GatewayProcess:
 
         eventually(is_ready, f"gateway {self.name} serves")
 
+    @property
+    def command(self) -> list[str]:
+        """The command line that starts it."""
+        return list(self._command)
+
     def kill(self) -> None:
         """Kill it."""
         assert self._process is not None

@@ -194,7 +194,6 @@ def test_a_gateway_and_its_producers_are_seen(place: Place) -> None:
         first.commit_transaction(60)
     codes = {key[2] for key, value in scraped(metrics).items() if key[0] == "errors_total" and value}
     assert codes == {"INVALID_TOPIC_EXCEPTION"}
-    first.abort_transaction(60)
 
 
 def test_a_gateway_that_hangs_and_one_that_nobody_reaches_are_found_and_told_apart(place: Place) -> None:

@@ -27,9 +27,7 @@ from integration_tests.pages import ask_page, read_page
 from integration_tests.patience import PATIENCE_S, end, eventually
 from integration_tests.prometheus_server import JOB, Prometheus
 from integration_tests.troubles import (
-    JOB as DEAD_JOB,
-)
-from integration_tests.troubles import (
+    GUEST,
     LABEL,
     OLD_AFTER_S,
     OUTSIDER,
@@ -40,6 +38,9 @@ from integration_tests.troubles import (
     Trouble,
     main,
 )
+from integration_tests.troubles import (
+    JOB as DEAD_JOB,
+)
 from rollbridge.cli.common import ExitCode
 from rollbridge.monitoring.panels import ROWS
 from rollbridge_devcluster.__main__ import write_tools
@@ -48,8 +49,12 @@ from rollbridge_devcluster.state import LOOPBACK
 T = TypeVar("T")
 BY_NAME = {trouble.name: trouble for trouble in TROUBLES}
 CHECKS = {"old-transaction", "quota", "no-coordinator", "no-leader", "retention", "stream-error", "foreign-messages"}
-"""Findings that name the causes of all five."""
-ALERTS = {"OldTransaction", "FoldLag", "NoCoordinator", "StreamInError", "FramesDropped"}
+CHECKS |= {"no-gateway", "gateway-hangs"}
+"""Findings that name the causes of all of them."""
+ALERTS = {"OldTransaction", "FoldLag", "NoCoordinator", "StreamInError", "FramesDropped", "NoGateway", "GatewayDown"}
+
+OF_ALL = {"quota", "no-coordinator", "no-gateway", "gateway-hangs"}
+"""Findings that name no group."""
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +86,7 @@ class Operator:
         assert done.returncode in (ExitCode.OK, ExitCode.FINDINGS), done
         scope = self.scene.group.scope
         found = json.loads(done.stdout)["findings"]
-        ours = [item for item in found if scope in item["what"] or item["check"] in ("quota", "no-coordinator")]
+        ours = [item for item in found if scope in item["what"] or item["check"] in OF_ALL]
         return {item["check"]: item for item in ours}
 
     def diagnosis(self, check: str, culprit: str) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def on_call(
 
     @contextmanager
     def make(trouble: Trouble) -> Iterator[Operator]:
-        scene = Scene(cluster, f"/{unique_name('trouble')}", tmp_path, scope, trouble.names)
+        scene = Scene(cluster, f"/{unique_name('trouble')}", tmp_path, scope, trouble.names, trouble.gateways)
         with (
             scene,
             Prometheus(tmp_path / "prometheus", list(scene.metrics.values()), trouble.limits) as prometheus,
@@ -160,6 +165,8 @@ def on_call(
                 lambda: prometheus.value("count(rollbridge_coordinator_info)") == len(trouble.names),
                 "Prometheus has seen it while it was well",
             )
+            if trouble.gateways:
+                eventually(lambda: prometheus.value("sum(rollbridge_gateway_healthy)"), "the gateways as well")
             yield Operator(scene, prometheus, tools)
 
     return make
@@ -306,8 +313,50 @@ def test_a_program_that_writes_into_a_buffer(on_call: Make, tmp_path: Path) -> N
         operator.is_over("FramesDropped", "foreign-messages")
 
 
+@pytest.mark.long
+def test_a_last_gateway_that_hangs(on_call: Make, tmp_path: Path) -> None:
+    trouble = BY_NAME["hanging gateway"]
+    [name] = trouble.gateways
+    with on_call(trouble) as operator, ExitStack() as stack, trouble.break_it(operator.scene):
+        scene = operator.scene
+        gateway, guest = scene.gateways[name], scene.guest
+        assert guest is not None
+        said = operator.prometheus.await_firing("NoGateway", job=JOB)
+        assert said["runbook_url"].endswith("#rollbridgenogateway")
+        operator.prometheus.await_firing("GatewayDown", job=JOB, instance=scene.metrics[name])
+        eventually(lambda: not series(operator, "Requests at gateways"), "the board's lines end")
+        assert "NoCoordinator" not in operator.prometheus.firing()
+
+        def listed() -> dict[str, Any] | None:
+            found = [item for item in operator.page()["transactions"]["oldest"] if item["transactional_id"] == GUEST]
+            return found[0] if found and found[0]["gateway"] == "" else None
+
+        shown = seen(listed, "the page says that nobody serves the producer")
+        eventually(lambda: read_page(operator.pages[0], "overview")["gateways"] == [], "the page lists none any more")
+
+        found = operator.diagnosis("no-gateway", f"{shown['transaction']} of transactional id {GUEST}")
+        assert f"last begun with at gateway {name}" in found["what"]
+        assert found["alerts"] == ["RollbridgeNoGateway"]
+        before = guest.committed
+
+        # "if the process of NAME is still there, it hangs and has its ports: end it with kill -9"
+        [ended] = re.findall(r"if the process of (\S+) is still there.*kill -9", found["remedy"])
+        scene.gateways[ended].kill()
+        # "Then start one, at the address that clients know"
+        [command] = re.findall(r"rollbridge gateway$", found["remedy"])
+        where = [
+            argument for argument in gateway.command if argument.startswith(("--listen=", "--name=", "--metrics="))
+        ]
+        log = tmp_path / "second.log"
+        second = scene.start(scene.command(*command.split()[1:], *where), log)
+        stack.callback(end, second, log)
+        eventually(lambda: guest.committed > before, "the producer commits what it had open, and goes on")
+        operator.is_over("NoGateway", "no-gateway")
+        operator.prometheus.await_calm("GatewayDown")
+
+
 def test_a_good_cluster_has_none_of_these(on_call: Make) -> None:
-    with on_call(Trouble("none", "", "", lambda _: nullcontext())) as operator:
+    with on_call(Trouble("none", "", "", lambda _: nullcontext(), gateways=("front",))) as operator:
         eventually(
             lambda: not operator.prometheus.firing().keys() & ALERTS, "nothing fires any more since it has begun"
         )

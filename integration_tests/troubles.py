@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from kio.schema.alter_client_quotas.v1 import AlterClientQuotasRequest, AlterClientQuotasResponse
 from kio.schema.alter_client_quotas.v1.request import EntityData, EntryData, OpData
 from kio.static.primitive import f64
@@ -34,6 +34,7 @@ from kio.static.primitive import f64
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.backends.local import LocalCluster
+from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.pages import paged_coordinator, read_page
 from integration_tests.patience import end, eventually
 from integration_tests.prometheus_server import Prometheus
@@ -54,6 +55,10 @@ JOB, LABEL = "night-import", "catalogue of 2026-11"
 """Client name and label of the job that dies."""
 OUTSIDER: Final = "legacy-order-sync"
 """What the outsider calls itself in what it writes."""
+GUEST: Final = "billing/7"
+"""Transactional id of the producer at a gateway."""
+_GUEST_S: Final = 20.0
+"""Longest wait of that producer for one answer."""
 
 
 class Load(threading.Thread):
@@ -84,18 +89,91 @@ class Load(threading.Thread):
         self.join()
 
 
+class GuestLoad(threading.Thread):
+    """Transactions of a Kafka producer that knows a gateway only, and goes on whatever happens."""
+
+    def __init__(self, gateway: GatewayProcess, topic: str) -> None:
+        """Prepare."""
+        super().__init__(name="guest load", daemon=True)
+        self._settings = {
+            "bootstrap.servers": gateway.address,
+            "transactional.id": GUEST,
+            "transaction.timeout.ms": 2 * 3_600_000,
+            "socket.timeout.ms": 10_000,
+            "log_level": 0,
+        }
+        self._topic = topic
+        self._ended, self._go_on = threading.Event(), threading.Event()
+        self._go_on.set()
+        self.is_open = threading.Event()
+        self.committed = 0
+
+    def run(self) -> None:
+        """Commit one after the other; begin with a new producer where the old one has given up."""
+        producer: Producer | None = None
+        while not self._ended.is_set():
+            try:
+                if producer is None:
+                    producer = Producer(self._settings)
+                    producer.init_transactions(_GUEST_S)
+                producer.begin_transaction()
+                producer.produce(self._topic, os.urandom(100), b"k")
+                if producer.flush(_GUEST_S) == 0:
+                    self.is_open.set()
+                self._go_on.wait()
+                self.is_open.clear()
+                self._commit(producer)
+            except KafkaException:
+                producer = None
+
+    def _commit(self, producer: Producer) -> None:
+        while not self._ended.is_set():
+            try:
+                producer.commit_transaction(_GUEST_S)
+            except KafkaException as fault:
+                if not fault.args[0].retriable():
+                    raise
+            else:
+                self.committed += 1
+                self._ended.wait(PAUSE_S)
+                return
+
+    @contextmanager
+    def with_one_open(self) -> Iterator[None]:
+        """Keep it from committing in the block, in which it has a transaction open."""
+        self._go_on.clear()
+        try:
+            eventually(self.is_open.is_set, "it has a transaction open")
+            yield
+        finally:
+            self._go_on.set()
+
+    def stop(self) -> None:
+        """End, also in the middle of a transaction."""
+        self._ended.set()
+        self._go_on.set()
+        self.join()
+
+
 class Scene:
     """Coordinators with pages and metrics, and a stream with ordinary load, while it is entered.
 
     Attributes:
         stream, group: What the load writes to.
+        gateways: Gateways by name; with any, there is a producer beside, which knows the first.
         pages, metrics: Addresses by the name of the coordinator.
         processes: The coordinators by name.
         environment: Where the command line finds all of it.
     """
 
     def __init__(
-        self, cluster: AnyCluster, root: str, folder: Path, scope: str = "shop", names: Sequence[str] = ("one", "two")
+        self,
+        cluster: AnyCluster,
+        root: str,
+        folder: Path,
+        scope: str = "shop",
+        names: Sequence[str] = ("one", "two"),
+        gateways: Sequence[str] = (),
     ) -> None:
         """Prepare; ``folder`` is for logs."""
         self.cluster = cluster
@@ -111,6 +189,9 @@ class Scene:
         }
         self._root = root
         self._names = names
+        self._gateway_names = gateways
+        self.gateways: dict[str, GatewayProcess] = {}
+        self.guest: GuestLoad | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -135,6 +216,8 @@ class Scene:
             self.load.start()
             stack.callback(self.load.stop)
             eventually(lambda: self.load.committed > 3, "the load commits")
+            for name in self._gateway_names:
+                self._add_gateway(name, free_port(taken), stack)
             self._stack = stack.pop_all()
         return self
 
@@ -142,6 +225,18 @@ class Scene:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _add_gateway(self, name: str, port: int, stack: ExitStack) -> None:
+        """Start a gateway, and a producer that knows it if it is the first."""
+        self.metrics[name] = f"{LOOPBACK}:{port}"
+        servers = Servers(self.cluster.bootstrap_servers, self.cluster.zookeeper, self._root)
+        gateway = GatewayProcess(servers, name, self.folder, [f"--metrics={self.metrics[name]}"])
+        self.gateways[name] = stack.enter_context(gateway)
+        if self.guest is None:
+            self.guest = guest = GuestLoad(gateway, str(self.stream).replace("/", "."))
+            guest.start()
+            stack.callback(guest.stop)
+            eventually(lambda: guest.committed > 3, "the producer at the gateway commits")
 
     def _is_healthy(self, name: str) -> bool:
         return bool(read_page(self.pages[name], "overview")["coordinator"]["healthy"])
@@ -186,6 +281,7 @@ class Trouble:
         break_it: Breaks a scene, and puts right at its end what may still be broken.
         limits: Texts of the rules of alerts, and what stands in place of them.
         names: The coordinators.
+        gateways: The gateways.
     """
 
     name: str
@@ -194,6 +290,7 @@ class Trouble:
     break_it: Callable[[Scene], AbstractContextManager[None]]
     limits: Mapping[str, str] = field(default_factory=dict)
     names: Sequence[str] = ("one", "two")
+    gateways: Sequence[str] = ()
 
 
 # A job that has died
@@ -339,6 +436,24 @@ def outsider(scene: Scene) -> Iterator[None]:
         del scene.processes[OUTSIDER]
 
 
+# A last gateway that hangs
+
+
+@contextmanager
+def hanging_gateway(scene: Scene) -> Iterator[None]:
+    """The only gateway stands still in the middle of a producer's transaction."""
+    [gateway] = scene.gateways.values()
+    assert scene.guest is not None
+    with scene.guest.with_one_open():
+        pid = gateway.pid
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if gateway.pid == pid:
+            os.kill(pid, signal.SIGCONT)
+
+
 PARTS: Final[Mapping[str, Callable[[str], None]]] = {"job": write_half_and_die, "outsider": write_on}
 """What other processes of the exercise do, given the stream."""
 
@@ -377,6 +492,14 @@ TROUBLES: Final = (
         outsider,
         {'newer"}[15m]': 'newer"}[10s]'},
     ),
+    Trouble(
+        "hanging gateway",
+        "Billing, which is written in another language, writes nothing any more; everybody else does.",
+        "The only gateway hangs: its process is there, keeps its ports, and stands still. A producer's transaction is "
+        "open.",
+        hanging_gateway,
+        gateways=("front",),
+    ),
 )
 
 
@@ -389,7 +512,9 @@ def exercise(trouble: Trouble) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollbridge-exercise-")))
         print("Starting Kafka, ZooKeeper, coordinators and some load ...", flush=True)
         cluster = stack.enter_context(LocalCluster())
-        scene = stack.enter_context(Scene(cluster, "/rollbridge", folder, names=trouble.names))
+        scene = stack.enter_context(
+            Scene(cluster, "/rollbridge", folder, names=trouble.names, gateways=trouble.gateways)
+        )
         looks = [(f"page of {name}", url) for name, url in scene.pages.items()]
         looks += [(f"metrics of {name}", f"http://{address}/metrics") for name, address in scene.metrics.items()]
         if shutil.which("prometheus"):
