@@ -7,6 +7,7 @@ rights that ``rollbridge access`` prints and grants for it, so these are enough.
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 import ssl
@@ -602,3 +603,47 @@ def test_a_client_of_a_cluster_without_sasl_does_not_get_the_gateways_certificat
 
     assert not has_certificate("SSL")
     assert has_certificate("SASL_SSL")
+
+
+# -- what operators see ---------------------------------------------------------------------------------------
+
+
+def findings(cluster: Secured) -> dict[str, str]:
+    """What the doctor says of gateways, with a coordinator's credentials."""
+    answer = run_cli(cluster.environment("coordinator"), "doctor", "--json")
+    assert answer.out, answer
+    found = json.loads(answer.out)["findings"]
+    return {item["check"]: f"{item['what']}; {item['remedy']}" for item in found if "gateway" in item["check"]}
+
+
+def state_of(part: str, cluster: Secured) -> str:
+    """What ``status`` says of a part of the cluster."""
+    parts = json.loads(run_cli(cluster.environment("coordinator"), "status", "--json").out)["parts"]
+    return {str(item["part"]): str(item["state"]) for item in parts}[part]
+
+
+@pytest.mark.long
+def test_the_doctor_sees_gateways_behind_tls_and_login_and_what_they_lack(
+    secured: Secured, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    eventually(lambda: findings(secured) == {}, "the gateway is well")
+    eventually(lambda: state_of("gateway gateway-1", secured) == "running", "it is said to run")
+    servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
+    environment = secured.environment("gateway")
+    [_, log] = [right.name for right in rights_of_a_gateway(ORDERS, GROUP) if right.resource is Resource.TOPIC]
+    with (
+        secured.denied("gateway", Right(Resource.TOPIC, BUFFERS[0], ("Write",), "")),
+        secured.denied("gateway", Right(Resource.TOPIC, log, ("Read",), "")),
+        GatewayProcess(servers, "gateway-2", tmp_path, [CERTIFICATE_OF_SERVER], environment),
+    ):
+        eventually(lambda: "gateway-rights" in findings(secured), "the doctor finds what it lacks")
+        found = findings(secured)
+        assert found.keys() == {"gateway-rights"}
+        assert f"gateway gateway-2 lacks Write on {BUFFERS[0]}" in found["gateway-rights"]
+        assert f"Read on {log}" in found["gateway-rights"]
+        assert f"rollbridge access kafka-acls gateway {ORDERS}" in found["gateway-rights"]
+    # One that demands a certificate, which this principal has not got, runs all the same.
+    demanding = [CERTIFICATE_OF_SERVER, f"--client-ca={CA}"]
+    with GatewayProcess(servers, "gateway-3", tmp_path, demanding, environment):
+        eventually(lambda: findings(secured).keys() == {"gateway-trust"}, "it does not let the doctor in")
+        eventually(lambda: state_of("gateway gateway-3", secured) == "running", "it is said to run")

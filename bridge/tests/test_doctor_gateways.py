@@ -11,7 +11,7 @@ import pytest
 from bridge.tests.test_doctor import GOOD, GROUP, HOUR_MS, NOW_MS, STREAM
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import ClusterFacts
-from rollbridge.doctor.gateway_facts import Answer, GatewayFacts, IdFacts, Reach, ask_gateway
+from rollbridge.doctor.gateway_facts import GatewayAnswer, GatewayFacts, IdFacts, Reach, ask_gateway
 from rollbridge.doctor.gateways import IDLE, IDLE_MANY, IDS_MANY
 from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord, LackingRight
 from rollbridge.model.ids import TransactionId
@@ -27,12 +27,12 @@ LATER_MS = NOW_MS + 100 * DAY_MS
 
 
 def gateway(
-    name: str = "gw-1", host: str = "", answer: Answer | None = None, held: int = 0, **said: Any
+    name: str = "gw-1", host: str = "", answer: GatewayAnswer | None = None, held: int = 0, **said: Any
 ) -> GatewayFacts:
     """A gateway that is well."""
     given = {"ports": PORTS, "cluster_id": GOOD.kafka_cluster_id, "release": "1.0", **said}
     record = GatewayRecord(name=name, host=host or f"{name}.example", port=9192, **given)
-    return GatewayFacts(record, answer or Answer(Reach.ANSWERS, "", BROKERS), held)
+    return GatewayFacts(record, answer or GatewayAnswer(Reach.ANSWERS, "", BROKERS), held)
 
 
 def seen(*gateways: GatewayFacts, ids: IdFacts | None = None, **changes: Any) -> ClusterFacts:
@@ -70,7 +70,7 @@ def test_gateways_that_are_well_give_no_findings() -> None:
     facts = seen(gateway("gw-1", held=1), gateway("gw-2"), ids=replace(OF_OPEN, held={**held, **wanted}))
     assert find(with_open(facts, at_gateway(NOW_MS - 1_000, 2 * DAY_MS))) == []
     assert find(seen(gateway("gw-1", host="localhost"), gateway("gw-2", host="127.0.0.1"))) == [], "all on one machine"
-    assert find(seen(gateway(answer=Answer(Reach.ANSWERS)))) == [], "one that tells nothing before a login"
+    assert find(seen(gateway(answer=GatewayAnswer(Reach.ANSWERS)))) == [], "one that tells nothing before a login"
 
 
 def test_where_there_is_no_gateway_and_none_is_missed_nothing_is_found() -> None:
@@ -79,12 +79,12 @@ def test_where_there_is_no_gateway_and_none_is_missed_nothing_is_found() -> None
 
 
 def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
-    [found] = find(seen(gateway(answer=Answer(Reach.NOTHING_LISTENS), held=3), gateway("gw-2")))
+    [found] = find(seen(gateway(answer=GatewayAnswer(Reach.NOTHING_LISTENS), held=3), gateway("gw-2")))
     assert (found.check, found.severity.name) == ("gateway-unreachable", "PROBLEM")
     assert "gw-1 is registered at gw-1.example:9192, and nothing listens there" in found.what
     assert found.what.endswith("it serves 3 transactional ids")
     assert "gw-1.example is not where clients find it: --advertise" in found.remedy
-    [found] = find(seen(gateway(answer=Answer(Reach.SILENT, "no answer"), held=3)))
+    [found] = find(seen(gateway(answer=GatewayAnswer(Reach.SILENT, "no answer"), held=3)))
     assert (found.check, found.severity.name) == ("gateway-hangs", "PROBLEM")
     assert "it hangs" in found.what
     assert found.remedy.startswith("end the process of gateway gw-1 with kill -9")
@@ -94,19 +94,19 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
     ("facts", "check", "what", "remedy"),
     [
         (
-            seen(gateway(answer=Answer(Reach.DENIED, "cannot trust the certificate"))),
+            seen(gateway(answer=GatewayAnswer(Reach.DENIED, "cannot trust the certificate"))),
             "gateway-trust",
             "cannot trust the certificate",
             "ssl.ca.location",
         ),
         (
-            seen(gateway(answer=Answer(Reach.NO_BROKER, "connection lost"))),
+            seen(gateway(answer=GatewayAnswer(Reach.NO_BROKER, "connection lost"))),
             "gateway-brokers",
             "gets no answer from the brokers",
             "machine of gateway gw-1 reaches every broker",
         ),
         (
-            seen(gateway(answer=Answer(Reach.ANSWERS, "", BROKERS, (1, 2)))),
+            seen(gateway(answer=GatewayAnswer(Reach.ANSWERS, "", BROKERS, (1, 2)))),
             "gateway-port",
             "nothing listens at 2 of its other ports, as seen from this machine: 9194 for broker 1, 9195 for broker 2",
             "open the ports 9193 to 9195 of gw-1.example",
@@ -124,7 +124,7 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
             "why it cannot listen at one more port",
         ),
         (
-            seen(gateway(answer=Answer(Reach.ANSWERS, "", frozenset({0, 1})))),
+            seen(gateway(answer=GatewayAnswer(Reach.ANSWERS, "", frozenset({0, 1})))),
             "gateway-brokers",
             "has no port for broker 2",
             "the log of gateway gw-1",

@@ -28,7 +28,7 @@ from rollbridge_coordinator.state.documents import (
     Glance,
     LeadView,
     Measure,
-    Origin,
+    ProducerOrigin,
     clients_at_gateways,
     gateway_entry,
     glance_document,
@@ -357,7 +357,10 @@ def test_of_a_producer_at_a_gateway_its_transactional_id_is_told_and_who_serves_
         object.__setattr__(item.begin, "label", labels[item.begin.client_name])
     plain = led_group_document(LEAD, Glance(live=shown(bench)), None)
     assert clients_at_gateways(plain) == ["flink@2f7", "lost"]
-    found = with_origins(plain, {"flink@2f7": Origin(HOSTILE, "gw-1"), "lost": Origin(), "importer": Origin("no")})
+    found = with_origins(
+        plain,
+        {"flink@2f7": ProducerOrigin(HOSTILE, "gw-1"), "lost": ProducerOrigin(), "importer": ProducerOrigin("no")},
+    )
     for name in ("oldest", "largest"):
         told = {
             item["client"]: (item["through_gateway"], item["transactional_id"], item["gateway"])

@@ -54,7 +54,7 @@ class Reach(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayAnswer:
     """What a gateway has answered.
 
     Attributes:
@@ -81,7 +81,7 @@ class GatewayFacts:
     """
 
     record: GatewayRecord
-    answer: Answer
+    answer: GatewayAnswer
     held: int = 0
 
 
@@ -131,10 +131,10 @@ def gather_gateways(
     ], ids
 
 
-def ask_gateway(record: GatewayRecord, security: Security) -> Answer:
+def ask_gateway(record: GatewayRecord, security: Security) -> GatewayAnswer:
     """Return what a gateway answers where it says that clients find it."""
     if not accepts(record.address):
-        return Answer(Reach.NOTHING_LISTENS, f"nothing listens at {record.address}, as seen from here")
+        return GatewayAnswer(Reach.NOTHING_LISTENS, f"nothing listens at {record.address}, as seen from here")
     trust = replace(security, protocol="SSL" if record.encrypted else "PLAINTEXT", mechanism=None)
     try:
         connection = Connection(
@@ -146,23 +146,23 @@ def ask_gateway(record: GatewayRecord, security: Security) -> Answer:
             request_timeout_s=ANSWER_S,
         )
     except (AuthenticationError, ConfigError) as fault:
-        return Answer(Reach.DENIED, str(fault))
+        return GatewayAnswer(Reach.DENIED, str(fault))
     except RollbridgeError as fault:
-        return Answer(Reach.DENIED if _is_distrust(fault) else Reach.SILENT, str(fault))
+        return GatewayAnswer(Reach.DENIED if _is_distrust(fault) else Reach.SILENT, str(fault))
     closed = tuple(broker for broker, port in record.ports[:PORTS_MAX] if not accepts(_address(record, port)))
     try:
         if SaslHandshakeRequest.__api_key__ in connection.api_versions:
-            return Answer(Reach.ANSWERS, closed=closed)  # before a login it tells nothing more
+            return GatewayAnswer(Reach.ANSWERS, closed=closed)  # before a login it tells nothing more
         answer = connection.call(
             MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False),
             MetadataResponse,
         )
     except RollbridgeError as fault:
-        return Answer(Reach.NO_BROKER, str(fault), closed=closed)
+        return GatewayAnswer(Reach.NO_BROKER, str(fault), closed=closed)
     finally:
         connection.close()
     brokers = frozenset(int(item.node_id) for item in answer.brokers if item.node_id < GATEWAYS_FROM)
-    return Answer(Reach.ANSWERS, "", brokers, closed)
+    return GatewayAnswer(Reach.ANSWERS, "", brokers, closed)
 
 
 def _is_distrust(fault: BaseException | None) -> bool:

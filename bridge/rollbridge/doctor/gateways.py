@@ -170,7 +170,7 @@ def _releases(facts: ClusterFacts) -> Iterator[Finding]:
     ours = {release for release in facts.releases.values() if release}
     others = {item.record.name: item.record.release for item in facts.gateways if item.record.release not in ours}
     if ours and others:
-        told = ", ".join(f"{name} {release or 'of before 0.3.0'}" for name, release in sorted(others.items()))
+        told = ", ".join(f"{name} {release or 'that does not say'}" for name, release in sorted(others.items()))
         yield warning(
             "gateway-releases",
             f"gateways run another release than the coordinators ({', '.join(sorted(ours))}): {told}",

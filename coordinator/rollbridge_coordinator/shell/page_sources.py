@@ -40,7 +40,7 @@ from rollbridge_coordinator.state.documents import (
     Glance,
     LeadView,
     Measure,
-    Origin,
+    ProducerOrigin,
     clients_at_gateways,
     gateway_entry,
     glance_document,
@@ -298,7 +298,7 @@ class PageSources:
             logger.debug("producers at gateways are not known now: %s", missing)
             return group
         origins = {
-            client: Origin(
+            client: ProducerOrigin(
                 records[client].transactional_id if client in records else None,
                 (held[client].gateway or held[client].said) if client in held else "",
             )

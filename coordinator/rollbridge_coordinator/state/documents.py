@@ -177,7 +177,7 @@ def transaction_entry(item: LiveTransaction, now_ms: int) -> Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ProducerOrigin:
     """Where a transaction comes from that a producer began through a gateway.
 
     Attributes:
@@ -195,7 +195,7 @@ def clients_at_gateways(group: Document) -> list[str]:
     return sorted({item["client"] for item in listed if item["through_gateway"]})
 
 
-def with_origins(group: Document, origins: Mapping[str, Origin]) -> Document:
+def with_origins(group: Document, origins: Mapping[str, ProducerOrigin]) -> Document:
     """Return the document of a group whose listed transactions say which producers they are of.
 
     Args:
