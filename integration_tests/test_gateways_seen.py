@@ -251,6 +251,12 @@ def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     served.commit_transaction(60)
     [item] = json.loads(place.cli("ids", "list", "--json").out)["ids"]
     assert item["transactional_id"] == "served"
+    with place.session() as session:  # one whose bucket no gateway has made yet
+        known = set(session.children(paths.GATEWAY_HOLDERS))
+        name = next(f"odd-{n}" for n in range(10_000) if paths.gateway_bucket(f"odd-{n}") not in known)
+        session.create(paths.gateway_id(name), json.dumps({**record, "id": name}).encode(), parents=True)
+        assert json.loads(place.cli("ids", "forget", "--idle", "1d", "--json").out)["ids"] == [name]
+        assert set(session.children(paths.GATEWAY_HOLDERS)) == known, "no node is left that gateways may not write to"
     # A new producer of a forgotten id begins like the first.
     again = producer(gateway, "old-1")
     again.begin_transaction()

@@ -334,6 +334,11 @@ def test_a_last_gateway_that_hangs(on_call: Make, tmp_path: Path) -> None:
         shown = seen(listed, "the page says that nobody serves the producer")
         eventually(lambda: read_page(operator.pages[0], "overview")["gateways"] == [], "the page lists none any more")
 
+        if CHROMIUM and DRIVER:
+            with browser(tmp_path / "profile") as driver:
+                driver.get(f"{operator.pages[0]}#/group/{operator.scene.group}")
+                await_text(driver, "#oldest", f"{GUEST}, no gateway serves it")
+
         found = operator.diagnosis("no-gateway", f"{shown['transaction']} of transactional id {GUEST}")
         assert f"last begun with at gateway {name}" in found["what"]
         assert found["alerts"] == ["RollbridgeNoGateway"]

@@ -108,7 +108,7 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
         (
             seen(gateway(answer=GatewayAnswer(Reach.ANSWERS, "", BROKERS, (1, 2)))),
             "gateway-port",
-            "nothing listens at 2 of its other ports, as seen from this machine: 9194 for broker 1, 9195 for broker 2",
+            "at 2 of its other ports or more nothing listens, as seen from here: 9194 for broker 1, 9195 for broker 2",
             "open the ports 9193 to 9195 of gw-1.example",
         ),
         (
@@ -270,6 +270,11 @@ def test_a_port_that_nobody_listens_at_and_one_that_nobody_serves_differ(monkeyp
         record = GatewayRecord(name="gw", host="127.0.0.1", port=int(server.getsockname()[1]))
         assert ask_gateway(record, Security()).reach is Reach.SILENT
     assert ask_gateway(record, Security()).reach is Reach.NOTHING_LISTENS
+
+
+@pytest.mark.parametrize("host", ["", "\0", "a..b", "x" * 200, "\ud800", "::::", "rollbridge.invalid"])
+def test_a_host_that_is_none_is_one_where_nothing_listens(host: str) -> None:
+    assert ask_gateway(GatewayRecord(name="gw", host=host, port=1), Security()).reach is Reach.NOTHING_LISTENS
 
 
 def test_a_gateway_never_gets_a_password(monkeypatch: pytest.MonkeyPatch) -> None:

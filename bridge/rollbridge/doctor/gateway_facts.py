@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
@@ -33,6 +34,8 @@ ANSWER_S: Final = 5.0
 """Longest wait for each answer of a gateway."""
 PORTS_MAX: Final = 50
 """Ports of brokers that are tried at each."""
+CLOSED_MAX: Final = 5
+"""Closed ports after which no more are tried: each may take a second."""
 HOLDERS_MAX: Final = 20_000
 IDS_MAX: Final = 20_000
 """Nodes of transactional ids that are read; of more, a part is."""
@@ -149,7 +152,8 @@ def ask_gateway(record: GatewayRecord, security: Security) -> GatewayAnswer:
         return GatewayAnswer(Reach.DENIED, str(fault))
     except RollbridgeError as fault:
         return GatewayAnswer(Reach.DENIED if _is_distrust(fault) else Reach.SILENT, str(fault))
-    closed = tuple(broker for broker, port in record.ports[:PORTS_MAX] if not accepts(_address(record, port)))
+    shut = (broker for broker, port in record.ports[:PORTS_MAX] if not accepts(_address(record, port)))
+    closed = tuple(islice(shut, CLOSED_MAX))
     try:
         if SaslHandshakeRequest.__api_key__ in connection.api_versions:
             return GatewayAnswer(Reach.ANSWERS, closed=closed)  # before a login it tells nothing more

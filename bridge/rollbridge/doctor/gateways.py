@@ -85,7 +85,7 @@ def _reach(gateway: GatewayFacts) -> Iterator[Finding]:
         named = ", ".join(f"{ports[broker]} for broker {broker}" for broker in answer.closed[:_WHICH_SHOWN])
         yield problem(
             "gateway-port",
-            f"{who} nothing listens at {len(answer.closed)} of its other ports, as seen from this machine: {named}",
+            f"{who} at {len(answer.closed)} of its other ports or more nothing listens, as seen from here: {named}",
             f"open the ports {min(ports.values())} to {max(ports.values())} of {record.host} in the firewall, and one "
             "for each broker to come",
         )

@@ -40,7 +40,7 @@ def accepts(address: str) -> bool:
     """Return True if something accepts connections there; much cheaper than any protocol."""
     try:
         socket.create_connection(split_address(address), timeout=1).close()
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, ValueError):  # a name that is none is a ValueError
         return False
     return True
 

@@ -22,6 +22,11 @@ LACKING_MAX: Final = 20
 """Rights that a gateway says it lacks; further ones are likely to have the same cause."""
 _TEXT_MAX: Final = 256
 _PORTS_MAX: Final = 10_000
+_PORT_MAX: Final = 65_535
+_MOMENT_MAX_MS: Final = 1 << 47
+"""In the year 6429: what reads it can show it."""
+_NAME: Final = re.compile(r"[\w./-]+", re.ASCII)
+"""Names of topics and streams; what else stands there would end up in commands that operators are told to run."""
 _LABEL: Final = re.compile(r"([1-9][0-9]{18})\.(0|[1-9][0-9]{0,4})")
 
 
@@ -87,15 +92,15 @@ class GatewayRecord:
             return cls(
                 name=name,
                 host=_text(said["host"]),
-                port=int(said["port"]),
+                port=_port(said["port"]),
                 ports=tuple((int(broker), int(port)) for broker, port in said["ports"][:_PORTS_MAX]),
                 life=_text(said.get("life", "")),
                 release=_text(said.get("release", "")),
                 cluster_id=_text(said.get("cluster_id", "")),
                 metrics=_text(said.get("metrics", "")),
                 encrypted=bool(said.get("encrypted", False)),
-                since_ms=int(said.get("since_ms", 0)),
-                lacking=tuple(LackingRight(*map(_text, item)) for item in said.get("lacking", ())[:LACKING_MAX]),
+                since_ms=_moment(said.get("since_ms", 0)),
+                lacking=tuple(_right(item) for item in said.get("lacking", ())[:LACKING_MAX]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise ValueError(f"not what a gateway says of itself: {fault!r}") from fault
@@ -150,7 +155,7 @@ class IdRecord:
             return cls(
                 _text(said["id"]),
                 int(said["timeout_ms"]),
-                int(said.get("written_ms", 0)),
+                _moment(said.get("written_ms", 0)),
                 _text(said.get("gateway", "")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as fault:
@@ -172,6 +177,23 @@ def _object(value: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from fault
     if not isinstance(found, dict):
         raise ValueError(f"{type(found).__name__} instead of an object")
+    return found
+
+
+def _port(value: Any) -> int:
+    if not 0 <= int(value) <= _PORT_MAX:
+        raise ValueError(f"{value!r} is no port")
+    return int(value)
+
+
+def _moment(value: Any) -> int:
+    return max(0, min(int(value), _MOMENT_MAX_MS))
+
+
+def _right(value: Any) -> LackingRight:
+    found = LackingRight(*map(_text, value))
+    if not all(map(_NAME.fullmatch, found)):
+        raise ValueError(f"{value!r} names no right")
     return found
 
 

@@ -11,8 +11,13 @@ from typing import Final
 from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder, IdRecord
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import CreateNode, DeleteNode
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation
+from rollbridge.zookeeper.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+)
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -169,22 +174,28 @@ def _session_in(group: GroupName) -> Callable[[str], str]:
     return lambda client: paths.session(group, client)
 
 
+def _removal(client: str, version: int, *, has_bucket: bool) -> list[NodeOperation]:
+    """Return what removes a record unless its id is held, and leaves no node behind that gateways may not write to."""
+    holder, bucket = paths.gateway_holder(client), f"{paths.GATEWAY_HOLDERS}/{paths.gateway_bucket(client)}"
+    operations: list[NodeOperation] = [
+        CreateNode(holder, _REMOVER, ephemeral=True),
+        DeleteNode(paths.gateway_id(client), version),
+        DeleteNode(holder),
+    ]
+    return operations if has_bucket else [CreateNode(bucket, b""), *operations, DeleteNode(bucket)]
+
+
 def _remove(session: ZooKeeperSession, versions: Mapping[str, int]) -> list[str]:
     """Remove records of these versions while nobody holds their ids; return the clients of those that are gone."""
-    for bucket in sorted({paths.gateway_bucket(client) for client in versions}):
-        session.ensure(f"{paths.GATEWAY_HOLDERS}/{bucket}")
+    existing = set(session.children(paths.GATEWAY_HOLDERS))
     done = session.multi_pipelined(
-        [
-            CreateNode(paths.gateway_holder(client), _REMOVER, ephemeral=True),
-            DeleteNode(paths.gateway_id(client), version),
-            DeleteNode(paths.gateway_holder(client)),
-        ]
+        _removal(client, version, has_bucket=paths.gateway_bucket(client) in existing)
         for client, version in versions.items()
     )
     gone = []
     for client, fault in zip(versions, done, strict=True):
         if fault is None:
             gone.append(client)
-        elif not isinstance(fault, NodeExistsError | NodeMissingError | NodeVersionMismatchError):
+        elif not isinstance(fault, NodeExistsError | NodeMissingError | NodeNotEmptyError | NodeVersionMismatchError):
             raise fault
     return gone

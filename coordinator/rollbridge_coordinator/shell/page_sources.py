@@ -174,9 +174,12 @@ class PageSources:
         known = self._coordinators()
         try:
             leads, fault = self._leads.get(None, lambda _: self._read_leads()), ""
+        except RollbridgeError as missing:
+            leads, fault = (), str(missing)
+        try:
             gateways = sorted(self._known_gateways().values(), key=lambda item: item.name)
         except RollbridgeError as missing:
-            leads, gateways, fault = (), [], str(missing)
+            gateways, fault = [], fault or str(missing)
         now_ms = _now_ms()
         here = sum(lead.is_here for lead in leads[:GROUPS_SHOWN])
         return {
