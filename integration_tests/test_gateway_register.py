@@ -12,6 +12,7 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.model import paths
+from rollbridge.model.gateways import GatewayRecord
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import Pair

@@ -47,19 +47,19 @@ def _histogram(name: str, about: str, labels: str = "", advice: str = "") -> Fam
 
 INFO: Final = _gauge("info", "Always 1; names the gateway and its version.", "name version")
 HEALTHY: Final = _gauge(
-    "healthy", "1 if it serves, and is sure of its ZooKeeper session.", advice="`/healthz` at the same address says why"
+    "healthy", "1 if it serves, and its lease in ZooKeeper runs.", advice="`/healthz` at the same address says why"
 )
-SESSION_AGE: Final = _gauge(
-    "session_age_seconds",
-    "Age of its ZooKeeper session.",
-    advice="young ones of an old process: it loses sessions, and with each all transactional ids that it serves",
+LEASE_AGE: Final = _gauge(
+    "lease_age_seconds",
+    "Since when it has had its lease in ZooKeeper, under which it serves transactional ids.",
+    advice="young ones of an old process: it loses leases, and with each all transactional ids that it serves",
 )
-SESSION_SILENCE: Final = _gauge(
-    "session_unconfirmed_seconds",
-    "Time since ZooKeeper has last confirmed its session; infinite before it ever has.",
-    advice="beyond 0.6 of the session's time-out it acknowledges nothing",
+LEASE_SILENCE: Final = _gauge(
+    "lease_unwritten_seconds",
+    "Time since it has last written its lease.",
+    advice="beyond half of the session's time-out it acknowledges nothing",
 )
-SESSIONS_LOST: Final = _counter("sessions_lost", "ZooKeeper sessions that have ended under it.")
+LEASES_LOST: Final = _counter("leases_lost", "Leases that have ended under it, with its session or by another gateway.")
 LOOP_LAG: Final = _histogram(
     "loop_lag_seconds",
     "By how much its event loop comes late to what is due, looked at four times a second.",
@@ -145,7 +145,7 @@ SAVEPOINT_FAILURES: Final = _counter(
 )
 
 FAMILIES: Final = (
-    INFO, HEALTHY, SESSION_AGE, SESSION_SILENCE, SESSIONS_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
+    INFO, HEALTHY, LEASE_AGE, LEASE_SILENCE, LEASES_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
     CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, MALFORMED, REQUESTS, ERRORS, RECEIVED, SENT,
     UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
     IDS, IDS_LIMIT, OPEN, HANDED_OVER, TAKEN_OVER, ENDED, RECORDS, BYTES, SAVEPOINTS, SAVEPOINT_FAILURES,
@@ -199,8 +199,8 @@ class Present:
     Attributes:
         name, version: Of the gateway.
         is_healthy: Whether it serves.
-        session_age_s, session_silence_s: Age of its ZooKeeper session, and since when that is not confirmed.
-        sessions_lost: Sessions that have ended.
+        lease_age_s, lease_silence_s: Age of its lease in ZooKeeper, and since when that was not written.
+        leases_lost: Leases that have ended.
         gateways, brokers: How many it knows; brokers that it has a port for.
         lacking: Rights that it has found missing.
         connections_limit, ids_limit, under_way_limit: Its limits.
@@ -214,9 +214,9 @@ class Present:
     name: str
     version: str
     is_healthy: bool
-    session_age_s: float
-    session_silence_s: float
-    sessions_lost: int
+    lease_age_s: float
+    lease_silence_s: float
+    leases_lost: int
     gateways: int
     brokers: int
     lacking: int
@@ -236,9 +236,9 @@ class Present:
         """Yield all of it."""
         yield Sample(INFO, (self.name, self.version), 1)
         yield Sample(HEALTHY, (), int(self.is_healthy))
-        yield Sample(SESSION_AGE, (), self.session_age_s)
-        yield Sample(SESSION_SILENCE, (), self.session_silence_s)
-        yield Sample(SESSIONS_LOST, (), self.sessions_lost)
+        yield Sample(LEASE_AGE, (), self.lease_age_s)
+        yield Sample(LEASE_SILENCE, (), self.lease_silence_s)
+        yield Sample(LEASES_LOST, (), self.leases_lost)
         yield Sample(GATEWAYS, (), self.gateways)
         yield Sample(BROKERS, (), self.brokers)
         yield Sample(LACKING, (), self.lacking)

@@ -26,8 +26,8 @@ NUMBERS = (
 def present(**changes: Any) -> Present:
     """A gateway that is well and does nothing."""
     given: dict[str, Any] = {
-        "name": "one", "version": "1", "is_healthy": True, "session_age_s": 5.0, "session_silence_s": 0.5,
-        "sessions_lost": 0, "gateways": 1, "brokers": 3, "lacking": 0, "connections_limit": 2_000,
+        "name": "one", "version": "1", "is_healthy": True, "lease_age_s": 5.0, "lease_silence_s": 0.5,
+        "leases_lost": 0, "gateways": 1, "brokers": 3, "lacking": 0, "connections_limit": 2_000,
         "ids_limit": 50_000, "under_way_limit": 1 << 28, "under_way": 0, "ids": 0, "open": 0,
         "handovers": dict.fromkeys(HANDOVERS, 0), "taken_over": 0, "ended": {"committed": 0, "aborted": 0},
         "savepoints": Histogram((1.0,)), "savepoint_failures": 0,
@@ -69,7 +69,7 @@ def test_what_is_counted_is_what_prometheus_reads() -> None:
     counts.note("PRODUCE", 99.0)
     counts.errors["END_TXN", "INVALID_TXN_STATE"] += 3
     counts.loop_lag.note(0.2)
-    now = present(ids=7, open=3, handovers={"taken": 1, "given": 2, "refused": 3}, session_silence_s=float("inf"))
+    now = present(ids=7, open=3, handovers={"taken": 1, "given": 2, "refused": 3}, lease_silence_s=float("inf"))
     registry = CollectorRegistry()
     registry.register(SampleCollector(lambda: samples(counts, now), FAMILIES))
     read = {
@@ -92,6 +92,6 @@ def test_what_is_counted_is_what_prometheus_reads() -> None:
         ("transactional_ids",): 7,
         ("open_transactions",): 3,
         ("handovers_total", "given"): 2,
-        ("session_unconfirmed_seconds",): float("inf"),
+        ("lease_unwritten_seconds",): float("inf"),
     }
     assert {key: read[key] for key in expected} == expected

@@ -221,7 +221,7 @@ def _holders(facts: ClusterFacts) -> Iterator[Finding]:
         )
     gone = [item for item in facts.ids.held.values() if not item.gateway and item.since_ms < before_ms]
     if gone:
-        names = ", ".join(sorted({item.said or "one that another has asked" for item in gone})[:_WHICH_SHOWN])
+        names = ", ".join(sorted({item.said or "one that cannot be read" for item in gone})[:_WHICH_SHOWN])
         yield warning(
             "gateway-gone",
             f"{len(gone)} transactional ids, such as that of client {min(item.client for item in gone)}, are held by "

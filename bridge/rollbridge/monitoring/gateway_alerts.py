@@ -63,8 +63,8 @@ GATEWAY_ALERTS: Final = (
         remedies=(
             Remedy(
                 "gateway-hangs",
-                "end the process of gateway {name} with kill -9, and start it again: within the time-out of its "
-                "session others serve its transactional ids, and its clients go there",
+                "end the process of gateway {name} with kill -9, and start it again: others serve its "
+                "transactional ids within seconds, and its clients go there",
             ),
             Remedy(
                 "gateway-unreachable",
@@ -83,16 +83,16 @@ GATEWAY_ALERTS: Final = (
         summary="Gateway at {{ $labels.instance }} does not serve",
         description="{{ $labels.instance }} of {{ $labels.job }} runs, and acknowledges nothing to transactional "
         "producers; /healthz at the same address says why.",
-        means="A gateway starts, ends, or is not sure of its ZooKeeper session: as long as another one might serve the "
-        "same transactional ids, it acknowledges nothing.",
+        means="A gateway starts, ends, or could not write its lease in ZooKeeper: as long as another one might serve "
+        "the same transactional ids, it acknowledges nothing.",
         look=(
             "`/healthz` of the gateway",
-            "`rollbridge_gateway_session_unconfirmed_seconds`: whether ZooKeeper answers it",
+            "`rollbridge_gateway_lease_unwritten_seconds`: whether ZooKeeper answers it",
             "`rollbridge_gateway_loop_lag_seconds`: whether it gets to ask",
         ),
         actions=("Bring ZooKeeper or the network back: it goes on by itself.",),
         avoid="restart it because of ZooKeeper: the new process waits for the same server.",
-        threshold="A minute outlasts sessions that time out, and what follows.",
+        threshold="A minute outlasts leases and sessions that time out, and what follows.",
     ),
     Alert(
         name="GatewaysDisagree",
@@ -247,8 +247,8 @@ or max by (job) (rollbridge_gateway_known_brokers) > min by (job) (rollbridge_ga
         summary="A gateway does not let go of transactional ids ({{ $labels.job }})",
         description="Another gateway was asked for a transactional id, and the one that holds it has not let go of "
         "it within 15 s. Its producer stands still.",
-        means="A gateway that lives lets go at once, and one that has died loses its ids with its session. This one "
-        "keeps its session up and does nothing else.",
+        means="A gateway that lives lets go at once, and one that has died or stands still loses its ids with its "
+        "lease. This one writes its lease and does nothing else.",
         look=(
             "`rollbridge doctor`: `gateway-holds` names it",
             "its log, and `rollbridge_gateway_loop_lag_seconds` of all of them",
@@ -256,7 +256,7 @@ or max by (job) (rollbridge_gateway_known_brokers) > min by (job) (rollbridge_ga
         remedies=(
             Remedy(
                 "gateway-holds",
-                "end the process of gateway {name} with kill -9, and start it again: with its session its ids are free",
+                "end the process of gateway {name} with kill -9, and start it again: with its lease its ids are free",
             ),
         ),
         avoid="delete nodes below `/gateways/held`: the gateway goes on to believe that it holds the id.",

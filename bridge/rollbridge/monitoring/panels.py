@@ -643,14 +643,14 @@ GATEWAYS: Final = PanelRow(
             ((_quantile(0.99, f"{_GW}_loop_lag_seconds", "instance", _JOB), "{{instance}}"),),
         ),
         Panel(
-            "Sessions of gateways",
-            "For how long ZooKeeper has not confirmed them, and how old they are. A young one has cost all ids: "
+            "Leases of gateways",
+            "For how long they were not written, and how old they are. A young one has cost all ids: "
             "RollbridgeGatewayUnhealthy.",
             "s",
             (
-                (f"{_GW}_session_unconfirmed_seconds{{{_JOB}}}", "unconfirmed {{instance}}"),
-                (f"{_GW}_session_age_seconds{{{_JOB}}}", "age {{instance}}"),
-                (f"increase({_GW}_sessions_lost_total{{{_JOB}}}[$__rate_interval])", "lost {{instance}}"),
+                (f"{_GW}_lease_unwritten_seconds{{{_JOB}}}", "unwritten {{instance}}"),
+                (f"{_GW}_lease_age_seconds{{{_JOB}}}", "age {{instance}}"),
+                (f"increase({_GW}_leases_lost_total{{{_JOB}}}[$__rate_interval])", "lost {{instance}}"),
             ),
         ),
         Panel(

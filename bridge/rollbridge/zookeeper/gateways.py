@@ -38,7 +38,7 @@ class HeldId:
     Attributes:
         client: Client name of the id.
         gateway: The gateway whose session it is; empty if no registered one has it.
-        said: The gateway that the node names; empty once another one asks for it.
+        said: The gateway that the node names.
         wanted_by: The one that asks for it; empty if none does.
         since_ms: Since when that stands there, by ZooKeeper's clock.
     """
