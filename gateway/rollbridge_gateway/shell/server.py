@@ -372,7 +372,7 @@ class Server:
         return found
 
     def samples(self) -> Iterator[Sample]:
-        """Yield all metrics; may be called from any thread."""
+        """Yield all metrics."""
         register, producers, settings = self.register, self.producers, self.settings
         yield from self.counts.samples()
         yield from Present(
