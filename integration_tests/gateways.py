@@ -102,11 +102,26 @@ class GatewayProcess:
         """The command line that starts it."""
         return list(self._command)
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there, be it paused."""
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """Kill it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        assert self._process is not None
+        end(self._process, self.log)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def revive(self) -> None:
         """Kill it, start it again at the same address, and wait until it serves."""
@@ -122,5 +137,5 @@ class GatewayProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
-            end(self._process, self.log)
+        if self.runs:
+            self.stop()

@@ -25,10 +25,11 @@ _CHUNKS: Final = 256
 class Link:
     """From an address of its own to ``target`` ("host:port"); a context manager."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """Listen ``at`` an address; port 0 takes a free one."""
         self.lead_to(target)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: Final = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(at)
+        self.address: Final = f"{at[0]}:{self._listener.getsockname()[1]}"
         """What to connect to instead of the target."""
         self._whole = threading.Event()
         self._whole.set()

@@ -3,7 +3,9 @@
 //
 //   init | begin | commit | abort | flush | state | halt
 //   send TOPIC FROM TO [PARTITION]        records "ID-n" with key "key-(n % 10)", in order; returns once all are queued
+//   put TOPIC KEY VALUE                   one record; returns once it is queued
 //   await                                 until all that were sent have been answered
+//   forget                                ask no more what became of those that were sent
 //   copy GROUP TOPIC PARTITION OFFSET TEXT  the offset of a group, to be committed with the transaction
 //   committed GROUP TOPIC PARTITION       the offset that the group has, and its text
 //   consume GROUP TOPIC TO                 copies records of a topic, with the consumer's own group metadata
@@ -74,6 +76,8 @@ public class Producer {
             case "flush" -> producer.flush();
             case "send" -> send(words[1], Integer.parseInt(words[2]), Integer.parseInt(words[3]),
                 words.length > 4 ? Integer.valueOf(words[4]) : null);
+            case "put" -> sent.add(producer.send(new ProducerRecord<>(words[1], bytes(words[2]), bytes(words[3]))));
+            case "forget" -> sent.clear();
             case "await" -> {
                 return String.valueOf(await());
             }

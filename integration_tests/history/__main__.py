@@ -17,6 +17,7 @@ from integration_tests.backends.choice import Backend, descriptions
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
+from integration_tests.history import gateway_run
 from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
 from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS, Run, running
@@ -24,6 +25,7 @@ from rollbridge_devcluster.containers import prepare
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""
+GATEWAYS: Final = "gateways"
 
 
 def main() -> int:
@@ -39,11 +41,18 @@ def main() -> int:
         help="local: one broker and one ZooKeeper as processes; docker: three of each in containers",
     )
     parser.add_argument(
+        "--gateways",
+        action="store_true",
+        help="write through gateways alone, and break these; only on processes",
+    )
+    parser.add_argument(
         "--report", type=Path, default=None, help="put a summary into this document, in the section of the backend"
     )
     arguments = parser.parse_args()
     if arguments.report is not None and not arguments.report.is_file():
         parser.error(f"{arguments.report} is no document; nothing was run")
+    if arguments.gateways and arguments.backend != Backend.LOCAL:
+        parser.error("gateways run on processes only; nothing was run")
     if arguments.backend == Backend.DOCKER:
         try:
             prepare()
@@ -57,7 +66,7 @@ def main() -> int:
     # Each history is checked before the next one is begun, with the next seed, on servers of its own.
     while time.monotonic() < deadline:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{seed}-", dir=arguments.keep))
-        report = one(arguments.backend, seed, folder, deadline)
+        report = one(arguments.backend, seed, folder, deadline, gateways=arguments.gateways)
         if arguments.keep is None and not report.found:
             shutil.rmtree(folder)
         print("\n".join(report.lines()), end="\n\n", flush=True)
@@ -65,16 +74,17 @@ def main() -> int:
         seed += 1
     command = f"make soak MINUTES={arguments.minutes:g}"
     command += ' ARGS="--backend docker"' if arguments.backend == Backend.DOCKER else ""
+    command += ' ARGS="--gateways"' if arguments.gateways else ""
     lines = list(summary(reports, command))
     print("\n".join(lines), flush=True)
     if arguments.report is not None:
-        put_section(arguments.report, SECTIONS[arguments.backend], lines)
+        put_section(arguments.report, GATEWAYS if arguments.gateways else SECTIONS[arguments.backend], lines)
     return 1 if any(report.found for report in reports) else 0
 
 
-def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
+def one(backend: Backend, seed: int, folder: Path, deadline: float, *, gateways: bool = False) -> Report:
     """One history; one that does not come to its end is a finding."""
-    run: Run | None = None
+    run: Run | gateway_run.GatewayRun | None = None
     try:
         with ExitStack() as ending:
             docker = backend == Backend.DOCKER
@@ -85,10 +95,13 @@ def one(backend: Backend, seed: int, folder: Path, deadline: float) -> Report:
             )
             ending.enter_context(servers)
             try:
-                run = ending.enter_context(running(seed, folder, servers))
+                if gateways:
+                    run = ending.enter_context(gateway_run.running(seed, folder, servers))
+                else:
+                    run = ending.enter_context(running(seed, folder, servers))
                 for _ in range(WINDOWS):
                     if time.monotonic() < deadline:
-                        run.window(run.random_fault(), broken_s=5)
+                        run.window(run.random_fault(), broken_s=gateway_run.BROKEN_S if gateways else 5)
                 return run.end()
             except Exception:
                 servers.keep_logs(folder / "servers")

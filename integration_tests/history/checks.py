@@ -28,6 +28,7 @@ from integration_tests.history.events import (
     Row,
     Shrunk,
 )
+from integration_tests.history.gateway_checks import GATEWAY_CHECKS
 from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.ids import SegmentId
@@ -103,7 +104,7 @@ def lost_and_phantom(facts: Facts) -> Iterator[Fault]:
             yield Fault("lost", f"{item.name}: {len(item.writes) - len(there)} of {len(item.writes)} records are gone")
         if there and (item.wish == "abort" or item.answer is Answer.FAILED):
             yield Fault("aborted record visible", f"{item.name}, {item.wish}, {item.answer}: {there[:3]}")
-        if item.kind in (Kind.TRANSACTION, Kind.NATIVE) and 0 < len(there) < len(item.writes):
+        if item.kind in (Kind.TRANSACTION, Kind.NATIVE, Kind.GATEWAY) and 0 < len(there) < len(item.writes):
             yield Fault("torn", f"{item.name}: {len(there)} of {len(item.writes)} records are visible")
 
 
@@ -619,4 +620,5 @@ CHECKS = (
     shrunk,
     kept,
     listed,
+    *GATEWAY_CHECKS,
 )

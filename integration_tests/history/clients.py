@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import rollbridge
-from integration_tests.history import guests, listing, natives, odd, shrinking
+from integration_tests.history import guests, listing, natives, odd, passers, shrinking
 from integration_tests.history.events import AT_RANDOM, Begun, Kind, Write, read_begun
 from integration_tests.history.groups import hand_out, hand_out_updates, name_offsets, transform
 from integration_tests.history.notebook import CALL_S, Notebook
@@ -234,7 +234,8 @@ def read(task: Task, book: Notebook, stopping: threading.Event) -> None:
                             record = reader.poll(POLL_S)
                         if record is not None:
                             value = (record.value or b"").decode()
-                            book.note({"segment": int(record.segment), "offset": record.offset, "value": value})
+                            place = {"segment": int(record.segment), "offset": record.offset}
+                            book.note({**place, "value": value, "at": time.monotonic_ns()})
                             position = reader.position
             except UnavailableError:
                 continue
@@ -313,6 +314,8 @@ ROLES: Final = {
     "idempotent": natives.produce_idempotently,
     "transactional": natives.produce_in_transactions,
     "java": natives.produce_with_java,
+    "passer": passers.pass_with_librdkafka,
+    "javan": passers.pass_with_java,
 }
 
 

@@ -40,6 +40,8 @@ class Kind(StrEnum):
     """Of a state that several processes share."""
     NATIVE = "native"
     """By a producer that knows nothing of us, in a native transaction or in none."""
+    GATEWAY = "gateway"
+    """By a producer that knows nothing of us, in what it takes for a native transaction, through a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Operation:
         position: Of the commit record, if it was told.
         expected: For conditional writes: sequence id of the record that is expected to be the last of the key; -1 for
             none.
+        producer: Through a gateway: the transactional id, which a client has from another one that was killed.
+        offset: Through a gateway: what the producer's consumer group is to have committed with it; None for nothing.
+        fenced: Whether a newer producer of its id had been started before the end was asked for.
     """
 
     client: str
@@ -84,6 +89,9 @@ class Operation:
     answer: Answer
     position: int | None = None
     expected: int | None = None
+    producer: str = ""
+    offset: int | None = None
+    fenced: bool = False
 
     def to_line(self) -> Line:
         """As JSON has it."""
@@ -116,6 +124,32 @@ class Call:
     def to_line(self) -> Line:
         """As JSON has it."""
         return {"call": asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a producer without a rival was refused, whose transactions may stay open for longer than any history.
+
+    Attributes:
+        client: Who asked.
+        what: What it asked for.
+        code: Name of the error.
+        at: When, in ns of the clock of operations.
+    """
+
+    client: str
+    what: str
+    code: str
+    at: int
+
+    def to_line(self) -> Line:
+        """As JSON has it."""
+        return {"refusal": asdict(self)}
+
+
+def read_refusals(lines: Iterable[Line]) -> Iterator[Refusal]:
+    """What one client was refused, in order."""
+    return (Refusal(**line["refusal"]) for line in lines if "refusal" in line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +280,8 @@ class Reading:
     stream: str
     rows: tuple[tuple[SegmentId, int, str], ...]
     """Segment, offset and value of each record."""
+    times: tuple[int, ...] = ()
+    """When each was handed out, in ns of the clock of operations, of a stream that is written to all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +375,10 @@ class History:
         shrunk: Streams that have lost records.
         kept: States that several processes share.
         listed: What readers of whole transactions were given, from the beginning of the commit log.
+        refusals: What producers at gateways were refused.
+        offsets: By transactional id, what the consumer group of a producer at a gateway has committed; None for
+            nothing.
+        busy: Streams to which somebody commits all the time who is left alone, so that their readers never wait.
     """
 
     operations: Sequence[Operation]
@@ -355,6 +395,9 @@ class History:
     shrunk: Sequence[Shrunk] = ()
     kept: Sequence[Kept] = ()
     listed: Sequence[Listed] = ()
+    refusals: Sequence[Refusal] = ()
+    offsets: Mapping[str, int | None] = field(default_factory=dict)
+    busy: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

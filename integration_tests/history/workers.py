@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from integration_tests.history.events import (
     Call,
@@ -18,15 +19,19 @@ from integration_tests.history.events import (
     Listed,
     Operation,
     Reading,
+    Refusal,
     read_calls,
     read_handed,
     read_listed,
     read_operations,
+    read_refusals,
 )
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
 from rollbridge.model.ids import SegmentId
 
+AT_GATEWAYS: Final = ("passer", "javan")
+"""Roles of clients that know gateways, and nothing else of us."""
 _ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
 
 
@@ -34,6 +39,8 @@ class Workers:
     """Starts clients, and knows what they have noted. Use it in a ``with`` block: nobody is left afterwards."""
 
     def __init__(self, bootstrap_servers: str, zookeeper: str, folder: Path, seed: int) -> None:
+        self.gateways = ""
+        """Addresses of gateways, for clients that write through them."""
         self._bootstrap_servers = bootstrap_servers
         self._zookeeper = zookeeper
         self._folder = folder
@@ -65,7 +72,8 @@ class Workers:
         dead = None if heir_of is None else self._processes[heir_of][0]
         left = None if dead is None else (dead.client_name, dead.out)
         seed = self._seed * 1_000 + number
-        task = Task(name, role, self._bootstrap_servers, self._zookeeper, streams, seed, out, left)
+        servers = self.gateways if role in AT_GATEWAYS else self._bootstrap_servers
+        task = Task(name, role, servers, self._zookeeper, streams, seed, out, left)
         command = [sys.executable, "-m", "integration_tests.history.clients", task.to_json()]
         with (self._folder / f"{name}.log").open("wb") as log:
             client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_ENVIRONMENT)
@@ -113,9 +121,9 @@ class Workers:
         for _, process in ending:
             process.wait(timeout_s)
 
-    def noted(self) -> int:
-        """How many lines the writers have noted."""
-        outs = [Path(task.out) for task, _ in self._processes.values() if task.role == "writer"]
+    def noted(self, roles: Collection[str] = ("writer",)) -> int:
+        """How many lines the writers have noted, or those of some roles."""
+        outs = [Path(task.out) for task, _ in self._processes.values() if task.role in roles]
         return sum(path.read_bytes().count(b"\n") for path in outs if path.exists())
 
     def operations(self, role: str = "writer", stream: str | None = None) -> Iterator[Operation]:
@@ -145,9 +153,14 @@ class Workers:
         """What the readers saw."""
         for task, _ in self._processes.values():
             if task.role == "reader":
-                lines = (line for line in self._lines(task) if "segment" in line)
+                lines = [line for line in self._lines(task) if "segment" in line]
                 rows = [(SegmentId.from_int(line["segment"]), line["offset"], line["value"]) for line in lines]
-                yield Reading(task.name, task.streams[0], tuple(rows))
+                yield Reading(task.name, task.streams[0], tuple(rows), tuple(line["at"] for line in lines))
+
+    def refusals(self) -> Iterator[Refusal]:
+        """What producers at gateways were refused."""
+        for task, _ in self._processes.values():
+            yield from read_refusals(self._lines(task))
 
     def followed(self) -> Iterator[Reading]:
         """What followers of a stream that is truncated saw, each time from where they began."""

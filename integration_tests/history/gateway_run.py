@@ -1,0 +1,286 @@
+"""A run whose writers know gateways only: some of these, producers of others, faults, a drain, and a verdict."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, TopicPartition
+
+import rollbridge
+from integration_tests.adapter_tools import await_settled
+from integration_tests.backends.choice import new_cluster
+from integration_tests.backends.interface import AnyCluster
+from integration_tests.foreign.java import NEWEST, jars_of
+from integration_tests.histories import FOREVER
+from integration_tests.history.checks import find_faults
+from integration_tests.history.events import Answer, History, Kind, Operation, StreamState, Window, Write
+from integration_tests.history.final import commit_log, stream_states
+from integration_tests.history.gateways import COUNT, Gateways
+from integration_tests.history.natives import PARTITIONS, topic_of
+from integration_tests.history.nemesis import COORDINATORS, Nemesis
+from integration_tests.history.owner import Owner
+from integration_tests.history.passers import group_of
+from integration_tests.history.report import Report
+from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS
+from integration_tests.history.workers import AT_GATEWAYS, Workers
+from integration_tests.patience import eventually
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.model.names import GroupName
+from rollbridge_devcluster.java import find_java
+
+STREAMS: Final = ("history/orders", "history/payments")
+"""Scaled while producers write to them."""
+ADOPTED: Final = "history/adopted"
+ALL: Final = (*STREAMS, ADOPTED)
+GROUP: Final = GroupName("history")
+PASSERS: Final = 3
+BROKEN_S: Final = 9.0
+"""For so long something is broken: longer than a gateway's session."""
+HEAL_S: Final = 120.0
+CALM: Final = 60
+"""So many more things must be noted between two faults."""
+BOUND_S: Final = 8.0
+"""Within which time others' transactions are committed again and again, and read, while a gateway is in trouble."""
+OTHERS: Final = (
+    "quiet",
+    "scale",
+    "kill a coordinator",
+    "pause a coordinator",
+    "kill the broker",
+    "bounce the broker",
+    "pause the broker",
+    "kill ZooKeeper",
+    "pause ZooKeeper",
+    "hold a native transaction",
+)
+"""Faults that concern everybody, and gateways with them."""
+
+
+class GatewayRun:
+    """One run; made by :func:`running`."""
+
+    def __init__(self, cluster: AnyCluster, workers: Workers, gateways: Gateways, seed: int, folder: Path) -> None:
+        self._cluster, self._workers, self._gateways = cluster, workers, gateways
+        self._choice = random.Random(seed)
+        self._nemesis = Nemesis(
+            cluster,
+            workers,
+            self._choice,
+            folder,
+            streams=STREAMS,
+            adopted=ADOPTED,
+            copies="",
+            passing="",
+            pulse=ADOPTED,
+            trimmed="",
+            cut="",
+            owner=Owner(cluster.bootstrap_servers, cluster.zookeeper, ADOPTED),
+        )
+        client = {"kill a producer": self._kill_producer, "pause a producer": self._pause_producer}
+        self.bounded: Final = frozenset({*gateways.faults, *client})
+        """Faults that concern nobody but who writes through gateways."""
+        self.faults: Final[dict[str, Callable[[], Iterator[None]]]] = {**gateways.faults, **client}
+        self.faults.update((name, self._nemesis.faults[name]) for name in OTHERS)
+        self._windows: list[Window] = []
+        self._probes: list[Operation] = []
+        self._began = time.monotonic()
+        self._has_java = has_java()
+        where = f"1 + 1 + {COORDINATORS} processes and {COUNT} gateways"
+        self.report = Report(seed, where if self._has_java else f"{where}, without Java")
+
+    def begin(self) -> None:
+        """Make the streams, let clients begin."""
+        with self._connect() as client:
+            for stream in STREAMS:
+                client.admin.create_stream(stream, segments=2)
+            with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+                admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
+            client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
+        for _ in range(PASSERS):
+            self._workers.start("passer", ALL)
+        if self._has_java:
+            self._workers.start("javan", ALL)
+        self._workers.start("pulse", (ADOPTED,))
+        self._workers.start("writer", ALL)
+        for stream in ALL:
+            self._workers.start("reader", (stream,))
+        self._await_progress("clients begin")
+
+    def window(self, fault: str, broken_s: float = BROKEN_S) -> None:
+        """Break something for a while, perhaps while a stream is scaled, then see that it heals."""
+        beside = self._choice.choice(("quiet", "quiet", "scale", "kill a coordinator"))
+        beside = "quiet" if fault not in self.bounded else beside
+        name = fault if beside == "quiet" else f"{fault}, and {beside}"
+        is_bounded = fault in self.bounded and beside != "kill a coordinator"
+        with self._broken(fault):
+            began = time.monotonic_ns()
+            with self._broken(beside):
+                time.sleep(broken_s)
+            ended = time.monotonic_ns()
+        self._windows.append(Window(name, began, ended, BOUND_S if is_bounded else None))
+        healed = time.monotonic()
+        eventually(self._commits, f"a commit after: {name}", HEAL_S)
+        took = time.monotonic() - healed
+        self.report.faults[name] += 1
+        self.report.recovery_s[name] = max(took, self.report.recovery_s.get(name, 0.0))
+        self._await_progress(f"clients go on after: {name}")
+
+    def random_fault(self) -> str:
+        """The next fault of a deck that goes on from seed to seed."""
+        names = sorted(self.faults.keys() - {"quiet"})
+        random.Random(0).shuffle(names)
+        return names[(self.report.seed * WINDOWS + sum(self.report.faults.values())) % len(names)]
+
+    def end(self) -> Report:
+        """Let everything come to rest, and compare what is there with what was asked for and told."""
+        for role in (*AT_GATEWAYS, "writer", "pulse"):
+            self._workers.stop(role, 180)
+        states = self._settled_states()
+        rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
+        eventually(
+            lambda: all(len(item.rows) >= rows[item.stream] for item in self._workers.readings()),
+            "readers come to the end",
+            HEAL_S,
+        )
+        self._workers.stop("reader", 60)
+        foreign = [item for role in AT_GATEWAYS for item in self._workers.operations(role)]
+        operations = [
+            *foreign,
+            *self._workers.operations("writer"),
+            *self._workers.operations("pulse"),
+            *self._probes,
+        ]
+        history = History(
+            operations,
+            states,
+            commit_log(self._cluster.bootstrap_servers, GROUP),
+            list(self._workers.readings()),
+            self._windows,
+            list(self._workers.calls()),
+            [*self._workers.deaths(), *self._nemesis.deaths(), *self._gateways.deaths()],
+            refusals=list(self._workers.refusals()),
+            offsets=self._offsets(sorted({item.producer for item in foreign})),
+            busy=(ADOPTED,),
+        )
+        self.report.seconds = time.monotonic() - self._began
+        self.report.answers.update(
+            f"{item.kind} {'fenced ' if item.fenced else ''}{item.wish}: {item.answer}" for item in operations
+        )
+        self.report.records = sum(rows.values())
+        self.report.epochs = sum(len(state.history.records) for state in states.values())
+        self.report.found = find_faults(history)
+        return self.report
+
+    def start_coordinators(self) -> None:
+        """Before everything else."""
+        self._nemesis.start_coordinators()
+
+    def stop_coordinators(self) -> None:
+        """The servers may go on for others."""
+        self._nemesis.stop_coordinators()
+
+    def _broken(self, fault: str) -> AbstractContextManager[None]:
+        return contextmanager(self.faults[fault])()
+
+    def _kill_producer(self) -> Iterator[None]:
+        """Its heir takes its transactional id."""
+        role = self._choice.choice(AT_GATEWAYS if self._has_java else AT_GATEWAYS[:1])
+        name = self._choice.choice(self._workers.alive(role))
+        self._workers.kill(name)
+        self._workers.start(role, ALL, name)
+        yield
+
+    def _pause_producer(self) -> Iterator[None]:
+        name = self._choice.choice(self._workers.alive("passer"))
+        self._workers.signal(name, signal.SIGSTOP)
+        yield
+        self._workers.signal(name, signal.SIGCONT)
+
+    def _await_progress(self, what: str) -> None:
+        goals = {role: self._workers.noted([role]) + goal for role, goal in (("passer", CALM), ("javan", CALM // 4))}
+        if not self._has_java:
+            del goals["javan"]
+        eventually(lambda: all(self._workers.noted([role]) >= goal for role, goal in goals.items()), what, HEAL_S)
+
+    def _settled_states(self) -> dict[str, StreamState]:
+        """The streams, once what dead clients had asked for is decided too."""
+        servers, zookeeper = self._cluster.bootstrap_servers, self._cluster.zookeeper
+        for _ in ALL:
+            eventually(self._commits, "a commit at the end", HEAL_S)
+        states = stream_states(servers, zookeeper, ALL).values()
+        places = [place for state in states for place in state.places.values()]
+        await_settled(servers, [*places, (GROUP.commit_log_topic, 0)], timeout_s=HEAL_S)
+        return stream_states(servers, zookeeper, ALL)
+
+    def _offsets(self, producers: list[str]) -> dict[str, int | None]:
+        """What the consumer groups of producers have committed."""
+        found: dict[str, int | None] = {}
+        for producer in producers:
+            settings = {"bootstrap.servers": self._cluster.bootstrap_servers, "group.id": group_of(producer)}
+            consumer = Consumer(settings)
+            [place] = consumer.committed([TopicPartition(topic_of(ADOPTED), 0)], 60)
+            consumer.close()
+            found[producer] = place.offset if place.offset >= 0 else None
+        return found
+
+    def _connect(self) -> rollbridge.Bridge:
+        options = rollbridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
+        return rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
+
+    def _commits(self) -> bool:
+        """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""
+        number = len(self._probes)
+        turn = number % len(ALL)
+        streams = (*ALL[turn:], *ALL[:turn])
+        writes = tuple(Write(stream, "probe", f"probe:{number}:{place}") for place, stream in enumerate(streams))
+        try:
+            with self._connect() as client:
+                transaction = client.begin(*streams)
+                for write in writes:
+                    transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
+                name, asked = str(transaction.id), time.monotonic_ns()
+                self._probes.append(
+                    Operation(
+                        f"probe-{number}", Kind.TRANSACTION, name, "commit", writes, asked, FOREVER, Answer.UNKNOWN
+                    )
+                )
+                transaction.commit()
+        except RollbridgeError:
+            return False
+        return True
+
+
+def has_java() -> bool:
+    """Whether Kafka's producer in Java can be run here."""
+    try:
+        find_java()
+        jars_of(NEWEST)
+    except LocalEnvironmentError:
+        return False
+    return True
+
+
+@contextmanager
+def running(seed: int, folder: Path, cluster: AnyCluster | None = None) -> Iterator[GatewayRun]:
+    """A run that has begun, with gateways, clients and coordinators that are gone afterwards.
+
+    Its servers are ``cluster``, which runs, or its own, on the backend that was chosen.
+    """
+    with ExitStack() as ending:
+        servers = cluster or ending.enter_context(new_cluster(kafka_settings=KAFKA_SETTINGS))
+        workers = ending.enter_context(Workers(servers.bootstrap_servers, servers.zookeeper, folder, seed))
+        gateways = Gateways(servers, folder, random.Random(~seed))
+        run = GatewayRun(servers, workers, gateways, seed, folder)
+        ending.callback(run.stop_coordinators)
+        run.start_coordinators()
+        ending.enter_context(gateways)
+        workers.gateways = gateways.addresses
+        run.begin()
+        yield run
