@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
 from rollbridge_gateway.procedures import (
-    FencedByOthersError,
+    LeftError,
     LostByOthersError,
     NothingWrittenError,
     NowhereToGoError,
@@ -86,6 +86,8 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     ours.UnavailableError: KafkaFault.AWAY,
     ours.BackpressureError: KafkaFault.SLOW,
     ours.FencedError: KafkaFault.FENCED,
+    # Another gateway has taken the id over. Whether the producer's pair is over as well, the entry on record tells.
+    ours.ClientFencedError: KafkaFault.AWAY,
     ours.ZooKeeperOutdatedError: KafkaFault.AWAY,
     ours.CorruptDataError: KafkaFault.CORRUPT,
     UnknownProducerError: KafkaFault.UNKNOWN_PRODUCER,
@@ -94,7 +96,7 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     SequenceGapError: KafkaFault.GAP,
     WrongProducerError: KafkaFault.STALE_EPOCH,
     LostByOthersError: KafkaFault.INVALID_STATE,
-    FencedByOthersError: KafkaFault.FENCED,
+    LeftError: KafkaFault.AWAY,
     TimeoutError: KafkaFault.BUSY,
 }
 

@@ -8,6 +8,11 @@ A procedure runs while its gateway holds the id, and no other procedure of this 
 :class:`Held` is dropped, and whoever serves the id next starts from what is on record: the entry, the outcome of the
 label, and the last savepoint of what is open.
 
+A gateway may stand still between any two effects, and go on when another one has long served the id. Each effect that
+changes something therefore fails then, whatever this gateway believes: by the version of the entry, which each holder
+raises, or by the session of the client name, which only the holder may begin. What fails so is never told to a producer
+as a refusal: only the entry on record says that a pair is over.
+
 Order of what is durable, which is what makes that right:
 
 * A pair is on record before its producer learns it, so that an older one is refused by every gateway from then on.
@@ -72,8 +77,9 @@ class LostByOthersError(Exception):
     """An effect found that the transaction was aborted by somebody else."""
 
 
-class FencedByOthersError(Exception):
-    """An effect found that a newer owner has taken the transaction or the client name."""
+class LeftError(Exception):
+    """Whoever has asked is gone, so that nothing is begun any more: the same may have been asked for elsewhere, and
+    something else after it."""
 
 
 # Effects
@@ -163,7 +169,7 @@ class Finish(GatewayEffect):
     """Commit or abort the open transaction, and wait until that is decided.
 
     Raises :class:`LostByOthersError` if it is aborted and a commit was asked for, :class:`RefusedError` if it is
-    committed and an abort was, :class:`FencedByOthersError`.
+    committed and an abort was.
     """
 
     commit: bool
@@ -427,10 +433,6 @@ def _finish(held: Held, *, commit: bool) -> Procedure[None]:
         held.producer = producer.lost()
         _forget_transaction(held)
         raise RefusedError(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
-    except FencedByOthersError:
-        held.producer = producer.fenced()
-        _forget_transaction(held)
-        raise RefusedError(Step.STALE, f"another producer has taken the place of {producer.pair}") from None
     except RefusedError:
         held.producer = producer.ended(commit=not commit)  # somebody has committed it by hand
         _forget_transaction(held)

@@ -44,8 +44,6 @@ class ProducerPhase(Enum):
     """As its producer asked."""
     LOST = "lost"
     """Aborted by somebody else: its lease ran out, or an operator did it."""
-    FENCED = "fenced"
-    """Another producer has this transactional id now."""
 
 
 class Request(Enum):
@@ -151,7 +149,6 @@ TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.LOST, _R.COMMIT_V2): Step.INVALID,
     (_S.LOST, _R.ABORT_V2): Step.RENEW,
     (_S.LOST, _R.RENEW): Step.RENEW,
-    **{(_S.FENCED, request): Step.STALE for request in Request},
 }
 
 
@@ -205,7 +202,7 @@ class ProducerState:
         """Return what to do about a request that carries a pair."""
         if pair == self.pair:
             return TABLE[self.state, request]
-        if self.previous is not None and pair == self.previous.pair and self.state is not ProducerPhase.FENCED:
+        if self.previous is not None and pair == self.previous.pair:
             return _REPEATS.get((self.previous.end, request), Step.STALE)
         return Step.STALE
 
@@ -233,10 +230,6 @@ class ProducerState:
     def lost(self) -> ProducerState:
         """Return the producer whose transaction somebody else has aborted."""
         return replace(self, state=ProducerPhase.LOST)
-
-    def fenced(self) -> ProducerState:
-        """Return the producer that another one has taken the place of."""
-        return replace(self, state=ProducerPhase.FENCED)
 
 
 class KnownEnd(Enum):

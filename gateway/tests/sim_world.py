@@ -2,13 +2,19 @@
 
 Nothing here knows the procedures' order. Effects are volatile until a savepoint's ticket was waited for, and then
 durable; of what is neither when a gateway dies, a random part is there.
+
+A gateway may also stand still at any effect, and in the middle of some, and go on later with what it knew then. Its
+session in ZooKeeper is over meanwhile, so that another one holds the id: what that has changed since decides what still
+comes into effect, the version of the entry and the session of the client name. What brokers take they acknowledge,
+whether it counts or not.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +24,6 @@ from rollbridge_gateway.procedures import (
     AddOffsets,
     BeginTransaction,
     Carry,
-    FencedByOthersError,
     FenceOthers,
     FindLabel,
     Finish,
@@ -28,18 +33,29 @@ from rollbridge_gateway.procedures import (
     LostByOthersError,
     NothingWrittenError,
     Procedure,
+    RefusedError,
     Resume,
     Save,
+    UnknownProducerError,
     WriteEntry,
 )
 from rollbridge_gateway.producers import KnownEnd
 
 T = TypeVar("T")
+Steps = Generator[None, None, T]
 STREAM = "sales/orders"
 
 
 class Crash(Exception):
     """The gateway has died; its client gets no answer."""
+
+
+class StandsStill(Exception):
+    """The gateway stands still, and its client waits in vain."""
+
+
+class AskAgain(Exception):
+    """Another gateway holds the id, or may: the client is told to ask again."""
 
 
 @dataclass
@@ -51,11 +67,13 @@ class Txn:
     state: KnownEnd = KnownEnd.OPEN
     reason: str = ""
     is_durable: bool = False
+    session: int = 0
+    """Of the client name, in which its owner has begun it or taken it over."""
     owner: int = 0
     saved: list[Any] = field(default_factory=list)
     notes: dict[str, bytes] = field(default_factory=dict)
-    tail: list[Any] = field(default_factory=list)
-    offsets: dict[str, GroupCommit] = field(default_factory=dict)
+    strays: list[Any] = field(default_factory=list)
+    """Written by whomever, and behind no savepoint."""
     saved_offsets: dict[str, GroupCommit] | None = None
     """Of its last savepoint; None if there is none."""
 
@@ -70,6 +88,25 @@ class Ticket:
     offsets: dict[str, GroupCommit] = field(default_factory=dict)
 
 
+@dataclass
+class Hold:
+    """What a gateway knows from when it became the holder until it is not any more.
+
+    Attributes:
+        version: Of the entry, which each holder raises.
+        session: Of the client name; 0 if it has begun none.
+        tail, offsets: What it has written to the transaction behind the last savepoint, and what that commits.
+    """
+
+    held: Held
+    version: int
+    session: int = 0
+    txn: Txn | None = None
+    owner: int = 0
+    tail: list[Any] = field(default_factory=list)
+    offsets: dict[str, GroupCommit] = field(default_factory=dict)
+
+
 class World:
     """One transactional id in a cluster with several gateways.
 
@@ -79,11 +116,18 @@ class World:
         offsets: What the consumer groups have committed.
         expired: Whether a lease has run out of late.
         steps: How often each effect was carried out, and crashed.
+        version: Of the entry.
+        session: Newest one of the client name; nothing of older ones counts.
+        guarded: Whether only the holder can begin a session. Without, whoever has once been one can.
     """
 
-    def __init__(self, dice: random.Random, crash: float) -> None:
+    def __init__(self, dice: random.Random, crash: float, stall: float = 0.0) -> None:
         self.dice = dice
         self.crash = crash
+        self.stall = stall
+        self.version = 0
+        self.session = 0
+        self.guarded = True
         self.entry: Entry | None = None
         self.txns: dict[str, Txn] = {}
         self.committed: list[Any] = []
@@ -111,64 +155,98 @@ class Gateway:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.held: Held | None = None
-        self.txn: Txn | None = None
-        self.owner = 0
+        self.hold: Hold | None = None
+        self.still: Steps[Any] | None = None
+        """What it goes on with, if it stands still."""
 
     def drop(self) -> None:
         """Forget everything: it has died, or another gateway was asked."""
-        txn, dice = self.txn, self.world.dice
-        if txn is not None and not txn.is_durable:  # its BEGIN may have arrived, or not
-            txn.is_durable = dice.random() < 0.5
+        if self.hold is not None and self.hold.txn is not None:
+            txn, dice = self.hold.txn, self.world.dice
+            if not txn.is_durable and txn.session == self.world.session:  # its BEGIN may have arrived, or not
+                txn.is_durable = dice.random() < 0.5
             if not txn.is_durable:
                 self.world.txns = {name: item for name, item in self.world.txns.items() if item is not txn}
-        self.held = self.txn = None
+        self.hold = None
         if self.world.holder is self:
             self.world.holder = None
 
     def run(self, make: Callable[[Held], Procedure[T]], *, wait: bool = True) -> T:
-        """Carry a procedure out; raise Crash if the gateway dies meanwhile."""
+        """Carry a procedure out.
+
+        Raises:
+            Crash: the gateway dies meanwhile.
+            StandsStill: it stands still meanwhile, and goes on with :meth:`go_on`.
+            AskAgain: another one holds the id.
+        """
+        assert self.still is None
         world = self.world
         if world.holder is not self:
-            if world.holder is not None:
+            if world.holder is not None and world.holder.still is None:
                 world.holder.drop()
-            world.holder, self.held = self, Held(world.entry)
-        assert self.held is not None
-        procedure = make(self.held)
+            world.version += world.entry is not None
+            world.holder, self.hold = self, Hold(Held(world.entry), world.version)
+        assert self.hold is not None
+        steps = self._steps(make(self.hold.held), self.hold, wait=wait)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except (Crash, AskAgain):
+                self.drop()
+                raise
+            if world.dice.random() < world.stall:
+                world.steps["stood still"] += 1
+                if self.hold.txn is not None:
+                    self.hold.txn.is_durable = True  # the brokers have long got its BEGIN
+                self.still = steps
+                raise StandsStill
+
+    def go_on(self) -> None:
+        """Go on after standing still, to the end; nobody waits for what comes of it. It holds nothing any more then."""
+        steps, self.still = self.still, None
+        assert steps is not None
+        with suppress(Crash, AskAgain, RefusedError, UnknownProducerError):
+            for _ in steps:
+                pass
+        self.world.steps["went on"] += 1
+        self.drop()
+
+    def _steps(self, procedure: Procedure[T], hold: Hold, *, wait: bool) -> Steps[T]:
+        """Carry a procedure out; yields wherever the gateway may stand still."""
         try:
-            result = self._drive(procedure)
+            result = yield from self._drive(procedure, hold)
             ticket = getattr(result, "ticket", result)
             if wait and isinstance(ticket, Ticket):
-                self.wait(ticket)
-        except Crash:
+                yield
+                self._maybe_die("wait")
+                self._arrive(ticket, hold)
+                self._maybe_die("waited")
+                if self.world.holder is not self:
+                    raise AskAgain  # it is not sure of its session
+            return result
+        finally:
             procedure.close()
-            self.drop()
-            raise
-        return result
 
-    def _drive(self, procedure: Procedure[T]) -> T:
+    def _drive(self, procedure: Procedure[T], hold: Hold) -> Steps[T]:
         send: Callable[[Any], GatewayEffect] = procedure.send
         value: Any = None
         try:
             while True:
                 effect = send(value)
                 try:
-                    value, send = self._carry_out(effect), procedure.send
-                except (LostByOthersError, FencedByOthersError, NothingWrittenError) as fault:
+                    value, send = (yield from self._carry_out(effect, hold)), procedure.send
+                except (LostByOthersError, NothingWrittenError) as fault:
                     value, send = fault, procedure.throw
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def wait(self, ticket: Ticket) -> None:
-        """Wait until a savepoint has reached the brokers."""
-        self._maybe_die("wait")
-        self._arrive(ticket)
-        self._maybe_die("waited")
-
-    def _arrive(self, ticket: Ticket) -> None:
+    def _arrive(self, ticket: Ticket, hold: Hold) -> None:
         txn = ticket.txn
-        if txn is not None and txn.owner == self.owner:
+        if txn is not None and txn.owner == hold.owner and txn.session == self.world.session:
             txn.is_durable = True
             txn.saved += ticket.records
             txn.notes = {**txn.notes, **ticket.notes}
@@ -179,21 +257,43 @@ class Gateway:
             self.world.steps[f"crash at {where}"] += 1
             raise Crash(where)
 
-    def _carry_out(self, effect: GatewayEffect) -> Any:
+    def _carry_out(self, effect: GatewayEffect, hold: Hold) -> Steps[Any]:
         name = type(effect).__name__
+        yield
         self._maybe_die(f"before {name}")
         self.world.steps[name] += 1
-        result = self._effect(effect)
+        result = yield from self._effect(effect, hold)
+        yield
         self._maybe_die(f"behind {name}")
         return result
 
-    def _effect(self, effect: GatewayEffect) -> Any:
+    def _begin_session(self, hold: Hold, *, anew: bool = False) -> None:
+        """Begin a session of the client name, if none was begun by this holder; nothing of older ones counts then."""
+        world = self.world
+        if hold.session and not anew:
+            return
+        if world.guarded and hold.version != world.version:
+            raise AskAgain
+        world.session += 1
+        hold.session = world.session
+
+    def _effect(self, effect: GatewayEffect, hold: Hold) -> Steps[Any]:
         world = self.world
         match effect:
             case WriteEntry(entry):
+                if hold.version != world.version:
+                    raise AskAgain
                 world.entry = Entry.decode(entry.encode())
+                world.version += 1
+                hold.version = world.version
             case FenceOthers():
-                return [(name, txn.label) for name, txn in world.txns.items() if txn.state is KnownEnd.OPEN]
+                self._begin_session(hold, anew=True)
+                yield
+                left = [(name, txn.label) for name, txn in self._open() if txn.state is KnownEnd.OPEN]
+                yield
+                if left and hold.version != world.version:
+                    raise AskAgain
+                return left
             case AbortLeft(transaction):
                 txn = world.txns[transaction]
                 if txn.state is KnownEnd.OPEN:
@@ -204,54 +304,67 @@ class Gateway:
                     return KnownEnd.NONE, "", ""
                 return found[1].state, found[1].reason, found[0]
             case Resume(transaction):
-                txn = self.txn = world.txns[transaction]
-                self._own(txn)
-                txn.tail = []
+                txn = world.txns[transaction]
+                self._begin_session(hold)
+                yield
+                self._own(txn, hold)
+                txn.strays = []
                 if txn.saved_offsets is None:
                     return None
-                txn.offsets = dict(txn.saved_offsets)
+                hold.offsets = dict(txn.saved_offsets)
                 return dict(txn.notes)
             case BeginTransaction(stream, label, _):
                 assert stream == STREAM
-                txn = self.txn = Txn(label)
-                self._own(txn)
+                self._begin_session(hold)
+                yield
+                txn = Txn(label)
+                self._own(txn, hold)
                 world.txns[f"t{len(world.txns)}-{world.owners}"] = txn
             case Carry(batch):
-                assert self.txn is not None
-                self.txn.tail += batch
+                assert hold.txn is not None
+                hold.tail += batch
+                hold.txn.strays += batch
             case AddOffsets(offsets):
-                assert self.txn is not None
-                known = self.txn.offsets.get(offsets.group)
-                self.txn.offsets[offsets.group] = offsets if known is None else known.joined(offsets)
+                assert hold.txn is not None
+                known = hold.offsets.get(offsets.group)
+                hold.offsets[offsets.group] = offsets if known is None else known.joined(offsets)
             case Save(notes):
-                assert self.txn is not None
-                ticket = Ticket(self.txn, self.txn.tail, notes, dict(self.txn.offsets))
-                self.txn.tail = []
+                assert hold.txn is not None
+                ticket = Ticket(hold.txn, hold.tail, notes, dict(hold.offsets))
+                hold.tail, hold.txn.strays = [], []
                 if world.dice.random() < 0.2:
-                    self._arrive(ticket)  # before its answer is waited for, and perhaps before a crash
+                    self._arrive(ticket, hold)  # before its answer is waited for, and perhaps before a crash
                     return Ticket(None, [], {})
                 return ticket
             case Finish(commit, reason):
-                self._finish(commit, reason)
+                self._finish(commit, reason, hold)
             case _:
                 raise AssertionError(effect)
         return None
 
-    def _own(self, txn: Txn) -> None:
-        self.world.owners += 1
-        txn.owner = self.owner = self.world.owners
+    def _open(self) -> list[tuple[str, Txn]]:
+        return list(self.world.txns.items())
 
-    def _finish(self, commit: bool, reason: str) -> None:
-        txn = self.txn
+    def _own(self, txn: Txn, hold: Hold) -> None:
+        """Become the owner, unless a newer session of the client name is not heard of here yet."""
+        if hold.session != self.world.session:
+            raise AskAgain
+        self.world.owners += 1
+        hold.txn, hold.tail, hold.offsets = txn, [], {}
+        txn.session, txn.owner = hold.session, self.world.owners
+        hold.owner = self.world.owners
+
+    def _finish(self, commit: bool, reason: str, hold: Hold) -> None:
+        txn = hold.txn
         assert txn is not None
-        if txn.owner != self.owner:
-            raise FencedByOthersError
+        if txn.owner != hold.owner or txn.session != self.world.session:
+            raise AskAgain
         if txn.state is KnownEnd.OPEN:
             txn.is_durable = True
             if commit:
                 txn.state = KnownEnd.COMMITTED
-                self.world.committed += txn.saved + txn.tail
-                for group in txn.offsets.values():
+                self.world.committed += txn.saved + hold.tail
+                for group in hold.offsets.values():
                     for where, offset in group.offsets.items():
                         self.world.offsets[group.group, where] = offset
             else:

@@ -42,11 +42,6 @@ def test_an_end_the_other_way_is_never_carried_out(state: ProducerPhase) -> None
     assert steps == {Step.INVALID}
 
 
-@pytest.mark.parametrize("request_", Request)
-def test_the_fenced_are_told_so(request_: Request) -> None:
-    assert TABLE[ProducerPhase.FENCED, request_] is Step.STALE
-
-
 @pytest.mark.parametrize("state", [state for state in ProducerPhase if state is not ProducerPhase.OPEN])
 def test_nothing_is_written_but_into_an_open_transaction(state: ProducerPhase) -> None:
     for request in (Request.ADD, Request.WRITE_V1, Request.WRITE_V2):
@@ -80,7 +75,6 @@ def test_a_lost_answer_is_given_again_for_the_pair_before(
     producer = ProducerState(PAIR, state, Previous(BEFORE, end))
     assert producer.decide(request_, BEFORE) is step
     assert producer.decide(request_, OLDER) is Step.STALE
-    assert producer.fenced().decide(request_, BEFORE) is Step.STALE
 
 
 @pytest.mark.parametrize("request_", Request)

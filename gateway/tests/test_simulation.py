@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tests.sim_world import STREAM, Crash, Gateway, World
+from gateway.tests.sim_world import STREAM, AskAgain, Crash, Gateway, Hold, StandsStill, World
 from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
@@ -49,10 +49,10 @@ class Wrong(AssertionError):
 class Application:
     """Writes transactions of numbered records, one after the other, and knows what must have become of each."""
 
-    def __init__(self, seed: int, crash: float) -> None:
+    def __init__(self, seed: int, crash: float, stall: float) -> None:
         self.dice = random.Random(seed)
-        self.world = World(self.dice, crash)
-        self.gateways = [Gateway(self.world), Gateway(self.world)]
+        self.world = World(self.dice, crash, stall)
+        self.gateways = [Gateway(self.world), Gateway(self.world), Gateway(self.world)]
         self.v2 = self.dice.random() < 0.6
         self.pair = Pair(-1, -1)
         self.sequences: Counter[int] = Counter()
@@ -72,11 +72,11 @@ class Application:
         for _ in range(TRIES):
             if self.late and self.dice.random() < 0.1:
                 self.late.pop(self.dice.randrange(len(self.late)))()
-            gateway = self.dice.choices(self.gateways, (5, 1))[0]
+            gateway = self.any_gateway((5, 1, 1))
             answer: Any = None
             try:
                 answer = gateway.run(make)
-            except Crash:
+            except (Crash, StandsStill, AskAgain):
                 continue
             except RefusedError as refused:
                 if refused.step is Step.WAIT:
@@ -95,8 +95,17 @@ class Application:
 
     def send_late(self, make: Callable[[Held], Procedure[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, RefusedError, UnknownProducerError):
-            self.dice.choice(self.gateways).run(make)
+        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError):
+            self.any_gateway((1, 1, 1)).run(make)
+
+    def any_gateway(self, weights: tuple[int, ...]) -> Gateway:
+        """One that runs. Of those that stand still, some go on, and at least one does if none was left."""
+        still = [item for item in self.gateways if item.still is not None]
+        for gateway in still:
+            if len(still) == len(self.gateways) or self.dice.random() < 0.15:
+                gateway.go_on()
+        chances = [weight if item.still is None else 0 for item, weight in zip(self.gateways, weights, strict=True)]
+        return self.dice.choices(self.gateways, chances)[0]
 
     def random(self) -> int:
         return self.dice.getrandbits(62)
@@ -215,13 +224,16 @@ class Application:
 def run(seed: int, *, crash: float | None = None) -> Application:
     """One simulation: some transactions, with leases that run out now and then."""
     dice = random.Random(~seed)
-    app = Application(seed, dice.choice((0.0, 0.02, 0.1)) if crash is None else crash)
+    app = Application(seed, dice.choice((0.0, 0.02, 0.1)) if crash is None else crash, dice.choice((0.0, 0.01, 0.05)))
     app.start()
     for _ in range(8):
         app.transaction()
-    app.world.crash = 0
+    app.world.crash = app.world.stall = 0
     while app.late:
         app.late.pop()()
+    for gateway in app.gateways:
+        if gateway.still is not None:
+            gateway.go_on()
     app.start()
     app.check()
     return app
@@ -238,6 +250,7 @@ def test_each_record_counts_once_whoever_dies(block: int) -> None:
             raise
     if SEEDS >= 400:
         assert {"Resume", "Finish", "Save", "AbortLeft", "crash at behind Finish", "crash at before Save"} <= set(steps)
+        assert steps["went on"] > 100
 
 
 @pytest.mark.parametrize("state", [KnownEnd.OPEN, KnownEnd.COMMITTED])
@@ -278,14 +291,14 @@ def test_each_record_counts_once_in_many_more_simulations() -> None:
 def _no_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway._effect
 
-    def effect(self: Gateway, effect: Any) -> Any:
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
         if isinstance(effect, procedures.Resume):
             txn = self.world.txns[effect.transaction]
-            tail = list(txn.tail)
-            notes = real(self, effect)
-            txn.tail = tail
+            tail = list(txn.strays)
+            notes = yield from real(self, effect, hold)
+            hold.tail = tail
             return notes
-        return real(self, effect)
+        return (yield from real(self, effect, hold))
 
     monkeypatch.setattr(Gateway, "_effect", effect)
 
@@ -296,11 +309,11 @@ def _no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _nothing_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway._effect
-    monkeypatch.setattr(
-        Gateway,
-        "_effect",
-        lambda self, effect: None if isinstance(effect, procedures.AbortLeft) else real(self, effect),
-    )
+
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
+        return None if isinstance(effect, procedures.AbortLeft) else (yield from real(self, effect, hold))
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
 
 
 def _renewed_without_abort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,10 +340,10 @@ def _pair_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def _offsets_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway._effect
 
-    def effect(self: Gateway, effect: Any) -> Any:
-        found = real(self, effect)
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
+        found = yield from real(self, effect, hold)
         if isinstance(effect, procedures.Resume):
-            self.world.txns[effect.transaction].offsets = {}
+            hold.offsets = {}
         return found
 
     monkeypatch.setattr(Gateway, "_effect", effect)
@@ -349,6 +362,53 @@ def _duplicates_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procedures, "_take", take)
 
 
+def _anybody_begins_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = World.__init__
+
+    def init(self: World, *args: Any) -> None:
+        real(self, *args)
+        self.guarded = False
+
+    monkeypatch.setattr(World, "__init__", init)
+
+
+def _left_of_the_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open is aborted, whoever has begun it meanwhile."""
+    real = Gateway._effect
+
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
+        if not isinstance(effect, procedures.FenceOthers):
+            return (yield from real(self, effect, hold))
+        self._begin_session(hold, anew=True)
+        yield
+        return [(name, txn.label) for name, txn in self._open() if txn.state is KnownEnd.OPEN]
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
+def _entry_by_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway._effect
+
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
+        if isinstance(effect, procedures.WriteEntry):
+            hold.version = self.world.version
+        return (yield from real(self, effect, hold))
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
+def _fenced_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That another gateway has begun a session is told to a producer as if it were over."""
+    real = Gateway._begin_session
+
+    def begin(self: Gateway, hold: Hold, *, anew: bool = False) -> None:
+        if hold.session and hold.session != self.world.session:
+            raise RefusedError(Step.STALE, "fenced")
+        real(self, hold, anew=anew)
+
+    monkeypatch.setattr(Gateway, "_begin_session", begin)
+
+
 MUTANTS = [
     _no_rollback,
     _no_sequences,
@@ -358,6 +418,9 @@ MUTANTS = [
     _offsets_forgotten,
     _answered_before_it_is_safe,
     _duplicates_are_new,
+    _anybody_begins_sessions,
+    _left_of_the_newer,
+    _entry_by_anybody,
 ]
 
 

@@ -25,6 +25,7 @@ from rollbridge.client.transaction import Transaction
 from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError, UnavailableError
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
+from rollbridge.model.records import CheckNode
 from rollbridge.zookeeper.metadata import Metadata
 
 _PLANS_MAX: Final = 4
@@ -216,6 +217,17 @@ class Client(BaseClient):
     def closed(self) -> bool:
         """True once it was closed."""
         return self._closed
+
+    def only_while(self, guard: Callable[[], CheckNode]) -> None:
+        """Begin sessions only while a node in ZooKeeper has a version, where that decides whose name this is.
+
+        Whoever stood still while the name became somebody else's cannot take it back then: it raises
+        :class:`ClientFencedError`, and nobody else is fenced.
+
+        Args:
+            guard: Gives the node's path and version when a session is to begin.
+        """
+        self._sessions.guard = guard
 
     def close(self) -> None:
         """Send what is queued, and forget the name. Open transactions stay open until their lease ends."""

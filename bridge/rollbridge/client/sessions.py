@@ -58,6 +58,7 @@ class ClientSessions:
 
     Attributes:
         fenced: Groups in which a newer session has begun, with its epoch.
+        guard: Gives a node that must have a version for a session to begin; None where anybody may begin one.
         changes: Rises when an epoch does.
         renew_at_s: From when on :meth:`renew` has something to do, as :func:`~rollbridge.client.identity.uptime_s`.
         gone: Groups in which the record was found removed; what the session waits for there, it waits for in vain.
@@ -78,6 +79,7 @@ class ClientSessions:
         "changes",
         "fenced",
         "gone",
+        "guard",
         "left",
         "looked_s",
         "renew_at_s",
@@ -111,6 +113,7 @@ class ClientSessions:
         self._suspect: set[GroupName] | None = None
         self._lock = threading.RLock()
         self.fenced: dict[GroupName, int] = {}
+        self.guard: Callable[[], CheckNode] | None = None
         self.gone: frozenset[GroupName] = frozenset()
         self.changes = 0
         self.renew_at_s = inf
@@ -267,7 +270,15 @@ class ClientSessions:
         while True:
             # The floor first. It is written whenever records are removed, so if it is the same when this writes, the
             # record that was read is no other one with the same version by now, nor the only one that there ever was.
-            above, node = session.get_many([parent, path])
+            guards = () if self.guard is None else (self.guard(),)
+            above, node, *guarding = session.get_many([parent, path, *(item.path for item in guards)])
+            if any(
+                found is None or found.version != item.version for item, found in zip(guards, guarding, strict=True)
+            ):
+                raise ClientFencedError(
+                    f"client {self._client_name} is somebody else's by now, so no session of it begins here; nothing "
+                    "was written"
+                )
             if above is None:
                 session.ensure(parent)
                 continue
@@ -282,7 +293,7 @@ class ClientSessions:
             fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value))
             value = fresh.to_json()
             record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
-            operations = (CheckNode(parent, above.version), record)
+            operations = (CheckNode(parent, above.version), record, *guards)
             request = self._fence_request(fresh.epoch)
             self._pending[group] = fresh.epoch  # whoever looks at the record meanwhile does not take it for another's
             try:

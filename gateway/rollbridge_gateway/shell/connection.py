@@ -84,6 +84,9 @@ class Responder(Protocol):
             BrokerGoneError: the connection cannot go on.
         """
 
+    def leave(self) -> None:
+        """Take note that the client is gone: what has not begun need not begin."""
+
     async def close(self) -> None:
         """Let go of everything."""
 
@@ -132,6 +135,7 @@ async def serve(
     except Exception:
         logger.exception("a connection is closed by an error that nobody foresaw")
     finally:
+        dispatcher.leave()
         if not sending.done():
             await answers.put(None)
         await asyncio.wait({sending})

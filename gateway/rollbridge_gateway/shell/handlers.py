@@ -67,7 +67,7 @@ class ClientConnection:
         self._is_logged_in = not server.needs_login
         self._was_accepted = False
         self._access = Rights(self.upstream, server.rights_s)
-        transacting = Transacting(server, self._access)
+        self._transacting = transacting = Transacting(server, self._access)
         self._handlers: Mapping[int, Handler] = {
             Api.PRODUCE: transacting.produce,
             Api.INIT_PRODUCER_ID: transacting.init_producer_id,
@@ -111,6 +111,10 @@ class ClientConnection:
         if size > STRANGER_BYTES_MAX and not self._is_logged_in:
             await self._confirm_login(f"a request of {size} bytes")
         return True
+
+    def leave(self) -> None:
+        """Take note that the client is gone."""
+        self._transacting.has_left = True
 
     async def close(self) -> None:
         """Close the connection to the broker."""

@@ -43,6 +43,7 @@ from rollbridge_gateway.procedures import (
     Finish,
     GatewayEffect,
     Held,
+    LeftError,
     NowhereToGoError,
     Procedure,
     RefusedError,
@@ -62,7 +63,7 @@ END_S: Final = 20.0
 """Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
-_ANSWERS: Final = (RefusedError, UnknownProducerError, NowhereToGoError, InvalidRequestError, NotFoundError)
+_ANSWERS: Final = (RefusedError, UnknownProducerError, NowhereToGoError, LeftError, InvalidRequestError, NotFoundError)
 """What leaves an id as it is: nothing was written."""
 
 
@@ -258,7 +259,9 @@ class Producers:
     def _hold(self, serving: Serving) -> None:
         entry = self._register.hold(serving.name) if serving.rolling is None else None
         if serving.rolling is None:
-            serving.rolling = Rolling(self._bridge.client(serving.name))
+            client, name = self._bridge.client(serving.name), serving.name
+            client.only_while(lambda: self._register.guard(name))
+            serving.rolling = Rolling(client)
         else:
             (entry,) = self._register.entries([serving.name])
         serving.held = Held(entry)
@@ -294,7 +297,10 @@ class Producers:
             case WriteEntry(entry):
                 self._register.write(serving.name, entry)
             case FenceOthers():
-                return rolling.fence_others()
+                left = rolling.fence_others()
+                if left:  # or else there may be transactions among them of a producer that another gateway has started
+                    self._register.check(serving.name)
+                return left
             case AbortLeft(transaction):
                 with suppress(ConflictError, NotFoundError, InvalidRequestError):  # it has ended meanwhile
                     bridge.admin.abort_transaction(transaction, reason=FENCED)

@@ -15,6 +15,11 @@ A holder that has died or stands still does not let go. That its life is over is
 gateway looks at all the time; whoever has the proof deletes the lease, and the ids are free. A gateway that goes on
 behind that has lost all of its ids, and begins another life.
 
+That alone would not do for one that stands still in the middle of something, and goes on with it when another one has
+long served the id. So whoever becomes the holder writes the entry anew in the same step, and the version of the entry
+tells holders apart: an entry is written, and a session of the client name begun, only at the version that the holder
+knows (:meth:`Register.guard`).
+
 Threads: one confirms and looks at others (:meth:`Register.turn`); any number hold, write and release; ZooKeeper's
 threads tell of changes.
 """
@@ -25,7 +30,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -33,6 +38,7 @@ from typing import Final
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder
+from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
@@ -227,44 +233,73 @@ class Register:
                 self.confirm()
             number = self._id
             mine = Holder(self._name, number).encode()
-            try:
-                self._session.create(path, mine, ephemeral=True, parents=True)
-                break
-            except NodeExistsError:
-                found = self._session.get(path)
-            if found is not None and self._took(path, found, mine, number):
-                break
+            node, found = self._session.get_many([paths.gateway_id(name), path])
+            if found is None or found.owner_session_id == self._session.session_id:
+                taken = [] if found is None else [DeleteNode(path, found.version)]
+                if self._take(name, mine, node, taken):
+                    break
+                continue
             is_taken = True
+            self._make_room(path, found)
             if time.monotonic() > deadline_s:
                 self.handovers["refused"] += 1
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
         self.handovers["taken"] += is_taken
-        self._versions[name], self._lives[name] = None, number
+        self._versions[name], self._lives[name] = None if node is None else node.version + 1, number
         self._watch(name, mine)
-        node = self._session.get(paths.gateway_id(name))
-        if node is None:
-            return None
-        self._versions[name] = node.version
-        return Entry.decode(node.value)
+        return None if node is None else Entry.decode(node.value)
 
-    def _took(self, path: str, found: Znode, mine: bytes, number: str) -> bool:
-        """Take a node of an earlier life of this gateway's; of others, make room, or wait for that a little."""
+    def _take(self, name: str, mine: bytes, node: Znode | None, before: Sequence[NodeOperation]) -> bool:
+        """Create the holder's node and write the entry anew, in one step; return False if something has changed."""
+        path = paths.gateway_holder(name)
+        entry = [] if node is None else [SetNode(paths.gateway_id(name), node.value, node.version)]
+        try:
+            self._session.multi([*before, CreateNode(path, mine, ephemeral=True), *entry])
+        except NodeMissingError:
+            self._session.ensure(path.rpartition("/")[0])
+        except (NodeExistsError, NodeVersionMismatchError):
+            pass
+        else:
+            return True
+        return False
+
+    def guard(self, name: str) -> CheckNode:
+        """Return what is so only while this gateway holds an id, in the same step with something else.
+
+        Raises:
+            NotHeldError: it does not hold it, or nothing is on record of it yet.
+        """
+        version = self._versions.get(name)
+        if version is None:
+            raise NotHeldError(f"{name} is not held by this gateway any more; nothing was written")
+        return CheckNode(paths.gateway_id(name), version)
+
+    def check(self, name: str) -> None:
+        """Make sure that until now no other gateway has held an id since this one does.
+
+        Raises:
+            NotHeldError: another one does.
+            ZooKeeperUnavailableError, UnknownWriteError: that cannot be said now.
+        """
+        try:
+            self._session.multi([self.guard(name)])
+        except (NodeMissingError, NodeVersionMismatchError) as fault:
+            raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
+
+    def _make_room(self, path: str, found: Znode) -> None:
+        """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little."""
         holder = Holder.decode(found.value)
         try:
-            if found.owner_session_id == self._session.session_id:
-                self._session.set(path, mine, found.version)
-                return True
-            if holder.life == number or not holder.life or self._session.exists(f"{LEASES}/{holder.life}") is None:
+            if not holder.life or self._session.exists(f"{LEASES}/{holder.life}") is None:
                 self._session.delete(path, found.version)
-                return False
+                return
             if not holder.wanted_by:
                 self._session.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
         except (NodeMissingError, NodeVersionMismatchError):
-            return False
+            return
         gone = threading.Event()
         if self._session.exists(path, gone.set) is not None:
             gone.wait(_LOOK_S)
-        return False
 
     def write(self, name: str, entry: Entry) -> None:
         """Replace the entry of an id that is held.

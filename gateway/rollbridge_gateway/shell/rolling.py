@@ -15,7 +15,6 @@ from rollbridge.errors import (
     AlreadyAbortedError,
     AlreadyCommittedError,
     BackpressureError,
-    ClientFencedError,
     CorruptDataError,
     InvalidRequestError,
     OutcomeExpiredError,
@@ -27,7 +26,6 @@ from rollbridge.errors import (
 from rollbridge.model.ids import local_sequence
 from rollbridge_gateway.carrying import BatchAuthor, CarriedFrame, Target, carry
 from rollbridge_gateway.procedures import (
-    FencedByOthersError,
     GroupCommit,
     LostByOthersError,
     NothingWrittenError,
@@ -173,7 +171,7 @@ class Rolling:
 
         Raises:
             LostByOthers: it is aborted, and a commit was asked for.
-            FencedByOthers: another owner has it.
+            ClientFencedError: another gateway has it by now.
             Refused: it is committed, and an abort was asked for.
             OutcomeUnknownError: not decided in time.
         """
@@ -191,8 +189,6 @@ class Rolling:
                 raise LostByOthersError(str(fault)) from fault
         except AlreadyCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
-        except ClientFencedError as fault:
-            raise FencedByOthersError(str(fault)) from fault
         self._txn = None
 
     def _open(self) -> Transaction:

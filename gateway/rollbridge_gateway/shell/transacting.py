@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -27,6 +27,7 @@ from rollbridge_gateway.procedures import (
     GroupCommit,
     Held,
     Incoming,
+    LeftError,
     NowhereToGoError,
     Procedure,
     RefusedError,
@@ -45,7 +46,14 @@ logger = logging.getLogger(__name__)
 PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
-_ANSWERED: Final = (RollbridgeError, RefusedError, UnknownProducerError, NowhereToGoError, TimeoutError)
+_ANSWERED: Final = (
+    RollbridgeError,
+    RefusedError,
+    UnknownProducerError,
+    NowhereToGoError,
+    LeftError,
+    TimeoutError,
+)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
 
@@ -54,6 +62,7 @@ _PLACES_KEPT: Final = 100
 """Answers to requests with batches of more partitions are not kept."""
 
 Where = tuple[str, int]
+T = TypeVar("T")
 
 
 class Transacting:
@@ -63,6 +72,8 @@ class Transacting:
         self._server = server
         self._access = access
         self._order = asyncio.Lock()
+        self.has_left = False
+        """Whether the client has closed the connection."""
 
     # Helpers
 
@@ -101,6 +112,20 @@ class Transacting:
         found = {topic: denied[place] for topic, place in places.items() if place in denied}
         return found | ({"": denied[""]} if "" in denied else {})
 
+    async def _run(self, name: str, make: Callable[[Held], Procedure[T]], *, writes: bool = False) -> T:
+        """Carry a procedure out, unless the client has left before it begins.
+
+        A client that has left asks for the same on another connection, and for something else once that is answered.
+        What it had asked for here would come late, and with transactions v1 it would be for another transaction.
+        """
+
+        def begin(held: Held) -> Procedure[T]:
+            if self.has_left:
+                raise LeftError("the client has closed its connection before this was begun; nothing was changed")
+            return make(held)
+
+        return await self._server.producers.run(name, begin, writes=writes)
+
     # InitProducerId
 
     async def init_producer_id(self, data: bytes, head: Head) -> bytes:
@@ -128,7 +153,7 @@ class Transacting:
                 self._count(head, denied.values())
                 return self._started(head, denied[""])
             try:
-                started = await self._server.producers.run(name, make)
+                started = await self._run(name, make)
             except _ANSWERED as fault:
                 return self._started(head, self._told(fault, head, name))
         return self._started(head, ErrorCode.none, started)
@@ -208,7 +233,7 @@ class Transacting:
     ) -> tuple[ErrorCode, Ticket | None]:
         """Carry out a procedure that returns a ticket."""
         try:
-            return ErrorCode.none, await self._server.producers.run(name, make)
+            return ErrorCode.none, await self._run(name, make)
         except _ANSWERED as fault:
             return self._told(fault, head, name), None
 
@@ -295,7 +320,7 @@ class Transacting:
             return procedures.write(held, incoming[0].pair, incoming, _now_ms(), v2=v2)
 
         try:
-            written = await self._server.producers.run(name, make, writes=True)
+            written = await self._run(name, make, writes=True)
         except _ANSWERED as fault:
             code = self._told(fault, head, name)
             for item in incoming:
@@ -376,7 +401,7 @@ class Transacting:
             self._count(head, denied.values())
             if code is ErrorCode.none:
                 try:
-                    following = await self._server.producers.run(name, make)
+                    following = await self._run(name, make)
                 except _ANSWERED as fault:
                     code = self._told(fault, head, name)
         values = {"error_code": code, "producer_id": following.producer_id, "producer_epoch": following.epoch}
