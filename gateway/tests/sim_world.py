@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,17 +32,16 @@ from rollbridge_gateway.procedures import (
     LostByOthersError,
     NothingWrittenError,
     Procedure,
-    RefusedError,
     Resume,
     Save,
-    UnknownProducerError,
     WriteEntry,
 )
 from rollbridge_gateway.producers import KnownEnd
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-STREAM = "sales/orders"
+STREAMS = ("sales/orders", "stock/moves")
+"""Of two transaction groups."""
 
 
 class Crash(Exception):
@@ -64,6 +62,7 @@ class Txn:
     written."""
 
     label: str
+    stream: str
     state: KnownEnd = KnownEnd.OPEN
     reason: str = ""
     is_durable: bool = False
@@ -145,7 +144,7 @@ class World:
                 self.expired = True
 
     def labelled(self, label: str) -> tuple[str, Txn] | None:
-        """The newest transaction with a label."""
+        """The newest transaction with a label, in whichever group."""
         found = [(name, txn) for name, txn in self.txns.items() if txn.label == label]
         return found[-1] if found else None
 
@@ -204,15 +203,18 @@ class Gateway:
                 self.still = steps
                 raise StandsStill
 
-    def go_on(self) -> None:
-        """Go on after standing still, to the end; nobody waits for what comes of it. It holds nothing any more then."""
+    def go_on(self) -> Any:
+        """Go on after standing still, to the end; return what comes of it. It holds nothing any more then."""
         steps, self.still = self.still, None
         assert steps is not None
-        with suppress(Crash, AskAgain, RefusedError, UnknownProducerError):
-            for _ in steps:
-                pass
         self.world.steps["went on"] += 1
-        self.drop()
+        try:
+            while True:
+                next(steps)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            self.drop()
 
     def _steps(self, procedure: Procedure[T], hold: Hold, *, wait: bool) -> Steps[T]:
         """Carry a procedure out; yields wherever the gateway may stand still."""
@@ -314,10 +316,10 @@ class Gateway:
                 hold.offsets = dict(txn.saved_offsets)
                 return dict(txn.notes)
             case BeginTransaction(stream, label, _):
-                assert stream == STREAM
+                assert stream in STREAMS
                 self._begin_session(hold)
                 yield
-                txn = Txn(label)
+                txn = Txn(label, stream)
                 self._own(txn, hold)
                 world.txns[f"t{len(world.txns)}-{world.owners}"] = txn
             case Carry(batch):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tests.sim_world import STREAM, AskAgain, Crash, Gateway, Hold, StandsStill, World
+from gateway.tests.sim_world import STREAMS, AskAgain, Crash, Gateway, Hold, StandsStill, World
 from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
@@ -30,7 +30,7 @@ from rollbridge_gateway.procedures import (
     UnknownProducerError,
     Written,
 )
-from rollbridge_gateway.producers import KnownEnd, Step
+from rollbridge_gateway.producers import KnownEnd, PairEnd, ProducerPhase, ProducerState, Step
 from rollbridge_gateway.sequences import Sequences
 
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
@@ -75,7 +75,7 @@ class Application:
             gateway = self.any_gateway((5, 1, 1))
             answer: Any = None
             try:
-                answer = gateway.run(make)
+                answer = self.answer_of(gateway, make)
             except (Crash, StandsStill, AskAgain):
                 continue
             except RefusedError as refused:
@@ -88,6 +88,19 @@ class Application:
                 continue  # the answer is lost on its way
             return answer
         raise AssertionError("a request was never answered")
+
+    def answer_of(self, gateway: Gateway, make: Callable[[Held], Procedure[Any]]) -> Any:
+        """What a gateway answers, for which the producer waits at times while it stands still and others are asked."""
+        try:
+            return gateway.run(make)
+        except StandsStill:
+            if not self.late or self.dice.random() < 0.5:
+                raise
+            waited_for = gateway.still
+            self.late.pop()()
+            if gateway.still is not waited_for:
+                raise
+            return gateway.go_on()
 
     def refused(self, why: Exception) -> Exception:
         """A producer without a rival is refused nothing, unless its lease has run out."""
@@ -103,7 +116,7 @@ class Application:
         still = [item for item in self.gateways if item.still is not None]
         for gateway in still:
             if len(still) == len(self.gateways) or self.dice.random() < 0.15:
-                gateway.go_on()
+                go_on(gateway)
         chances = [weight if item.still is None else 0 for item, weight in zip(self.gateways, weights, strict=True)]
         return self.dice.choices(self.gateways, chances)[0]
 
@@ -131,6 +144,7 @@ class Application:
     def transaction(self) -> None:
         """One transaction, from its begin to the answer to its end."""
         dice, pair = self.dice, self.pair
+        stream = dice.choice(STREAMS)
         self.number += 1
         if self.v2:  # with v1 the pair stays, and a gateway that starts cannot tell whether its loss was heard of
             self.world.expired = False
@@ -143,10 +157,10 @@ class Application:
             for batch in range(dice.randrange(5)):
                 partition, size = dice.randrange(2), dice.randrange(1, 4)
                 if not self.v2:
-                    self.ask(lambda held: procedures.add(held, pair, STREAM, 0), is_late=False)
+                    self.ask(lambda held: procedures.add(held, pair, stream, 0), is_late=False)
                 fresh = [(self.number, batch, at) for at in range(size)]
                 records.update(fresh)
-                item = Incoming((TOPIC, partition), STREAM, pair, self.sequences[partition], size, fresh)
+                item = Incoming((TOPIC, partition), stream, pair, self.sequences[partition], size, fresh)
                 answer = self.ask(self.writing(pair, item), is_late=self.v2)
                 if answer.faults[0] is not None:
                     raise Wrong(f"a batch was refused: {answer.faults[0]!r}")
@@ -158,10 +172,10 @@ class Application:
                     self.world.expire()
             if is_begun and wants_offset:
                 if not self.v2:
-                    self.ask(lambda held: procedures.add(held, pair, STREAM, 0), is_late=False)
+                    self.ask(lambda held: procedures.add(held, pair, stream, 0), is_late=False)
                 group = GroupCommit("group", {("in", 0): offset}, 3, "member")
                 self.ask(
-                    lambda held: procedures.send_offsets(held, pair, group, STREAM, 0, v2=self.v2), is_late=self.v2
+                    lambda held: procedures.send_offsets(held, pair, group, stream, 0, v2=self.v2), is_late=self.v2
                 )
             if not is_begun:
                 self.may.pop()
@@ -221,6 +235,12 @@ class Application:
             raise Wrong(f"offsets {self.world.offsets}, and {self.offset} was committed")
 
 
+def go_on(gateway: Gateway) -> None:
+    """Let a gateway go on that stands still; nobody waits for what comes of it."""
+    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError):
+        gateway.go_on()
+
+
 def run(seed: int, *, crash: float | None = None) -> Application:
     """One simulation: some transactions, with leases that run out now and then."""
     dice = random.Random(~seed)
@@ -233,7 +253,7 @@ def run(seed: int, *, crash: float | None = None) -> Application:
         app.late.pop()()
     for gateway in app.gateways:
         if gateway.still is not None:
-            gateway.go_on()
+            go_on(gateway)
     app.start()
     app.check()
     return app
@@ -398,15 +418,38 @@ def _entry_by_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fenced_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That another gateway has begun a session is told to a producer as if it were over."""
-    real = Gateway._begin_session
+    """That another gateway has the client name by now is told to a producer as if another producer had its id."""
+    real = Gateway._effect
 
-    def begin(self: Gateway, hold: Hold, *, anew: bool = False) -> None:
-        if hold.session and hold.session != self.world.session:
-            raise RefusedError(Step.STALE, "fenced")
-        real(self, hold, anew=anew)
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
+        try:
+            return (yield from real(self, effect, hold))
+        except AskAgain:
+            raise RefusedError(Step.STALE, "fenced") from None
 
-    monkeypatch.setattr(Gateway, "_begin_session", begin)
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
+def _first_group_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def labelled(self: World, label: str) -> Any:
+        of_stream = {txn.stream: (name, txn) for name, txn in self.txns.items() if txn.label == label}
+        return self.dice.choice(list(of_stream.values())) if of_stream else None
+
+    monkeypatch.setattr(World, "labelled", labelled)
+
+
+def _hidden_by_the_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late end of a transaction that was lost is taken for that of the newest one."""
+    real = procedures._look_up
+
+    def look_up(held: Held, pair: Pair) -> Procedure[Any]:
+        producer = yield from real(held, pair)
+        previous = producer.previous
+        if previous is not None and previous.pair == pair and previous.end is PairEnd.ABORT:
+            held.producer = producer = ProducerState(pair, ProducerPhase.LOST)
+        return producer
+
+    monkeypatch.setattr(procedures, "_look_up", look_up)
 
 
 MUTANTS = [
@@ -421,6 +464,9 @@ MUTANTS = [
     _anybody_begins_sessions,
     _left_of_the_newer,
     _entry_by_anybody,
+    _fenced_is_told,
+    _first_group_that_answers,
+    _hidden_by_the_lost,
 ]
 
 

@@ -215,6 +215,18 @@ Ask = Callable[[GroupName], list[Known]]
 """Puts a question to one group."""
 
 
+IsLast = Callable[[Known], bool]
+"""Whether nothing that another group knows could be asked about instead."""
+
+
+def _is_any(known: Known) -> bool:
+    return True
+
+
+def _is_open(known: Known) -> bool:
+    return known[1].state is State.OPEN
+
+
 class OutcomeClient:
     """Client that asks leaders about transactions. Safe to use from several threads."""
 
@@ -321,10 +333,13 @@ class OutcomeClient:
         return _story_of(where, known, stories[where])
 
     def labelled(self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None) -> Known:
-        """Return what is known of a client's latest transaction with a label. Raises as :meth:`transaction` does."""
+        """Return what is known of a client's latest transaction with a label. Raises as :meth:`transaction` does.
+
+        Several groups may each know one. Of these it is the one that is open, or the one that was ended last.
+        """
         request = self._request(owner=client, label=label)
         what = f"a transaction of client {client} with label {label!r}"
-        return self._one(self._asking(request, timeout_s), what, group)
+        return self._one(self._asking(request, timeout_s), what, group, is_last=_is_open)
 
     def unfinished(self, client: str, timeout_s: float, groups: Sequence[GroupName]) -> list[Known]:
         """Return a client's open transactions in some groups, oldest first.
@@ -333,15 +348,16 @@ class OutcomeClient:
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         ask = self._asking(self._request(owner=client), timeout_s)
-        found, faults = self._ask(ask, groups, first=False)
+        found, faults = self._ask(ask, groups, lambda _: False)
         for fault in faults:
             raise fault
         return by_age(found)
 
-    def _one(self, ask: Ask, what: str, group: GroupName | None) -> Known:
-        found, faults = self._ask(ask, self.groups(group), first=True)
-        if found:
-            return max(found, key=lambda item: item[1].decided_ms)
+    def _one(self, ask: Ask, what: str, group: GroupName | None, is_last: IsLast = _is_any) -> Known:
+        found, faults = self._ask(ask, self.groups(group), is_last)
+        silent = any(isinstance(fault, UnavailableError | UnknownWriteError) for fault in faults)
+        if found and (not silent or any(map(is_last, found))):
+            return max(found, key=lambda item: (_is_open(item), item[1].decided_ms))
         for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosedError, OutcomeExpiredError):
             for fault in faults:
                 if isinstance(fault, kind):
@@ -351,10 +367,10 @@ class OutcomeClient:
                 raise fault
         raise TransactionNotFoundError(f"{what} is not open in any transaction group, and it has no outcome there")
 
-    def _ask(self, ask: Ask, groups: Sequence[GroupName], *, first: bool) -> tuple[list[Known], list[RollbridgeError]]:
+    def _ask(self, ask: Ask, groups: Sequence[GroupName], is_last: IsLast) -> tuple[list[Known], list[RollbridgeError]]:
         """Return what the leaders of the groups know, and the errors of the others.
 
-        ``first`` stops asking once one of them has found something.
+        Nobody else is waited for once something is found that ``is_last``.
         """
         found: list[Known] = []
         faults: list[RollbridgeError] = []
@@ -370,7 +386,7 @@ class OutcomeClient:
                     found += answered.result()
                 except RollbridgeError as fault:
                     faults.append(fault)
-                if found and first:
+                if any(map(is_last, found)):
                     break
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
