@@ -164,7 +164,7 @@ class Bench:
         written = {item.name: tuple(write.value for write in item.writes) for item in self.operations}
         committed = [(at, str(record.transaction)) for at, record in self.log if record.kind is ControlKind.COMMIT]
         return [
-            Listed(reader, at, name, None if number == 1 else written[name])
+            Listed(reader, at, name, None if number == 1 else written.get(name))
             for number, (at, name) in enumerate(committed)
         ]
 
