@@ -13,6 +13,7 @@ from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ClientFencedError, InvalidNameError, InvalidRequestError, OutcomeUnknownError
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
+from rollbridge.model.records import CheckNode
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -205,3 +206,52 @@ def test_unfinished_after_a_new_session_asks_the_leader_once(
     assert asked == [RequestKind.FENCE]
     assert name.unfinished(group=group_of(ledger)) == []
     assert len(asked) == 2, "the next time it is asked again"
+
+
+def test_the_latest_transaction_with_a_label_is_found_in_whichever_group(
+    client: rollbridge.Bridge, ledger: str, scope: str
+) -> None:
+    other = f"{scope}/other"
+    client.admin.create_stream(other, group="others")
+    one = client.client(f"{scope}-groups")
+    for stream in (ledger, other) * 3:
+        with one.transaction(stream, label="same") as ended:
+            write(ended, stream, "committed")
+        open_one = one.begin(stream, label="same")
+        write(open_one, stream, "open")
+        open_one.flush()
+        for _ in range(5):  # whoever of the leaders answers first
+            found = one.outcome(label="same")
+            assert (found.transaction, found.committed) == (open_one.id, False)
+        open_one.commit()
+        assert one.outcome(label="same").transaction == open_one.id
+
+
+def test_who_has_lost_a_name_begins_no_session_of_it(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
+    """A node says whose the name is. Who has not heard that it has changed fences nobody."""
+    node = f"/{ledger.replace('/', '-')}"
+    other = client.client("holder")
+    with (
+        ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session,
+        rollbridge.connect(
+            site.cluster.bootstrap_servers,
+            zookeeper=site.cluster.zookeeper,
+            zookeeper_root=site.root,
+            client_name="another-process",
+        ) as late,
+    ):
+        session.create(node, b"")
+        former = late.client("holder")
+        former.only_while(lambda: CheckNode(node, 0))
+        left = former.begin(ledger)
+        write(left, ledger, "left")
+        left.flush()
+        version = session.set(node, b"")
+        other.only_while(lambda: CheckNode(node, version))
+        resumed = other.resume(left.id)
+        with pytest.raises(ClientFencedError):
+            former.new_session()
+        write(resumed, ledger, "resumed")
+        assert resumed.commit().records == 2
+        with pytest.raises(ClientFencedError):
+            left.commit()

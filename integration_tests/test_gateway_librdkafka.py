@@ -269,3 +269,29 @@ def test_a_gateway_that_is_killed_in_a_later_transaction_of_a_producer_finds_tha
                 producer.commit_transaction(120)
     expected = (f"v-{number}-{half}-{i}" for number in (0, 2, 3, 5) for half in range(2) for i in range(50))
     assert values(site.committed(orders)) == Counter(value.encode() for value in expected)
+
+
+def test_a_producer_that_writes_to_several_groups_is_found_where_it_wrote_last(
+    site: Site, client: rollbridge.Bridge, tmp_path: Path, orders: str, scope: str, unique_name: Callable[[str], str]
+) -> None:
+    """With transactions v1 each group knows one of the producer's pair: who takes over asks all of them."""
+    other = f"{scope}/other"
+    client.admin.create_stream(other, group="others")
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with GatewayProcess(servers, unique_name("killed"), tmp_path) as gateway:
+        faults: list[KafkaError] = []
+        producer = producer_of(gateway, unique_name("id"), **{"message.timeout.ms": 300_000})
+        producer.init_transactions(60)
+        for number, stream in enumerate((orders, other, orders, other)):
+            producer.begin_transaction()
+            for half in range(2):
+                for i in range(20):
+                    produce(producer, topic_of(stream), f"key-{i % 10}", f"v-{number}-{half}-{i}", faults)
+                assert producer.flush(300) == 0
+                if number:
+                    gateway.revive()  # what is asked for next is a record, and then the commit
+            assert faults == []
+            producer.commit_transaction(120)
+    for stream, numbers in ((orders, (0, 2)), (other, (1, 3))):
+        expected = (f"v-{number}-{half}-{i}" for number in numbers for half in range(2) for i in range(20))
+        assert values(site.committed(stream)) == Counter(value.encode() for value in expected)

@@ -57,11 +57,15 @@ class Server:
 
     def __init__(self) -> None:
         self.producers = Producers()
+        self.refused: list[str] = []
         self.topics = self
         self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass
+
+    def count_refusal(self, code: str) -> None:
+        self.refused.append(code)
 
 
 def produce(sequence: int) -> bytes:
@@ -95,3 +99,20 @@ def test_a_request_that_need_not_ask_does_not_overtake_one_that_must() -> None:
 
     asyncio.run(run())
     assert server.producers.sequences == list(range(20))
+
+
+def test_nothing_is_begun_for_a_client_that_has_left() -> None:
+    """It has asked for the same elsewhere, and perhaps for something else after it."""
+    server: Any = Server()
+    rights: Any = Rights()
+    rights.is_known = True
+
+    async def run() -> bytes | None:
+        transacting = Transacting(server, rights)
+        transacting.has_left = True
+        data = produce(0)
+        return await transacting.produce(data, wire.read_head(data))
+
+    assert asyncio.run(run()) is not None
+    assert server.producers.sequences == []
+    assert server.refused == ["not_leader_or_follower"]

@@ -161,7 +161,8 @@ class Librdkafka:
                 return
 
     def _told(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
+        # What was purged was of a transaction that has been aborted.
+        if error is not None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self._failed.append(error)
 
 
