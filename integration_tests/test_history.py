@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from integration_tests.history import gateway_run
 from integration_tests.history.run import running
 
 WINDOWS = {
@@ -29,3 +30,19 @@ def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
         for fault in WINDOWS[seed]:
             run.window(fault, broken_s=3)
         run.end().demand()
+
+
+GATEWAYS = {
+    5: ("kill a gateway", "pause all gateways but one", "cut a gateway off from ZooKeeper", "kill a producer"),
+    6: ("kill all gateways", "hang up on a gateway's clients", "cut a gateway off from the broker", "stop a gateway"),
+}
+"""By seed: what is broken, one after the other, under producers that write through gateways."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", GATEWAYS)
+def test_no_promise_is_broken_through_gateways(seed: int, tmp_path: Path) -> None:
+    with gateway_run.running(seed, tmp_path) as run:
+        for fault in GATEWAYS[seed]:
+            run.window(fault)
+        run.end().demand_of_gateways()

@@ -39,6 +39,14 @@ class Report:
         assert self.answers["native abort: ok"] > 0, text
         assert self.epochs > 2 or not self.faults["scale"], text
 
+    def demand_of_gateways(self) -> None:
+        """The same of a run whose producers write through gateways."""
+        text = "\n".join(self.lines())
+        assert not self.found, text
+        assert self.answers["gateway commit: ok"] > 100, text
+        assert self.answers["gateway abort: ok"] > 10, text
+        assert self.answers["transaction commit: ok"] > 100, text
+
     def add(self, other: Report) -> None:
         """Take in another run; the seed stays that of the first."""
         self.seconds += other.seconds
