@@ -10,11 +10,13 @@ from rollbridge.zookeeper.session import REQUEST_BYTES_MAX
 from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
 from rollbridge_coordinator.state.effects import AppendControl, CommitRound, Write
 
+DAY_MS = 86_400_000
 
-def written(bench: Bench) -> list[list[CreateNode]]:
-    """Carry out ``record_long``; gives what each write creates."""
+
+def written(bench: Bench, ahead_ms: int = 0) -> list[list[CreateNode]]:
+    """Carry out ``record_long`` with a clock that is wrong; gives what each write creates."""
     writes: list[list[CreateNode]] = []
-    steps = record_long(bench.group, bench.clock_ms + 10_000)
+    steps = record_long(bench.group, bench.clock_ms + 10_000 + ahead_ms)
     answer: object = None
     while True:
         try:
@@ -76,3 +78,12 @@ def test_nothing_is_due_before_its_time() -> None:
     bench = Bench({"sales/orders": 1})
     begin(bench, 1, "", {"sales/orders": 0})
     assert list(record_long(bench.group, bench.clock_ms)) == []
+
+
+def test_a_leader_whose_clock_is_a_day_behind_records_them_all_the_same() -> None:
+    """Without its record nobody can resume a transaction."""
+    bench = Bench({"sales/orders": 1})
+    begin(bench, 1, "", {"sales/orders": 0})
+    assert written(bench, -DAY_MS) == [], "no other clock is known yet"
+    bench.group.times.low_ms = bench.group.times.high_ms = bench.group.times.append_ms = DAY_MS
+    assert len(written(bench, -DAY_MS)) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +32,8 @@ LARGE: Final = 150
 HELD_S: Final = 3.0
 """For so long some transactions stay open, at most."""
 KEYS: Final = 4
+STUCK_S: Final = 10.0
+"""By so much a call of librdkafka's overruns its time before it is given up, and its producer with it."""
 
 
 class RefusedError(Exception):
@@ -150,7 +152,7 @@ class Librdkafka:
         deadline = time.monotonic() + CALL_S
         while True:
             try:
-                call(max(deadline - time.monotonic(), 0.1))
+                _bounded(what, call, max(deadline - time.monotonic(), 0.1))
             except KafkaException as fault:
                 error = fault.args[0]
                 if not error.retriable() or error.fatal() or error.txn_requires_abort():
@@ -164,6 +166,29 @@ class Librdkafka:
         # What was purged was of a transaction that has been aborted.
         if error is not None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self._failed.append(error)
+
+
+def _bounded(what: str, call: Callable[[float], object], timeout_s: float) -> None:
+    """Call, and wait for not much longer than the call was given: librdkafka's do not always keep it.
+
+    Requests of AddOffsetsToTxn that have timed out in the queue of a broker that is gone are neither sent again nor
+    given up (2.12), and ``send_offsets_to_transaction`` waits for them for ever.
+    """
+    faults: list[BaseException] = []
+    over = threading.Event()
+
+    def work() -> None:
+        try:
+            call(timeout_s)
+        except BaseException as fault:
+            faults.append(fault)
+        over.set()
+
+    threading.Thread(target=work, name=what, daemon=True).start()
+    if not over.wait(timeout_s + STUCK_S):
+        raise UnclearError(f"{what} has not come back")
+    for fault in faults:
+        raise fault
 
 
 def _refused(error: KafkaError) -> RefusedError:
