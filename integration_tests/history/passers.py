@@ -171,8 +171,8 @@ class Librdkafka:
 def _bounded(what: str, call: Callable[[float], object], timeout_s: float) -> None:
     """Call, and wait for not much longer than the call was given: librdkafka's do not always keep it.
 
-    Requests of AddOffsetsToTxn that have timed out in the queue of a broker that is gone are neither sent again nor
-    given up (2.12), and ``send_offsets_to_transaction`` waits for them for ever.
+    Seen with 2.16: once its AddOffsetsToTxn has timed out in the queue of a coordinator that was away, it sends it no
+    more, and ``send_offsets_to_transaction`` comes back neither at its time-out nor ever.
     """
     faults: list[BaseException] = []
     over = threading.Event()

@@ -105,7 +105,7 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
 
     A transaction that was aborted long ago, and whose BEGIN frame in another buffer comes only now, is dropped instead.
     """
-    # By the clock by which they began: by one that is behind they would never come of age, and nobody could resume them.
+    # By the clock by which they began: by one that is behind they would not come of age, and nobody could resume them.
     aged = group.fold.ages.come_of_age(group.times.lease(now_ms) - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
