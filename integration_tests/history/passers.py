@@ -32,6 +32,9 @@ LARGE: Final = 150
 HELD_S: Final = 3.0
 """For so long some transactions stay open, at most."""
 KEYS: Final = 4
+ABORT_OF_NOTHING: Final = "INVALID_TXN_STATE"
+"""What librdkafka is told, by a broker as well, if it aborts before its AddPartitionsToTxn was taken, and the one
+before, of the same producer id and epoch, is committed: that request is not sent again then."""
 STUCK_S: Final = 10.0
 """By so much a call of librdkafka's overruns its time before it is given up, and its producer with it."""
 
@@ -388,9 +391,9 @@ class _Passer:
         try:
             producer.end(commit=commit)
         except RefusedError as fault:
-            self._book.note(
-                Refusal(self._book.client, f"end of {asked.name}", fault.code, time.monotonic_ns()).to_line()
-            )
+            if commit or not fault.code.startswith(ABORT_OF_NOTHING):
+                refusal = Refusal(self._book.client, f"end of {asked.name}", fault.code, time.monotonic_ns())
+                self._book.note(refusal.to_line())
             if fault.is_fatal:
                 self._give_up()
                 return
