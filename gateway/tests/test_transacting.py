@@ -42,7 +42,7 @@ class Producers:
     def __init__(self) -> None:
         self.sequences: list[int] = []
 
-    async def run(self, name: str, make: Any, *, writes: bool = False) -> Written:
+    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: bool = True) -> Written:
         procedure = make(Held())
         self.sequences.append(procedure.gi_frame.f_locals["batches"][0].first)
         await asyncio.sleep(0)
@@ -63,6 +63,9 @@ class Server:
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass
+
+    def is_chosen(self, client_id: str | None) -> bool:
+        return True
 
     def count_refusal(self, code: str) -> None:
         self.refused.append(code)

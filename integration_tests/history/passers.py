@@ -35,6 +35,9 @@ KEYS: Final = 4
 ABORT_OF_NOTHING: Final = "INVALID_TXN_STATE"
 """What librdkafka is told, by a broker as well, if it aborts before its AddPartitionsToTxn was taken, and the one
 before, of the same producer id and epoch, is committed: that request is not sent again then."""
+SKIPPED: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER: skipped sequence numbers"
+"""What librdkafka says if an abort has purged records that it had sent once and was to send again: it goes on numbering
+behind them, which a broker refuses as well, and takes other numbers after another abort."""
 STUCK_S: Final = 10.0
 """By so much a call of librdkafka's overruns its time before it is given up, and its producer with it."""
 
@@ -391,7 +394,8 @@ class _Passer:
         try:
             producer.end(commit=commit)
         except RefusedError as fault:
-            if commit or not fault.code.startswith(ABORT_OF_NOTHING):
+            is_foreseen = fault.code.startswith(SKIPPED) if commit else fault.code.startswith(ABORT_OF_NOTHING)
+            if not is_foreseen:
                 refusal = Refusal(self._book.client, f"end of {asked.name}", fault.code, time.monotonic_ns())
                 self._book.note(refusal.to_line())
             if fault.is_fatal:

@@ -53,6 +53,9 @@ class Services(Protocol):
     def view(self) -> View:
         """Return what clients are told of the cluster."""
 
+    def is_chosen(self, client_id: str | None) -> bool:
+        """Return whether this is the gateway that a client belongs to."""
+
     def address_of(self, broker: int | None) -> tuple[str, int]:
         """Return the address of a broker, or of any."""
 

@@ -147,8 +147,21 @@ class Producers:
         """How many of them have a transaction open."""
         return sum(item.rolling is not None and item.rolling.is_open for item in list(self._known.values()))
 
-    async def run(self, transactional_id: str, make: Callable[[Held], Procedure[T]], *, writes: bool = False) -> T:
+    async def run(
+        self,
+        transactional_id: str,
+        make: Callable[[Held], Procedure[T]],
+        *,
+        writes: bool = False,
+        takes_over: bool = True,
+    ) -> T:
         """Carry a procedure out, after those that were asked for before; return its answer.
+
+        Args:
+            transactional_id: Whose it is.
+            make: Makes the procedure.
+            writes: Whether it mostly writes.
+            takes_over: Whether another gateway that serves the id has to let go of it.
 
         Raises:
             Refused, UnknownProducer, NowhereToGo: nothing was changed.
@@ -158,7 +171,7 @@ class Producers:
         async with serving.lock:
             serving.used_s = time.monotonic()
             pool = self._writers if writes and serving.held is not None else self._pool
-            return await self._loop.run_in_executor(pool, self._carry_out, serving, make)
+            return await self._loop.run_in_executor(pool, self._carry_out, serving, make, takes_over)
 
     async def settled(self, ticket: Ticket | None) -> None:
         """Wait until the brokers have a savepoint, and the id has been held all the time.
@@ -236,7 +249,7 @@ class Producers:
 
     # On threads of the pool
 
-    def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]]) -> T:
+    def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]], takes_over: bool) -> T:
         try:
             if serving.is_wanted:
                 raise NotHeldError("another gateway is taking this id over; ask again")
@@ -245,7 +258,7 @@ class Producers:
                 if not self._register.is_sure(serving.name):
                     raise NotHeldError("this gateway does not hold the id any more; ask again")
             if serving.held is None:
-                self._hold(serving)
+                self._hold(serving, takes_over)
             assert serving.held is not None
             return self._drive(serving, make(serving.held))
         except _ANSWERS:
@@ -256,8 +269,8 @@ class Producers:
                 self._close(serving)
             raise
 
-    def _hold(self, serving: Serving) -> None:
-        entry = self._register.hold(serving.name) if serving.rolling is None else None
+    def _hold(self, serving: Serving, takes_over: bool) -> None:
+        entry = self._register.hold(serving.name, takes_over=takes_over) if serving.rolling is None else None
         if serving.rolling is None:
             client, name = self._bridge.client(serving.name), serving.name
             client.only_while(lambda: self._register.guard(name))

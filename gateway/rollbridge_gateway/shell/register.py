@@ -220,11 +220,15 @@ class Register:
 
     # Ids
 
-    def hold(self, name: str) -> Entry | None:
+    def hold(self, name: str, *, takes_over: bool = True) -> Entry | None:
         """Become the gateway that serves an id; return what is on record of it, None if that is nothing.
 
+        Args:
+            name: Client name of the id.
+            takes_over: Whether another gateway that holds it is asked to let go.
+
         Raises:
-            NotHeldError: another gateway does not let go in time.
+            NotHeldError: another gateway does not let go in time, or is not asked to.
             ZooKeeperUnavailableError, UnknownWriteError: likewise.
         """
         path, deadline_s, is_taken = paths.gateway_holder(name), time.monotonic() + HANDOVER_S, False
@@ -240,7 +244,7 @@ class Register:
                     break
                 continue
             is_taken = True
-            self._make_room(path, found)
+            self._make_room(name, found, asks=takes_over)
             if time.monotonic() > deadline_s:
                 self.handovers["refused"] += 1
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
@@ -286,13 +290,19 @@ class Register:
         except (NodeMissingError, NodeVersionMismatchError) as fault:
             raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
 
-    def _make_room(self, path: str, found: Znode) -> None:
-        """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little."""
-        holder = Holder.decode(found.value)
+    def _make_room(self, name: str, found: Znode, *, asks: bool) -> None:
+        """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little.
+
+        Raises:
+            NotHeldError: it lives, and is not to be asked.
+        """
+        path, holder = paths.gateway_holder(name), Holder.decode(found.value)
         try:
             if not holder.life or self._session.exists(f"{LEASES}/{holder.life}") is None:
                 self._session.delete(path, found.version)
                 return
+            if not asks:
+                raise NotHeldError(f"another gateway serves {name}, and this client is not one of ours; look again")
             if not holder.wanted_by:
                 self._session.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
         except (NodeMissingError, NodeVersionMismatchError):

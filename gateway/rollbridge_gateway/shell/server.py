@@ -17,7 +17,7 @@ from rollbridge.model.gateways import GatewayRecord, LackingRight
 from rollbridge.model.metrics import Sample
 from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
-from rollbridge_gateway.cluster import Gateway, View
+from rollbridge_gateway.cluster import Gateway, View, chosen
 from rollbridge_gateway.families import Counts, Present
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
@@ -114,6 +114,10 @@ class Server:
         """Return what clients are told of the cluster."""
         virtual = dict.fromkeys(self.topics.known.virtual, self.settings.partitions)
         return View(self._gateways or (self.me(),), virtual)
+
+    def is_chosen(self, client_id: str | None) -> bool:
+        """Return whether this is the gateway that a client is told to come to."""
+        return chosen(client_id or "", self._gateways or (self.me(),)).name == self.settings.name
 
     def me(self) -> Gateway:
         """Return this gateway, as others are told of it."""

@@ -112,8 +112,12 @@ class Transacting:
         found = {topic: denied[place] for topic, place in places.items() if place in denied}
         return found | ({"": denied[""]} if "" in denied else {})
 
-    async def _run(self, name: str, make: Callable[[Held], Procedure[T]], *, writes: bool = False) -> T:
+    async def _run(self, name: str, make: Callable[[Held], Procedure[T]], head: Head, *, writes: bool = False) -> T:
         """Carry a procedure out, unless the client has left before it begins.
+
+        A client that belongs to another gateway is served as long as no other one serves the id. After a change of
+        gateways a client may go on with one as coordinator and with another as leader: if both took the id over each
+        time, it would change hands with every transaction.
 
         A client that has left asks for the same on another connection, and for something else once that is answered.
         What it had asked for here would come late, and with transactions v1 it would be for another transaction.
@@ -124,7 +128,8 @@ class Transacting:
                 raise LeftError("the client has closed its connection before this was begun; nothing was changed")
             return make(held)
 
-        return await self._server.producers.run(name, begin, writes=writes)
+        takes_over = self._server.is_chosen(head.client_id)
+        return await self._server.producers.run(name, begin, writes=writes, takes_over=takes_over)
 
     # InitProducerId
 
@@ -153,7 +158,7 @@ class Transacting:
                 self._count(head, denied.values())
                 return self._started(head, denied[""])
             try:
-                started = await self._run(name, make)
+                started = await self._run(name, make, head)
             except _ANSWERED as fault:
                 return self._started(head, self._told(fault, head, name))
         return self._started(head, ErrorCode.none, started)
@@ -233,7 +238,7 @@ class Transacting:
     ) -> tuple[ErrorCode, Ticket | None]:
         """Carry out a procedure that returns a ticket."""
         try:
-            return ErrorCode.none, await self._run(name, make)
+            return ErrorCode.none, await self._run(name, make, head)
         except _ANSWERED as fault:
             return self._told(fault, head, name), None
 
@@ -320,7 +325,7 @@ class Transacting:
             return procedures.write(held, incoming[0].pair, incoming, _now_ms(), v2=v2)
 
         try:
-            written = await self._run(name, make, writes=True)
+            written = await self._run(name, make, head, writes=True)
         except _ANSWERED as fault:
             code = self._told(fault, head, name)
             for item in incoming:
@@ -401,7 +406,7 @@ class Transacting:
             self._count(head, denied.values())
             if code is ErrorCode.none:
                 try:
-                    following = await self._run(name, make)
+                    following = await self._run(name, make, head)
                 except _ANSWERED as fault:
                     code = self._told(fault, head, name)
         values = {"error_code": code, "producer_id": following.producer_id, "producer_epoch": following.epoch}
