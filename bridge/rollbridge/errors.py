@@ -8,6 +8,7 @@ The tree::
     │  ├─ InvalidRangesError             key ranges that overlap, leave gaps, or name no active segment
     │  ├─ InvalidTimeoutError            lease not positive or over the limit
     │  ├─ RecordTooLargeError            refused at write time
+    │  ├─ OffsetMetadataTooLargeError    of an offset that was to be committed
     │  ├─ RowRefusedError                of a data frame; carries its number in its partition
     │  ├─ TransactionTooLargeError       refused at write time
     │  ├─ TransactionIdOutOfOrderError   a user's transaction id is lower than the one before
@@ -87,6 +88,9 @@ from rollbridge.model.errors import (
 )
 from rollbridge.model.errors import (
     NotFoundError as NotFoundError,
+)
+from rollbridge.model.errors import (
+    OffsetMetadataTooLargeError as OffsetMetadataTooLargeError,
 )
 from rollbridge.model.errors import (
     RollbridgeError as RollbridgeError,

@@ -306,7 +306,17 @@ def begin(at: Stranger) -> dict[str, Any]:
 
 def savepoint(at: Stranger) -> dict[str, Any]:
     head = at.record(number=at.long, whole=lambda: bool(at.number(1)))
-    return head | manifest(at) | at.record(notes=lambda: at.array(lambda: at.record(name=at.text, value=at.text)))
+    names = manifest(at)
+    notes = at.record(notes=lambda: at.array(lambda: at.record(name=at.text, value=at.text)))
+    return head | names | notes | details(at)
+
+
+def details(at: Stranger) -> dict[str, Any]:
+    return at.record(details=lambda: at.array(lambda: at.record(leader_epoch=at.long, metadata=at.text)))
+
+
+def commit(at: Stranger) -> dict[str, Any]:
+    return manifest(at) | details(at)
 
 
 def manifest(at: Stranger) -> dict[str, Any]:
@@ -337,7 +347,7 @@ def manifest(at: Stranger) -> dict[str, Any]:
 
 VALUES: dict[str, Callable[[Stranger], dict[str, Any]]] = {
     "BEGIN": begin,
-    "COMMIT": manifest,
+    "COMMIT": commit,
     "ABORT": lambda at: at.record(reason=at.text),
     "EXTEND": lambda at: at.record(lease_ms=at.long),
     "SAVEPOINT": savepoint,

@@ -54,6 +54,7 @@ class KafkaFault(Enum):
     NOT_ADOPTED = "not adopted"
     """The topic is there, but takes no rolling transactions."""
     TOO_LARGE = "too large"
+    METADATA_TOO_LARGE = "metadata too large"
     TIMEOUT = "timeout"
     CORRUPT = "corrupt"
     INVALID_RECORD = "invalid record"
@@ -69,6 +70,7 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     ours.InvalidRequestError: KafkaFault.INVALID_REQUEST,
     ours.InvalidTimeoutError: KafkaFault.TIMEOUT,
     ours.RecordTooLargeError: KafkaFault.TOO_LARGE,
+    ours.OffsetMetadataTooLargeError: KafkaFault.METADATA_TOO_LARGE,
     ours.TransactionTooLargeError: KafkaFault.ABORTABLE,
     ours.GroupMismatchError: KafkaFault.ABORTABLE,
     ours.NotAuthorizedError: KafkaFault.DENIED,
@@ -122,6 +124,7 @@ _CODES: Final[Mapping[KafkaFault, ErrorCode]] = {
     KafkaFault.NO_TOPIC: _E.unknown_topic_or_partition,
     KafkaFault.NOT_ADOPTED: _E.invalid_topic_exception,
     KafkaFault.TOO_LARGE: _E.message_too_large,
+    KafkaFault.METADATA_TOO_LARGE: _E.offset_metadata_too_large,
     KafkaFault.TIMEOUT: _E.invalid_transaction_timeout,
     KafkaFault.CORRUPT: _E.corrupt_message,
     KafkaFault.INVALID_RECORD: _E.invalid_record,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
@@ -179,12 +179,20 @@ class Finish(GatewayEffect):
 Procedure = Generator[GatewayEffect, Any, T]
 
 
+class CommittedOffset(NamedTuple):
+    """An offset, the leader epoch that its reader knew or -1, and the text that is committed with it."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
     """Offsets of one consumer group, and who of it commits them; see ``rollbridge.model.group_offsets``."""
 
     group: str
-    offsets: Mapping[TopicPartition, int]
+    offsets: Mapping[TopicPartition, CommittedOffset]
     generation: int = -1
     member: str = ""
     instance: str | None = None

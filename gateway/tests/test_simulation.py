@@ -282,7 +282,7 @@ def test_a_late_abort_of_a_transaction_whose_lease_has_run_out_is_not_taken_for_
     pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
 
     def write(gateway: Gateway, pair: Pair, record: str) -> Written:
-        item = Incoming((TOPIC, 0), STREAM, pair, 0, 1, [record])
+        item = Incoming((TOPIC, 0), STREAMS[0], pair, 0, 1, [record])
         return gateway.run(lambda held: procedures.write(held, pair, [item], 0, v2=True))
 
     def end(gateway: Gateway, pair: Pair, *, commit: bool) -> Pair:

@@ -78,7 +78,7 @@ from rollbridge.model.routing import Route
 
 _BLOCK_BYTES: Final = 6
 """Maximum bytes of an Avro array's counts: one in front of its items, and a zero behind them."""
-_ARRAYS: Final = 3
+_ARRAYS: Final = 4
 
 
 def long_bytes(number: int) -> int:
@@ -177,7 +177,13 @@ def offsets_bytes(item: GroupOffsets) -> int:
     """Return the maximum bytes of a consumer group's offsets in a manifest."""
     names = (item.group_id, item.member_id, item.instance_id or "", *{topic for topic, _ in item.offsets})
     size = sum(long_bytes(length) + length + _BLOCK_BYTES for length in (len(name.encode()) for name in names))
-    return size + sum(long_bytes(partition) + long_bytes(offset) for (_, partition), offset in item.offsets.items())
+    size += sum(long_bytes(partition) + long_bytes(offset) for (_, partition), offset in item.offsets.items())
+    # Where one offset has details, all have, of other groups as well: two bytes where there are none.
+    size += 2 * len(item.offsets)
+    for epoch, metadata in item.details.values():
+        length = len(metadata.encode())
+        size += long_bytes(max(epoch, 0)) + long_bytes(length) + length
+    return size
 
 
 Emit = Callable[[int, bytes, bytes], None]

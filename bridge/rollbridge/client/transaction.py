@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from confluent_kafka import TopicPartition
 
@@ -82,7 +82,17 @@ from rollbridge.model.frames import (
     encode_abort,
     encode_extend,
 )
-from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
+from rollbridge.model.group_offsets import (
+    METADATA_BYTES_MAX,
+    NO_DETAILS,
+    NO_EPOCH,
+    PARTITIONS_MAX,
+    GroupMember,
+    GroupOffsets,
+    OffsetDetails,
+    metadata_bytes,
+    parse_group_metadata,
+)
 from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.names import is_internal
 from rollbridge.tracing import TransactionSpan
@@ -96,6 +106,8 @@ _waits = limited(logging.getLogger(f"{__name__}.waits"))
 T = TypeVar("T")
 
 Offsets = Mapping[tuple[str, int], int] | Iterable[TopicPartition]
+_Item = tuple[str, int, int, OffsetDetails]
+"""Topic, partition, offset and what is committed beside it."""
 
 ABORT_ON_ERROR_S: Final = 10.0
 """Seconds that a ``with`` block that ends by an exception waits for the abort to be logged."""
@@ -277,27 +289,42 @@ class Transaction(Writing):
         that reason.
 
         Args:
-            offsets: confluent-kafka's ``TopicPartition`` objects, or (topic, partition) to the offset of the next
-                record to read. The names in a :class:`rollbridge.Consumer`'s message are understood: a stream, and the
-                partition number of a segment.
+            offsets: confluent-kafka's ``TopicPartition`` objects, with their metadata and leader epochs, or (topic,
+                partition) to the offset of the next record to read. The names in a :class:`rollbridge.Consumer`'s
+                message are understood: a stream, and the partition number of a segment.
             group_metadata: Result of the consumer's ``consumer_group_metadata()``; or the name of a consumer group that
                 has no members.
 
         Raises:
+            OffsetMetadataTooLargeError: the metadata of one of them has more than 4,095 characters. Nothing was sent.
             InvalidRequestError: not such things, or too many; or, if the consumer is one of this process, offsets
                 behind what it has handed out, or in a segment that waits for others. Nothing was sent.
             StreamNotFoundError, StreamRecreatedError, ZooKeeperUnavailableError: a stream whose partitions were named
                 does not exist, is another one by now, or cannot be looked up; nothing was sent.
-            TransactionTooLargeError: the offsets take more than is left of a commit's size; the others are committed.
+            TransactionTooLargeError: the offsets take more than is left of a commit's size, or their metadata more
+                than 256 KiB; the others are committed.
             TransactionClosedError: its end was asked for.
         """
-        member = parse_group_metadata(group_metadata)
-        wanted = dict(self._placed(offsets))
-        if not wanted:
+        self._send_offsets(parse_group_metadata(group_metadata), _items(offsets))
+
+    def send_group_offsets(self, given: GroupOffsets) -> None:
+        """Do what :meth:`send_offsets` does, for a caller who has read all of it from a request.
+
+        Raises as :meth:`send_offsets` does.
+        """
+        self._send_offsets(
+            given.member,
+            ((*where, offset, given.details.get(where, NO_DETAILS)) for where, offset in given.offsets.items()),
+        )
+
+    def _send_offsets(self, member: GroupMember, items: Iterable[_Item]) -> None:
+        placed = {where: (offset, beside) for where, offset, beside in self._placed(items)}
+        if not placed:
             return
+        wanted = {where: offset for where, (offset, _) in placed.items()}
         check_offsets(member, wanted)
         group = member.group_id
-        fresh = GroupOffsets(group, wanted, *member[1:])
+        fresh = GroupOffsets(group, wanted, *member[1:], {where: beside for where, (_, beside) in placed.items()})
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
@@ -308,6 +335,8 @@ class Transaction(Writing):
                 raise InvalidRequestError(
                     f"a transaction commits at most {PARTITIONS_MAX} offsets; these were not taken, the others were"
                 )
+            if fresh.details:
+                self._check_metadata([joined, *(item for name, item in self._offsets.items() if name != group)])
             self._writer.room.take(
                 offsets_bytes(joined) - (0 if known is None else offsets_bytes(known)),
                 self.id,
@@ -315,16 +344,25 @@ class Transaction(Writing):
             )
             self._offsets[group] = joined
 
-    def _placed(self, offsets: Offsets) -> Iterator[tuple[tuple[str, int], int]]:
+    def _check_metadata(self, groups: Sequence[GroupOffsets]) -> None:
+        size = metadata_bytes(groups)
+        if size > METADATA_BYTES_MAX:
+            raise TransactionTooLargeError(
+                f"the offsets that transaction {self.id} commits would have {size} bytes of metadata, and "
+                f"{METADATA_BYTES_MAX} are possible; these offsets were not taken, the others were",
+                limit_bytes=METADATA_BYTES_MAX,
+            )
+
+    def _placed(self, items: Iterable[_Item]) -> Iterator[tuple[tuple[str, int], int, OffsetDetails]]:
         """Yield offsets by Kafka's topics and partitions, without those of removed segments, which nobody reads."""
-        for topic, partition, offset in _triples(offsets):
+        for topic, partition, offset, beside in items:
             # Also of an adopted topic: its partitions are segments, but what follows a scale lies elsewhere.
             stream = None if "/" not in topic and is_internal(topic) else self._runtime.catalog.find(topic)
             if stream is None:
-                yield (topic, partition), offset
+                yield (topic, partition), offset, beside
                 continue
             with suppress(TruncatedError):
-                yield self._runtime.catalog.place_of_partition(stream, partition), offset
+                yield self._runtime.catalog.place_of_partition(stream, partition), offset, beside
 
     def expect(
         self, stream: str, *, key: bytes | None = None, sn: Expected, scope: Scope | str = Scope.SEGMENT
@@ -962,15 +1000,22 @@ def _manifest_with(
     return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}, offsets, conditions).encode()
 
 
-def _triples(offsets: Offsets) -> Iterator[tuple[str, int, int]]:
-    """Yield topic, partition and offset of each, without those of which a consumer has no position yet."""
+def _items(offsets: Offsets) -> Iterator[_Item]:
+    """Yield what is said of each, without those of which a consumer has no position yet."""
     if isinstance(offsets, Mapping):
         for (topic, partition), offset in offsets.items():
-            yield topic, partition, offset
+            yield topic, partition, offset, NO_DETAILS
     else:
         for item in offsets:
             if item.offset >= 0:
-                yield item.topic, item.partition, item.offset
+                yield item.topic, item.partition, item.offset, _details_of(item)
+
+
+def _details_of(item: TopicPartition) -> OffsetDetails:
+    epoch = cast("int | None", item.leader_epoch)  # None where there is none, whatever its stub says
+    # With a zero at its end, as librdkafka commits it: where it reads one, it takes it for a C string.
+    metadata = "" if item.metadata is None else item.metadata + "\0"
+    return OffsetDetails(NO_EPOCH if epoch is None else epoch, metadata)
 
 
 def _ignore(fault: Undelivered | None) -> None:

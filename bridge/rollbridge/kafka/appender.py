@@ -41,7 +41,7 @@ from rollbridge.kafka.session import (
     ProduceSession,
     SessionSender,
 )
-from rollbridge.model.group_offsets import GroupMember
+from rollbridge.model.group_offsets import GroupMember, OffsetDetails
 from rollbridge.model.names import Partition
 
 # States: two complete tables.
@@ -318,6 +318,7 @@ class TransactionalAppender:
         self,
         member: GroupMember | str,
         offsets: Mapping[Partition, int],
+        details: Mapping[Partition, OffsetDetails] | None = None,
         *,
         retry_timeout_s: float | None = None,
     ) -> None:
@@ -326,6 +327,7 @@ class TransactionalAppender:
         Args:
             member: Group id, for a caller outside of the group, or the committing member.
             offsets: (topic, partition) to the offset of the next record to read.
+            details: What is committed beside some of them.
             retry_timeout_s: Time for which to retry while the group coordinator is unavailable; by default the
                 appender's.
 
@@ -341,6 +343,7 @@ class TransactionalAppender:
                 self._current,
                 GroupMember(member) if isinstance(member, str) else member,
                 offsets,
+                details or {},
                 retry_timeout_s=self._retry_timeout_ms / 1000 if retry_timeout_s is None else retry_timeout_s,
             )
             self._session.joined = True

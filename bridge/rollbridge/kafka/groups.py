@@ -27,7 +27,7 @@ from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.session import ProducerFields, ProduceSession
-from rollbridge.model.group_offsets import GroupMember
+from rollbridge.model.group_offsets import NO_DETAILS, GroupMember, OffsetDetails
 from rollbridge.model.names import Partition
 
 T = TypeVar("T")
@@ -210,19 +210,24 @@ def send_group_offsets(
     producer: ProducerFields,
     member: GroupMember,
     offsets: Mapping[Partition, int],
+    details: Mapping[Partition, OffsetDetails],
     *,
     retry_timeout_s: float,
 ) -> None:
-    """Add offsets (of the next record to read) to the open native transaction.
+    """Add offsets (of the next record to read), with their details, to the open native transaction.
 
     Raises:
         RequestRefusedError, KafkaUnavailableError: See :func:`ask_coordinator`.
     """
     topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
-    for (topic, partition), offset in offsets.items():
+    for where, offset in offsets.items():
+        (topic, partition), beside = where, details.get(where, NO_DETAILS)
         topics.setdefault(topic, []).append(
             TxnOffsetCommitRequestPartition(
-                partition_index=i32(partition), committed_offset=i64(offset), committed_metadata=""
+                partition_index=i32(partition),
+                committed_offset=i64(offset),
+                committed_leader_epoch=i32(beside.leader_epoch),
+                committed_metadata=beside.metadata,
             )
         )
     request = TxnOffsetCommitRequest(

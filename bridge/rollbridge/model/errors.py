@@ -30,6 +30,12 @@ class InvalidNameError(InvalidRequestError):
     code = "invalid-name"
 
 
+class OffsetMetadataTooLargeError(InvalidRequestError):
+    """The metadata of an offset that was to be committed is longer than brokers take; it was not sent."""
+
+    code = "offset-metadata-too-large"
+
+
 class InvalidRangesError(InvalidRequestError):
     """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
 

@@ -38,7 +38,7 @@ is a header as above with kind 5, its value the frames in order, each without ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache, partial
@@ -49,7 +49,14 @@ import rollbridge_schemas
 from rollbridge.model.commit_order import CommitOrder, order_of
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.errors import CorruptDataError, InvalidNameError, InvalidRequestError
-from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets
+from rollbridge.model.group_offsets import (
+    METADATA_BYTES_MAX,
+    PARTITIONS_MAX,
+    GroupOffsets,
+    details_to_data,
+    metadata_bytes,
+    with_details,
+)
 from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.mapper import Mapper
 from rollbridge.model.names import StreamName, check_client_name
@@ -328,6 +335,7 @@ class Manifest:
             ],
             "offsets": list(map(_OFFSETS.to_datum, self.offsets)),
             "conditions": list(map(_CONDITIONS.to_datum, self.conditions)),
+            "details": details_to_data(self.offsets),
         }
 
     def names_beyond(self, streams: int) -> bool:
@@ -361,6 +369,8 @@ def manifest_of(datum: rollbridge_schemas.Datum, kind: str) -> Manifest:
         pieces[key] = entry["records"]
     try:
         offsets = tuple(map(_OFFSETS.of_datum, datum["offsets"]))
+        if datum["details"]:
+            offsets = tuple(with_details(offsets, datum["offsets"], datum["details"]))
         conditions = tuple(map(_CONDITIONS.of_datum, datum["conditions"]))
     except InvalidRequestError as fault:
         raise CorruptDataError(f"a {kind} frame holds impossible offsets or conditions: {fault}") from fault
@@ -368,12 +378,14 @@ def manifest_of(datum: rollbridge_schemas.Datum, kind: str) -> Manifest:
     return Manifest(pieces, offsets, conditions)
 
 
-def check_named(offsets: Iterable[GroupOffsets], conditions: Sequence[StreamCondition], kind: str) -> None:
-    """Raise CorruptDataError if a frame of a kind names too many offsets or conditions, or a stream below 0."""
+def check_named(offsets: Collection[GroupOffsets], conditions: Sequence[StreamCondition], kind: str) -> None:
+    """Raise CorruptDataError if a frame of a kind names too much beside its pieces, or a stream below 0."""
     if sum(len(item.offsets) for item in offsets) > PARTITIONS_MAX or len(conditions) > CONDITIONS_MAX:
         raise CorruptDataError(
             f"a {kind} frame holds more than {PARTITIONS_MAX} offsets or {CONDITIONS_MAX} conditions"
         )
+    if metadata_bytes(offsets) > METADATA_BYTES_MAX:
+        raise CorruptDataError(f"a {kind} frame holds offsets with more than {METADATA_BYTES_MAX} bytes of metadata")
     if sum(len(item.condition.key or b"") for item in conditions) > KEY_BYTES_MAX:
         raise CorruptDataError(f"a {kind} frame holds conditions with more than {KEY_BYTES_MAX} bytes of keys")
     if any(item.stream < 0 for item in conditions):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, NamedTuple
 
-from rollbridge.model.errors import InvalidRequestError
+from rollbridge.model.errors import InvalidRequestError, OffsetMetadataTooLargeError
 from rollbridge.model.mapper import StoredAs
 from rollbridge.model.names import Partition
 from rollbridge_schemas import Datum
@@ -15,8 +15,47 @@ GROUP_CHARACTERS_MAX: Final = 1_000
 TOPIC_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 """Most offsets of a transaction; where their topics have long names, the manifest's size allows fewer."""
+METADATA_CHARACTERS_MAX: Final = 4_096
+"""Longest metadata of an offset, in UTF-16 code units: ``offset.metadata.max.bytes`` of brokers, which counts these."""
+METADATA_BYTES_MAX: Final = 256 * 1024
+"""Most bytes of the metadata of a transaction's offsets, together, in UTF-8: with notes they fit into a savepoint."""
+NO_EPOCH: Final = -1
+"""Leader epoch of an offset whose reader knew none."""
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
+
+
+class OffsetDetails(NamedTuple):
+    """What is committed with an offset, beside it.
+
+    Attributes:
+        leader_epoch: Epoch of the partition's leader from whom the record before it was read; :data:`NO_EPOCH` if not
+            known.
+        metadata: Text of whoever commits it; brokers do not tell none from the empty one.
+    """
+
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+NO_DETAILS: Final = OffsetDetails()
+
+
+def is_too_large(metadata: str) -> bool:
+    """Return whether a broker with default settings would refuse an offset's metadata for its length."""
+    # A character takes one unit or two, so few texts need be looked through.
+    length = len(metadata)
+    if METADATA_CHARACTERS_MAX // 2 < length <= METADATA_CHARACTERS_MAX and not metadata.isascii():
+        length += sum(character > "\uffff" for character in metadata)
+    return length > METADATA_CHARACTERS_MAX
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _by_topic(group: GroupOffsets) -> Datum:
@@ -24,6 +63,48 @@ def _by_topic(group: GroupOffsets) -> Datum:
     for (topic, partition), offset in group.offsets.items():
         topics.setdefault(topic, []).append({"partition": partition, "offset": offset})
     return {"topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()]}
+
+
+def details_to_data(groups: Sequence[GroupOffsets]) -> list[Datum]:
+    """Return the details of all offsets of a frame, in the order in which they stand there; none if none has any."""
+    if not any(group.details for group in groups):
+        return []
+    return [
+        group.details.get((topic["topic"], entry["partition"]), NO_DETAILS)._asdict()
+        for group in groups
+        for topic in _by_topic(group)["topics"]
+        for entry in topic["partitions"]
+    ]
+
+
+def with_details(groups: Sequence[GroupOffsets], data: Sequence[Datum], details: Sequence[Datum]) -> list[GroupOffsets]:
+    """Return the groups of a frame with the details that it holds.
+
+    Args:
+        groups: The groups.
+        data: What they were read from.
+        details: Those of all their offsets, in order.
+
+    Raises:
+        InvalidRequestError: there are more or fewer of them than offsets, or one that there cannot be.
+    """
+    places = [list(_places(datum)) for datum in data]
+    if sum(map(len, places)) != len(details):
+        raise InvalidRequestError(f"{len(details)} details of {sum(map(len, places))} offsets; nothing was sent")
+    left = iter(details)
+    return [
+        replace(group, details={where: OffsetDetails(**next(left)) for where in named})
+        for group, named in zip(groups, places, strict=True)
+    ]
+
+
+def _places(datum: Datum) -> Iterator[Partition]:
+    return ((topic["topic"], entry["partition"]) for topic in datum["topics"] for entry in topic["partitions"])
+
+
+def metadata_bytes(groups: Iterable[GroupOffsets]) -> int:
+    """Return the bytes of all metadata of offsets, in UTF-8."""
+    return sum(len(item.metadata.encode()) for group in groups for item in group.details.values())
 
 
 def _offsets_of(datum: Datum) -> dict[Partition, int]:
@@ -53,9 +134,11 @@ class GroupOffsets:
         generation: Generation in which the member read; -1 for somebody outside of the group.
         member_id: The member; empty for somebody outside of the group.
         instance_id: Its static id, if it has one.
+        details: What is committed beside the offsets; those that have nothing are left out.
 
     Raises:
         InvalidRequestError: something is out of its range.
+        OffsetMetadataTooLargeError: a broker would refuse the metadata of an offset for its length.
     """
 
     group_id: Annotated[str, StoredAs(fields=("group",))]
@@ -63,6 +146,8 @@ class GroupOffsets:
     generation: int = -1
     member_id: Annotated[str, StoredAs(fields=("member",))] = ""
     instance_id: Annotated[str | None, StoredAs(fields=("instance",))] = None
+    # Of all groups of a frame they stand at its end, since no record inside of another one grows.
+    details: Mapping[Partition, OffsetDetails] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         names = (self.group_id, self.member_id, self.instance_id or "")
@@ -85,6 +170,31 @@ class GroupOffsets:
                 raise InvalidRequestError(
                     f"{offset} is not an offset of {topic}, partition {partition}; nothing was sent"
                 )
+        if self.details:
+            self._check_details()
+
+    def _check_details(self) -> None:
+        for where, item in self.details.items():
+            topic, partition = where
+            if where not in self.offsets:
+                raise InvalidRequestError(f"no offset of {topic}, partition {partition}, was given; nothing was sent")
+            if not NO_EPOCH <= item.leader_epoch <= _INT_MAX:
+                raise InvalidRequestError(
+                    f"{item.leader_epoch} is not a leader epoch of {topic}, partition {partition}; nothing was sent"
+                )
+            if is_too_large(item.metadata):
+                raise OffsetMetadataTooLargeError(
+                    f"the metadata of the offset of {topic}, partition {partition}, is longer than the "
+                    f"{METADATA_CHARACTERS_MAX} characters (UTF-16 code units) that brokers take; nothing was sent"
+                )
+            if not _is_text(item.metadata):
+                raise InvalidRequestError(
+                    f"the metadata of the offset of {topic}, partition {partition}, is no text: a half of a character "
+                    "stands in it alone; nothing was sent"
+                )
+        # One form for what means the same: savepoints say what has changed.
+        said = {where: item for where, item in self.details.items() if item != NO_DETAILS}
+        object.__setattr__(self, "details", said)
 
     @property
     def member(self) -> GroupMember:
@@ -93,7 +203,8 @@ class GroupOffsets:
 
     def joined(self, later: GroupOffsets) -> GroupOffsets:
         """Return these, with those that the same group gave later."""
-        return replace(later, offsets={**self.offsets, **later.offsets})
+        kept = {where: item for where, item in self.details.items() if where not in later.offsets}
+        return replace(later, offsets={**self.offsets, **later.offsets}, details={**kept, **later.details})
 
 
 _METADATA: Final = b"CGMDv2:"

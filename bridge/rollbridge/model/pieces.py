@@ -268,6 +268,8 @@ LATE_PLACE_PRICE: Final = 200
 """A partition in which such a frame stands: 60 to 170."""
 NAMED_PRICE: Final = 350
 """A piece, an offset of a consumer group or a condition that a COMMIT frame names: 150 to 330, and its texts."""
+DETAILS_PRICE: Final = 350
+"""What is committed beside an offset: 250 to 330, and its text."""
 SAVEPOINT_PRICE: Final = 600
 """A savepoint without what it names: 500."""
 NOTE_PRICE: Final = 250
@@ -294,7 +296,9 @@ def manifest_price(manifest: Manifest) -> int:
         return NAMED_PRICE * len(manifest.pieces)
     named = len(manifest.pieces) + len(manifest.conditions) + sum(len(item.offsets) + 1 for item in manifest.offsets)
     texts = sum(len(item.condition.key or b"") for item in manifest.conditions)
-    texts += sum(text_price(topic) for item in manifest.offsets for topic, _ in item.offsets)
+    for item in manifest.offsets:
+        texts += sum(text_price(topic) for topic, _ in item.offsets)
+        texts += sum(DETAILS_PRICE + text_price(beside.metadata) for beside in item.details.values())
     return NAMED_PRICE * named + texts
 
 

@@ -21,6 +21,7 @@ from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
     NotFoundError,
+    OffsetMetadataTooLargeError,
     OutcomeUnknownError,
     RecordTooLargeError,
     RollbridgeError,
@@ -144,6 +145,7 @@ class ProducedMessage:
 
 _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
     (RecordTooLargeError, KafkaError.MSG_SIZE_TOO_LARGE),
+    (OffsetMetadataTooLargeError, KafkaError.OFFSET_METADATA_TOO_LARGE),
     (NotAuthorizedError, KafkaError.TOPIC_AUTHORIZATION_FAILED),
     (AuthenticationError, KafkaError._AUTHENTICATION),
     (InvalidRequestError, KafkaError._INVALID_ARG),
@@ -160,12 +162,18 @@ _CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
 )
 """Error codes; the first class that matches decides."""
 _RETRIABLE: Final = (UnavailableError, OutcomeUnknownError)
-_ABORTABLE: Final = (TransactionAbortedError, IncompleteError, TransactionTooLargeError)
+_ABORTABLE: Final = (
+    TransactionAbortedError,
+    IncompleteError,
+    TransactionTooLargeError,
+    OffsetMetadataTooLargeError,
+)
 _REFUSED_OFFSETS: Final = {
     "ILLEGAL_GENERATION": KafkaError.ILLEGAL_GENERATION,
     "UNKNOWN_MEMBER_ID": KafkaError.UNKNOWN_MEMBER_ID,
     "FENCED_INSTANCE_ID": KafkaError.FENCED_INSTANCE_ID,
     "REBALANCE_IN_PROGRESS": KafkaError.REBALANCE_IN_PROGRESS,
+    "OFFSET_METADATA_TOO_LARGE": KafkaError.OFFSET_METADATA_TOO_LARGE,
 }
 
 

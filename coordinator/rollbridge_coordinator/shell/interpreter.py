@@ -610,7 +610,7 @@ class Interpreter:
             sent = 0
             try:
                 for item in items:
-                    self._current.send_offsets(item.member, item.offsets, retry_timeout_s=OFFSETS_S / 3)
+                    self._current.send_offsets(item.member, item.offsets, item.details, retry_timeout_s=OFFSETS_S / 3)
                     sent += 1
             except AppendRefusedError as fault:
                 self._abort()

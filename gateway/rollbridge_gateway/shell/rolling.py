@@ -23,6 +23,7 @@ from rollbridge.errors import (
     TransactionTooLargeError,
     UnavailableError,
 )
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import local_sequence
 from rollbridge_gateway.carrying import BatchAuthor, CarriedFrame, Target, carry
 from rollbridge_gateway.procedures import (
@@ -160,7 +161,16 @@ class Rolling:
 
     def send_offsets(self, offsets: GroupCommit) -> None:
         """Add a consumer group's offsets."""
-        self._open().send_offsets(offsets.offsets, metadata_of(offsets))
+        self._open().send_group_offsets(
+            GroupOffsets(
+                offsets.group,
+                {where: item.offset for where, item in offsets.offsets.items()},
+                offsets.generation,
+                offsets.member,
+                offsets.instance,
+                {where: OffsetDetails(*item[1:]) for where, item in offsets.offsets.items()},
+            )
+        )
 
     def save(self, notes: Mapping[str, bytes]) -> Saved:
         """Put a savepoint behind what was written."""
@@ -195,10 +205,3 @@ class Rolling:
         if self._txn is None:
             raise UnavailableError("the transaction is not open at this gateway any more; ask again")
         return self._txn
-
-
-def metadata_of(offsets: GroupCommit) -> bytes:
-    """Return who commits offsets, in the form of confluent-kafka's ``consumer_group_metadata()``."""
-    head = b"CGMDv2:" + offsets.generation.to_bytes(4, "little", signed=True)
-    instance = b"\1" if offsets.instance is None else b"\0" + offsets.instance.encode() + b"\0"
-    return head + offsets.group.encode() + b"\0" + offsets.member.encode() + b"\0" + instance

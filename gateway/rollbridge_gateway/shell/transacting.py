@@ -18,12 +18,14 @@ from typing import Any, Final, TypeVar
 from kio.schema.errors import ErrorCode
 
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
+from rollbridge.model.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway import procedures, wire
 from rollbridge_gateway.carrying import check_batch
 from rollbridge_gateway.errors import KafkaFault, code_of, code_of_error, fault_of
 from rollbridge_gateway.identity import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
 from rollbridge_gateway.procedures import (
     TIMEOUT_UNBOUNDED,
+    CommittedOffset,
     GroupCommit,
     Held,
     Incoming,
@@ -344,7 +346,7 @@ class Transacting:
         body = wire.read_body(data, head)
         name, group = str(body.transactional_id), str(body.group_id)
         offsets = {
-            (str(topic.name), int(part.partition_index)): int(part.committed_offset)
+            (str(topic.name), int(part.partition_index)): _committed(part)
             for topic in body.topics
             for part in topic.partitions
         }
@@ -354,17 +356,29 @@ class Transacting:
             code = (denied := await self._denied(name, group=group)).get("", ErrorCode.none)
             if code is ErrorCode.none:
                 bad = await self._access.without(READ, {topic for topic, _ in offsets})
-                offsets = {where: offset for where, offset in offsets.items() if where[0] not in bad}
+                offsets = {where: item for where, item in offsets.items() if where[0] not in bad}
+            # A broker, too, takes the others of the request.
+            large = {where for where, item in offsets.items() if is_too_large(item.metadata)}
+            offsets = {where: item for where, item in offsets.items() if where not in large}
             self._count(head, (*denied.values(), *bad.values()))
             if code is ErrorCode.none and offsets:
                 code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
+
+        def told(where: Where) -> ErrorCode:
+            if where in large and code is ErrorCode.none:
+                return ErrorCode.offset_metadata_too_large
+            return bad.get(where[0], code)
+
         values = {
             "topics": [
                 {
                     "name": topic.name,
                     "partitions": [
-                        {"partition_index": part.partition_index, "error_code": bad.get(str(topic.name), code)}
+                        {
+                            "partition_index": part.partition_index,
+                            "error_code": told((str(topic.name), int(part.partition_index))),
+                        }
                         for part in topic.partitions
                     ],
                 }
@@ -374,7 +388,7 @@ class Transacting:
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
     async def _commit_offsets(
-        self, name: str, group: str, offsets: dict[Where, int], body: Any, head: Head
+        self, name: str, group: str, offsets: dict[Where, CommittedOffset], body: Any, head: Head
     ) -> tuple[ErrorCode, Ticket | None]:
         pair = Pair(int(body.producer_id), int(body.producer_epoch))
         commit = GroupCommit(
@@ -411,6 +425,13 @@ class Transacting:
                     code = self._told(fault, head, name)
         values = {"error_code": code, "producer_id": following.producer_id, "producer_epoch": following.epoch}
         return wire.write_answer(head.key, head.version, head.correlation, values)
+
+
+def _committed(part: Any) -> CommittedOffset:
+    """Return what a partition of TxnOffsetCommit says; a broker stores an empty text where there is none."""
+    # Leader epochs are in it from version 2 on. What is below -1 is none to clients.
+    epoch = max(int(getattr(part, "committed_leader_epoch", NO_EPOCH)), NO_EPOCH)
+    return CommittedOffset(int(part.committed_offset), epoch, part.committed_metadata or "")
 
 
 def _incoming(where: Where, stream: str, records: Any) -> Incoming:
