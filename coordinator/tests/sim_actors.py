@@ -33,7 +33,7 @@ from rollbridge.model.frames import (
     encode_abort,
     encode_extend,
 )
-from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of, parse_number
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.partitioners import KeySpace
@@ -308,8 +308,14 @@ class Client:
         group = f"group-{self.rng.randint(0, 1)}"
         if self.rng.random() < 0.2:
             self.world.generations[group] = self.world.generations.get(group, 0) + 1
+        return self._offsets_of(group)
+
+    def _offsets_of(self, group: str) -> GroupOffsets:
+        """The next offset of a group, some with a leader epoch, a text, or both."""
         self.read += 1
-        return GroupOffsets(group, {(self.name, 0): self.read}, self.world.generations.get(group, 0), self.name)
+        where = self.name, self.read % 3
+        details = {where: OffsetDetails(self.read % 4 - 1, f"{self.name} has read {self.read}" * (self.read % 2))}
+        return GroupOffsets(group, {where: self.read}, self.world.generations.get(group, 0), self.name, details=details)
 
     def _conditions(self, begin: BeginFrame) -> Iterator[StreamCondition]:
         for _ in range(self.rng.randint(1, 2)):

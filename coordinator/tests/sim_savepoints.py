@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class SavingClient(RestartingClient):
         self.broken: list[str] = []
         self._points: dict[TransactionId, list[Point]] = {}
         self._whole_due: set[TransactionId] = set()
+        self._reads = random.Random(f"offsets of {self.name}")
+        """Whether it has read on, drawn beside everything else."""
 
     @property
     def is_writing(self) -> bool:
@@ -74,6 +77,8 @@ class SavingClient(RestartingClient):
         if chance < 0.2:
             self._join(attempt)
         elif chance < 0.4:
+            if self._reads.random() < 0.4:
+                self._read_on(attempt)
             self._save(attempt)
         elif chance < 0.52 and self._points[attempt.id]:
             self._roll_back(attempt, self.rng.choice(self._points[attempt.id]))
@@ -104,21 +109,30 @@ class SavingClient(RestartingClient):
         self.saved += 1
         points = self._points[attempt.id]
         number = points[-1].frame.number + 1 if points else 1
-        whole = SavepointFrame(number, True, Manifest(dict(attempt.pieces)), {"n": b"%d" % number})
+        whole = SavepointFrame(number, True, Manifest(dict(attempt.pieces), attempt.offsets), {"n": b"%d" % number})
         frame = whole
         if attempt.id not in self._whole_due and points:
-            before = points[-1].frame.manifest.pieces
-            changed = {key: count for key, count in attempt.pieces.items() if before.get(key) != count}
-            frame = replace(whole, whole=False, manifest=Manifest(changed))
+            before = points[-1].frame.manifest
+            changed = {key: count for key, count in attempt.pieces.items() if before.pieces.get(key) != count}
+            offsets = tuple(item for item in attempt.offsets if item not in before.offsets)
+            frame = replace(whole, whole=False, manifest=Manifest(changed, offsets))
         self._whole_due.discard(attempt.id)
         points.append(Point(whole, list(attempt.records)))
         header = FrameHeader(FrameKind.SAVEPOINT, attempt.id.bytes, attempt.part)
         self._send(attempt, attempt.begin.home, header, frame.encode())
 
+    def _read_on(self, attempt: Attempt) -> None:
+        """Have it commit another offset, beside those that it has for other partitions and groups."""
+        fresh = self._offsets_of(f"group-{self._reads.randint(0, 1)}")
+        known = {item.group_id: item for item in attempt.offsets}
+        known[fresh.group_id] = known[fresh.group_id].joined(fresh) if fresh.group_id in known else fresh
+        attempt.offsets = tuple(known.values())
+
     def _roll_back(self, attempt: Attempt, point: Point) -> None:
         self.rolled_back += 1
         former, attempt.part = attempt.part, attempt.part + 8
         attempt.pieces, attempt.records = dict(point.frame.manifest.pieces), list(point.records)
+        attempt.offsets = point.frame.manifest.offsets
         header = FrameHeader(FrameKind.BEGIN, attempt.id.bytes, attempt.part, 0, former + 1)
         for name in attempt.begin.streams:
             self._send(attempt, name, header, self._begun(attempt))
@@ -143,6 +157,8 @@ class SavingClient(RestartingClient):
             return
         attempt.records = before[1]
         self._whole_due.add(attempt.id)
+        if points:  # what it would have committed is told by its last savepoint
+            attempt.offsets = points[-1].frame.manifest.offsets
         if points and self.rng.random() < 0.8:
             self.resumed_at += 1
             attempt.pieces, attempt.records = dict(points[-1].frame.manifest.pieces), list(points[-1].records)

@@ -11,7 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -229,6 +229,7 @@ class World:
     done), ``blames-all`` (what cannot be made or sealed for one stream of a rolling commit is held against all),
     ``blind-reopening`` (what was closed in vain is not looked for), ``hasty-merge`` (what is merged beside the line
     is committed before its outcome is), ``uncounted-preparations`` (two of them may have the same names),
+    ``bare-offsets`` (what is to be committed beside offsets is dropped),
     ``blind-linger`` (late commits go into segments behind which something was written). Those of adopted topics are
     named in ``sim_topics.py``.
     """
@@ -933,7 +934,8 @@ class World:
                 if leader in self.open:
                     self._finish(self.open.pop(leader), "aborted")
                 return place, "offsets refused"
-            self.open.setdefault(leader, Native(leader)).offsets.append(item)
+            taken = replace(item, details={}) if "bare-offsets" in self.faults else item
+            self.open.setdefault(leader, Native(leader)).offsets.append(taken)
         return None
 
     def _has_lost(self, query: fx.Query) -> bool:

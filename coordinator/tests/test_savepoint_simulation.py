@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,9 @@ from coordinator.tests.sim_savepoints import SavingClient
 from coordinator.tests.test_simulation import GROUP, STREAMS, Run
 from rollbridge.model import joins
 from rollbridge.model.buffer import BufferFold
+from rollbridge.model.frames import Manifest
 from rollbridge.model.pieces import BufferedTransaction
+from rollbridge.model.savepoints import SavepointFrame
 
 SEEDS = 36
 MORE = 60
@@ -107,7 +110,19 @@ def misses_savepoints(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BufferFold, "_savepoint", deaf)
 
 
-@pytest.mark.parametrize("defect", [forgets_joins, hears_former_owners, forgets_savepoints, misses_savepoints])
+def drops_details(patch: pytest.MonkeyPatch) -> None:
+    """Savepoints tell nothing of offsets but the numbers."""
+    real = SavepointFrame.encode
+    patch.setattr(SavepointFrame, "encode", lambda frame: real(replace(frame, manifest=_bare(frame.manifest))))
+
+
+def _bare(manifest: Manifest) -> Manifest:
+    return replace(manifest, offsets=tuple(replace(item, details={}) for item in manifest.offsets))
+
+
+@pytest.mark.parametrize(
+    "defect", [forgets_joins, hears_former_owners, forgets_savepoints, misses_savepoints, drops_details]
+)
 def test_the_checks_catch_a_defect(defect: object, monkeypatch: pytest.MonkeyPatch) -> None:
     defect(monkeypatch)  # type: ignore[operator]
     assert any(_breaks(seed) for seed in range(SEEDS))

@@ -900,6 +900,7 @@ FOUND_FIRST = {
         "forgetful",
         "blind-forecast",
         "blind-look",
+        "bare-offsets",
         "unwatched",
         "greedy-truncation",
         "hasty-truncation",

@@ -23,6 +23,7 @@ from rollbridge_gateway.procedures import (
     AddOffsets,
     BeginTransaction,
     Carry,
+    CommittedOffset,
     FenceOthers,
     FindLabel,
     Finish,
@@ -130,7 +131,7 @@ class World:
         self.entry: Entry | None = None
         self.txns: dict[str, Txn] = {}
         self.committed: list[Any] = []
-        self.offsets: dict[tuple[str, tuple[str, int]], int] = {}
+        self.offsets: dict[tuple[str, tuple[str, int]], CommittedOffset] = {}
         self.holder: Gateway | None = None
         self.owners = 0
         self.expired = False

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from gateway.tests.sim_world import STREAMS, AskAgain, Crash, Gateway, Hold, Sta
 from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
+    CommittedOffset,
     GroupCommit,
     Held,
     Incoming,
@@ -36,6 +38,12 @@ from rollbridge_gateway.sequences import Sequences
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
 TRIES = 200
 TOPIC = "sales.orders"
+NOT_READ = CommittedOffset(0)
+
+
+def committed_offset(number: int) -> CommittedOffset:
+    """An offset, with or without a leader epoch and a text."""
+    return CommittedOffset(number, number % 4 - 1, f"read {number}" * (number % 2))
 
 
 class Fatal(Exception):
@@ -59,7 +67,7 @@ class Application:
         self.must: set[Any] = set()
         self.may: list[set[Any]] = []
         self.must_not: set[Any] = set()
-        self.offset = 0
+        self.offset = NOT_READ
         self.number = 0
         self.late: list[Callable[[], None]] = []
 
@@ -151,7 +159,7 @@ class Application:
         records: set[Any] = set()
         commit, asked = dice.random() < 0.7, False
         self.may.append(records)
-        offset, wants_offset = self.offset + 1, dice.random() < 0.4
+        offset, wants_offset = committed_offset(self.offset.offset + 1), dice.random() < 0.4
         try:
             is_begun = False
             for batch in range(dice.randrange(5)):
@@ -203,7 +211,7 @@ class Application:
             if not asked:
                 self.ended(records, committed=False)
             elif wants_offset:
-                self.offset = self.world.offsets.get(("group", ("in", 0)), 0)
+                self.offset = self.world.offsets.get(("group", ("in", 0)), NOT_READ)
 
     def writing(self, pair: Pair, item: Incoming) -> Callable[[Held], Procedure[Any]]:
         return lambda held: procedures.write(held, pair, [item], 0, v2=self.v2)
@@ -231,7 +239,7 @@ class Application:
             raise Wrong(f"left open for ever: {left}")
         if self.world.committed != sorted(self.world.committed):
             raise Wrong("out of order")
-        if self.world.offsets.get(("group", ("in", 0)), 0) != self.offset:
+        if self.world.offsets.get(("group", ("in", 0)), NOT_READ) != self.offset:
             raise Wrong(f"offsets {self.world.offsets}, and {self.offset} was committed")
 
 
@@ -369,6 +377,18 @@ def _offsets_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gateway, "_effect", effect)
 
 
+def _details_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway._effect
+
+    def effect(self: Gateway, effect: Any) -> Any:
+        if isinstance(effect, procedures.AddOffsets):
+            bare = {where: CommittedOffset(item.offset) for where, item in effect.offsets.offsets.items()}
+            effect = procedures.AddOffsets(replace(effect.offsets, offsets=bare))
+        return real(self, effect)
+
+    monkeypatch.setattr(Gateway, "_effect", effect)
+
+
 def _answered_before_it_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway.run
     monkeypatch.setattr(Gateway, "run", lambda self, make, wait=False: real(self, make, wait=False))
@@ -459,6 +479,7 @@ MUTANTS = [
     _renewed_without_abort,
     _pair_unrecorded,
     _offsets_forgotten,
+    _details_forgotten,
     _answered_before_it_is_safe,
     _duplicates_are_new,
     _anybody_begins_sessions,
