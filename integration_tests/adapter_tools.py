@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import closing
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_fetch.v9 import OffsetFetchRequest, OffsetFetchResponse
+from kio.schema.offset_fetch.v9.request import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from kio.schema.types import GroupId, TopicName
+from kio.static.primitive import i32
 
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.calls import Deadline
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.clients import consumer_config
-from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.metadata import Clusters, CoordinatorType, Isolation
 from rollbridge.kafka.topics import PartitionLike, TopicAdmin
 
 # Of today: brokers delete what is older than a week by its own timestamp.
@@ -23,6 +31,51 @@ def batch_of(values: Iterable[bytes], compression: Compression = Compression.NON
     for value in values:
         assert builder.append(TIMESTAMP, None, value)
     return builder.build()
+
+
+class StoredOffset(NamedTuple):
+    """An offset as a group coordinator has it."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+def stored_offsets(bootstrap_servers: str, group: str, topic: str, partitions: int) -> dict[int, StoredOffset]:
+    """What a group has committed in a topic, by partition, once no transaction is undecided there.
+
+    librdkafka cannot tell: what it has read, it takes for a C string.
+    """
+    wanted = OffsetFetchRequestTopics(name=TopicName(topic), partition_indexes=tuple(map(i32, range(partitions))))
+    request = OffsetFetchRequest(
+        groups=(OffsetFetchRequestGroup(group_id=GroupId(group), topics=(wanted,)),), require_stable=True
+    )
+
+    def ask() -> dict[int, StoredOffset] | None:
+        with clusters.borrow(Deadline(PATIENCE_S)) as cluster:
+            cluster.forget_coordinator(CoordinatorType.GROUP, group)
+            node = cluster.coordinator(CoordinatorType.GROUP, group)
+            [found] = cluster.connection(node).call(request, OffsetFetchResponse).groups
+        places = [place for found_topic in found.topics for place in found_topic.partitions]
+        if found.error_code is not ErrorCode.none or any(place.error_code is not ErrorCode.none for place in places):
+            return None
+        return {
+            int(place.partition_index): StoredOffset(
+                int(place.committed_offset), int(place.committed_leader_epoch), place.metadata
+            )
+            for place in places
+            if place.committed_offset >= 0
+        }
+
+    answers: list[dict[int, StoredOffset]] = []
+
+    def answered() -> bool:
+        answers.extend(answer for answer in (ask(),) if answer is not None)
+        return bool(answers)
+
+    with closing(Clusters(bootstrap_servers, security=None, client_id="stored-offsets")) as clusters:
+        eventually(answered, f"the group coordinator tells the offsets of {group}")
+    return answers[-1]
 
 
 def read_messages(

@@ -88,7 +88,17 @@ def test_a_producer_in_java_of_either_version(
         assert java.do("committed", topic, topic, 0) == "none"
         assert values_of(site, topic) == []
         java.do("commit")
-        assert java.do("committed", topic, topic, 0).startswith("5")
+        assert java.do("committed", topic, topic, 0) == "5 note"
+        java.do("begin")
+        java.do("copy", topic, topic, 0, 6, "lost", 1)
+        java.do("abort")
+        assert java.do("committed", topic, topic, 0) == "5 note"
+        java.do("begin")
+        java.do("copy", topic, topic, 0, 7, "größe", 2)
+        java.do("copy", topic, topic, 1, 8, "", 0)
+        java.do("commit")
+        assert java.do("committed", topic, topic, 0) == "7 größe 2"
+        assert java.do("committed", topic, topic, 1) == "8  0"
         java.do("begin")
         java.write(topic, 100, 200)
         java.do("abort")

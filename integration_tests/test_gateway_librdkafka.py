@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
+from integration_tests.adapter_tools import stored_offsets
 from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import eventually
@@ -185,6 +186,48 @@ def test_consume_transform_produce(
     finally:
         consumer.close()
     assert values(site.committed(ledger)) == Counter(f"v-{i}".encode() for i in range(300))
+
+
+def test_offsets_have_the_metadata_and_leader_epochs_that_kafka_would_have_stored(
+    site: Site, tmp_path: Path, topic: str, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    """Beside a producer straight at the broker, and with a gateway that is killed before the commit."""
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    places = [
+        TopicPartition(topic, 0, 10, metadata="größe 💡", leader_epoch=7),
+        TopicPartition(topic, 1, 11, metadata="", leader_epoch=0),
+        TopicPartition(topic, 2, 12),
+    ]
+    stored = []
+    with GatewayProcess(servers, unique_name("details"), tmp_path) as gateway:
+        for address in (site.cluster.bootstrap_servers, gateway.address):
+            group = unique_name("group")
+            consumer = Consumer({"bootstrap.servers": address, "group.id": group})
+            producer = Producer({"bootstrap.servers": address, "transactional.id": unique_name("id")})
+            producer.init_transactions(60)
+            producer.begin_transaction()
+            if address == gateway.address:
+                producer.produce(topic_of(ledger), key="a", value="b")
+                assert producer.flush(60) == 0
+            producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata(), 60)
+            if address == gateway.address:
+                gateway.revive()
+            producer.commit_transaction(60)
+            stored.append(stored_offsets(site.cluster.bootstrap_servers, group, topic, 3))
+            producer.begin_transaction()
+            with pytest.raises(KafkaException) as refused:
+                producer.send_offsets_to_transaction(
+                    [TopicPartition(topic, 0, 20, metadata="x" * 4_096), *places[1:]],
+                    consumer.consumer_group_metadata(),
+                    60,
+                )
+            error = refused.value.args[0]
+            assert (error.code(), error.txn_requires_abort()) == (KafkaError.OFFSET_METADATA_TOO_LARGE, True)
+            producer.abort_transaction(60)
+            assert stored_offsets(site.cluster.bootstrap_servers, group, topic, 3) == stored[-1]
+            consumer.close()
+    assert stored[0] == stored[1]
+    assert stored[1][0] == (10, 7, "größe 💡\0")
 
 
 def test_a_topic_without_a_stream_is_refused_at_once(gateway: GatewayProcess, topic: str) -> None:

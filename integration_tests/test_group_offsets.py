@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from integration_tests.adapter_tools import batch_of, read_values
+from integration_tests.adapter_tools import batch_of, read_values, stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
@@ -15,7 +15,7 @@ from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.group_offsets import GroupMember
+from rollbridge.model.group_offsets import METADATA_CHARACTERS_MAX, GroupMember, OffsetDetails, is_too_large
 
 
 @pytest.fixture
@@ -102,6 +102,32 @@ def test_a_member_that_is_none_is_refused(
     assert appender.state is AppenderState.MUST_ABORT
     appender.abort()
     assert committed() == [-1001, -1001]
+
+
+def test_they_keep_what_was_committed_beside_them(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    details = {(topic, 0): OffsetDetails(3, "größe 💡"), (topic, 1): OffsetDetails(0, "x" * METADATA_CHARACTERS_MAX)}
+    appender.send_offsets(topic, {(topic, 0): 7, (topic, 1): 9}, details)
+    appender.commit()
+    assert stored_offsets(servers, topic, topic, 2) == {0: (7, *details[topic, 0]), 1: (9, *details[topic, 1])}
+    appender.send_offsets(topic, {(topic, 0): 8}, {(topic, 0): OffsetDetails()})
+    appender.commit()
+    assert stored_offsets(servers, topic, topic, 2)[0] == (8, -1, "")
+
+
+@pytest.mark.parametrize("text", ["x" * (METADATA_CHARACTERS_MAX + 1), "💡" * (METADATA_CHARACTERS_MAX // 2) + "x"])
+def test_metadata_is_as_long_as_brokers_take_at_most(
+    appender: TransactionalAppender, servers: str, topic: str, text: str
+) -> None:
+    assert is_too_large(text)
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): OffsetDetails(metadata=text)})
+    assert refused.value.kafka_error == "OFFSET_METADATA_TOO_LARGE"
+    appender.abort()
+    assert not is_too_large(text[1:] if text[0] == "x" else text[:-1])
+    fitting = OffsetDetails(metadata=text[1:] if text[0] == "x" else text[:-1])
+    appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): fitting})
+    appender.commit()
+    assert stored_offsets(servers, topic, topic, 1)[0].metadata == fitting.metadata
 
 
 def test_a_fenced_user_commits_no_offsets(

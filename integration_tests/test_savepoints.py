@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 
 import rollbridge
+from integration_tests.adapter_tools import stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator
+from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.errors import (
     ClientFencedError,
@@ -161,6 +164,33 @@ def test_offsets_and_conditions_of_the_last_savepoint_hold_for_who_resumes(
         assert resumed.last_savepoint is not None
         with pytest.raises(TransactionRefusedError):
             resumed.commit()
+
+
+def test_what_is_committed_beside_offsets_is_that_of_the_savepoint_that_counts(
+    site: Site, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    """Rolled back, killed, resumed, and led by another leader: the group gets what the last savepoint has."""
+    servers, source, group = site.cluster.bootstrap_servers, unique_name("source"), unique_name("group")
+    create_topic(servers, source, 3)
+    with site.connect("details-1") as b:
+        txn = b.begin(orders)
+        txn.write(orders, key=b"a", value=b"1")
+        txn.send_offsets([TopicPartition(source, 0, 5, metadata="kept", leader_epoch=3)], group)
+        first = txn.savepoint()
+        txn.send_offsets([TopicPartition(source, 0, 6, metadata="gone"), TopicPartition(source, 1, 6)], group)
+        txn.savepoint()
+        txn.rollback_to(first)
+        txn.send_offsets([TopicPartition(source, 2, 7, leader_epoch=0)], group)
+        txn.savepoint()
+        txn.send_offsets([TopicPartition(source, 0, 8, metadata="in no savepoint")], group)
+    site.stop_coordinator()
+    site.start_coordinator()
+    with site.connect("details-2") as b:
+        resumed = b.resume(txn.id)
+        assert resumed.last_savepoint is not None
+        assert pickle.loads(pickle.dumps(resumed.last_savepoint)).offsets == resumed.last_savepoint.offsets
+        resumed.commit()
+    assert stored_offsets(servers, group, source, 3) == {0: (5, 3, "kept\0"), 2: (7, 0, "")}
 
 
 def test_a_former_owner_cannot_go_back_and_nothing_of_it_counts(site: Site, orders: str, payments: str) -> None:

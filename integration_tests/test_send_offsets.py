@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 import rollbridge
+from integration_tests.adapter_tools import stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import Relay
@@ -201,6 +203,74 @@ def settings(site: Site) -> dict[str, str]:
         "zookeeper": site.cluster.zookeeper,
         "zookeeper.root": site.root,
     }
+
+
+def places_with_details(topic: str, first: int) -> list[TopicPartition]:
+    """Every way to give an offset and what belongs to it, each for a partition of its own."""
+    given: list[dict[str, Any]] = [
+        {},
+        {"metadata": ""},
+        {"metadata": "note"},
+        {"leader_epoch": 0},
+        {"metadata": "größe 💡", "leader_epoch": 7},
+        {"metadata": "x" * 4_095, "leader_epoch": (1 << 31) - 1},
+    ]
+    return [TopicPartition(topic, number, first + number, **item) for number, item in enumerate(given)]
+
+
+def test_offsets_have_the_metadata_and_leader_epochs_that_a_transaction_of_kafkas_own_gives_them(
+    site: Site, settings: dict[str, str], orders: str, unique_name: Callable[[str], str]
+) -> None:
+    servers, source = site.cluster.bootstrap_servers, unique_name("source")
+    create_topic(servers, source, 6)
+    stored = {}
+    plain = Producer({"bootstrap.servers": servers, "transactional.id": unique_name("plain")})
+    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as rolling:
+        for producer in (plain, rolling):
+            group = unique_name("group")
+            consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+            producer.init_transactions()
+            for ends in (producer.abort_transaction, producer.commit_transaction):
+                producer.begin_transaction()
+                producer.send_offsets_to_transaction(
+                    places_with_details(source, 100), consumer.consumer_group_metadata()
+                )
+                if producer is rolling:
+                    rolling.produce(orders, b"value", b"key")
+                if ends == producer.commit_transaction:
+                    producer.send_offsets_to_transaction(
+                        places_with_details(source, 200), consumer.consumer_group_metadata()
+                    )
+                ends(60)
+            consumer.close()
+            stored[producer] = stored_offsets(servers, group, source, 6)
+    assert stored[rolling] == stored[plain]
+    assert stored[rolling][0] == (200, -1, "")
+    assert stored[rolling][4] == (204, 7, "größe 💡\0")
+
+
+def test_metadata_that_no_broker_takes_is_refused_in_confluent_kafkas_words(
+    site: Site, settings: dict[str, str], orders: str, source: str, unique_name: Callable[[str], str]
+) -> None:
+    servers = site.cluster.bootstrap_servers
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": unique_name("group")})
+    refusals = []
+    plain = Producer({"bootstrap.servers": servers, "transactional.id": unique_name("plain")})
+    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as rolling:
+        for producer in (plain, rolling):
+            producer.init_transactions()
+            producer.begin_transaction()
+            if producer is rolling:
+                rolling.produce(orders, b"value", b"key")
+            with pytest.raises(KafkaException) as refused:
+                producer.send_offsets_to_transaction(
+                    [TopicPartition(source, 0, 1, metadata="x" * 4_096)], consumer.consumer_group_metadata()
+                )
+            error = refused.value.args[0]
+            refusals.append((error.code(), error.txn_requires_abort(), error.retriable(), error.fatal()))
+            producer.abort_transaction(60)
+    consumer.close()
+    assert refusals == [(KafkaError.OFFSET_METADATA_TOO_LARGE, True, False, False)] * 2
 
 
 WORKER = """

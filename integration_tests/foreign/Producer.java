@@ -6,8 +6,8 @@
 //   put TOPIC KEY VALUE                   one record; returns once it is queued
 //   await                                 until all that were sent have been answered
 //   forget                                ask no more what became of those that were sent
-//   copy GROUP TOPIC PARTITION OFFSET TEXT  the offset of a group, to be committed with the transaction
-//   committed GROUP TOPIC PARTITION       the offset that the group has, and its text
+//   copy GROUP TOPIC PARTITION OFFSET TEXT [EPOCH]  the offset of a group, to be committed with the transaction
+//   committed GROUP TOPIC PARTITION       the offset that the group has, its text, and its leader epoch if it has one
 //   consume GROUP TOPIC TO                 copies records of a topic, with the consumer's own group metadata
 //   resume PRODUCER EPOCH                 what Flink's FlinkKafkaInternalProducer.resumeTransaction does
 //
@@ -20,6 +20,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.ExecutionException;
@@ -83,13 +84,15 @@ public class Producer {
             }
             case "copy" -> producer.sendOffsetsToTransaction(
                 Map.of(new TopicPartition(words[2], Integer.parseInt(words[3])),
-                    new OffsetAndMetadata(Long.parseLong(words[4]), words[5])),
+                    new OffsetAndMetadata(Long.parseLong(words[4]),
+                        words.length > 6 ? Optional.of(Integer.valueOf(words[6])) : Optional.empty(), words[5])),
                 new ConsumerGroupMetadata(words[1]));
             case "committed" -> {
                 var where = new TopicPartition(words[2], Integer.parseInt(words[3]));
                 try (var consumer = consumer(words[1])) {
                     var found = consumer.committed(Set.of(where)).get(where);
-                    return found == null ? "none" : found.offset() + " " + found.metadata();
+                    return found == null ? "none" : found.offset() + " " + found.metadata()
+                        + found.leaderEpoch().map(epoch -> " " + epoch).orElse("");
                 }
             }
             case "consume" -> {
