@@ -29,6 +29,8 @@ from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.errors import ClientFencedError, InvalidRequestError, NewerFormatError, TransactionAbortedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
+from rollbridge.model.frames import Manifest, PieceKey
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import MINUTE_MS, ClientSession
 from rollbridge.model.requests import AdminAnswer
@@ -69,6 +71,22 @@ def environment(path: str) -> dict[str, str]:
     """Only the release on this path; what it needs comes from where this checkout has it from."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ROLLBRIDGE"))}
     return {**kept, **SNAPSHOTS, "PYTHONPATH": path}
+
+
+def test_the_last_release_reads_offsets_without_what_is_committed_beside_them(released: str) -> None:
+    """An old leader commits them so; it refuses nothing for it."""
+    given = GroupOffsets("g", {("t", 0): 5, ("t", 1): 6}, details={("t", 1): OffsetDetails(3, "note")})
+    frame = Manifest({PieceKey(0, 0, 1): 2}, (given,)).encode()
+    program = (
+        "import sys; from rollbridge.model.frames import decode_manifest; "
+        "found = decode_manifest(bytes.fromhex(sys.argv[1])); "
+        "print(dict(found.pieces), [(item.group_id, dict(item.offsets)) for item in found.offsets])"
+    )
+    command = [sys.executable, "-c", program, frame.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(released))
+    assert done.returncode == 0, done.stderr
+    pieces = {PieceKey(0, 0, 1): 2}
+    assert done.stdout == f"{pieces} {[('g', dict(given.offsets))]}\n"
 
 
 class Client:
