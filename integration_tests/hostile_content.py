@@ -234,7 +234,21 @@ class Content:
             }
             for _ in range(self._choice.choice((0, 1, 1, 2, 300)))
         ]
-        return _avro("commit_frame", entries=entries, offsets=self._offsets(), conditions=self._conditions())
+        offsets = self._offsets()
+        details = self._details(sum(len(topic["partitions"]) for item in offsets for topic in item["topics"]))
+        return _avro("commit_frame", entries=entries, offsets=offsets, conditions=self._conditions(), details=details)
+
+    def _details(self, offsets: int) -> list[dict[str, Any]]:
+        """What is committed beside so many offsets, mostly for as many as there are."""
+        if self._choice.random() < 0.5:
+            return []
+        return [
+            {
+                "leader_epoch": self._choice.choice((-1, 0, 3, *SIGNED)),
+                "metadata": self._choice.choice(("", "note", "\0", "m" * 4_096, "m" * 4_097, *NAMES)),
+            }
+            for _ in range(self._choice.choice((offsets, offsets, offsets, offsets + 1, 1, 300)))
+        ]
 
     def _offsets(self) -> list[dict[str, Any]]:
         if self._choice.random() < 0.7:

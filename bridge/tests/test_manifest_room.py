@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from rollbridge.model.avro import encode_long
 from rollbridge.model.cas import Condition, Scope
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.frames import FrameKind, Manifest, PieceKey, decode_manifest
-from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import COUNT_MAX
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
 from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
@@ -45,6 +47,15 @@ OFFSETS = st.builds(
     BIG,
     st.text(max_size=40),
     st.none() | st.text(max_size=40),
+).flatmap(
+    lambda item: st.builds(
+        replace,
+        st.just(item),
+        details=st.dictionaries(
+            st.sampled_from(sorted(item.offsets)),
+            st.builds(OffsetDetails, BIG | st.just(-1), st.text("ü", max_size=200)),
+        ),
+    )
 )
 
 

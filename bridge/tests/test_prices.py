@@ -18,7 +18,7 @@ from rollbridge.model.commit_order import CommitLines, CommitOrder
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.pieces import (
     CACHED_PRICE,
@@ -94,7 +94,9 @@ def manifests() -> Iterator[Message]:
         conditions = tuple(
             StreamCondition(0, Condition(EMPTY, Scope.KEY, b"%d-%d" % (counter, place))) for place in range(200)
         )
-        offsets = (GroupOffsets("g" * 100, {(f"topic-{counter}-{place}", 0): place + 1_000 for place in range(1_000)}),)
+        named = {(f"topic-{counter}-{place}", 0): place + 1_000 for place in range(1_000)}
+        details = {where: OffsetDetails(offset, f"read up to {offset}") for where, offset in named.items()}
+        offsets = (GroupOffsets("g" * 100, named, details=details),)
         manifest = Manifest(pieces, offsets, conditions)
         yield FrameHeader(FrameKind.COMMIT, identifier(counter)).pack(), manifest.encode()
 

@@ -96,8 +96,8 @@ class SavingClient(RestartingClient):
         has_ended = any(
             record.transaction == attempt.id for _, record in log.visible() if record.kind is not ControlKind.BEGIN
         )
-        # A leader that does not know of the stream yet may decide that the lease has run out before it reads of it.
-        is_due = self.world.clock_ms - attempt.begun_ms > self.lease_ms
+        # A leader that lags behind in the stream's buffer may decide that the lease has run out before it reads of it.
+        is_due = self.world.clock_ms - attempt.begun_ms > self.lease_ms // 2
         if has_ended or is_due or attempt.aborted_by_admin:
             self.world.said_again.add(attempt.id.bytes)  # it does not know; leaders know that it has ended
         stream, known = self.rng.choice(left), len(attempt.begin.streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from hypothesis import event, given, settings
@@ -21,7 +22,7 @@ from rollbridge.model.frames import (
     encode_extend,
     pack_bundle,
 )
-from rollbridge.model.group_offsets import GroupOffsets
+from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.model.names import StreamName
 from rollbridge.model.savepoints import SavepointFrame
@@ -58,6 +59,14 @@ offsets = st.builds(
     st.dictionaries(
         st.tuples(st.sampled_from(["t", "sales.orders"]), st.integers(0, 2)), st.integers(0, 9), min_size=1
     ),
+).flatmap(
+    lambda item: st.builds(
+        replace,
+        st.just(item),
+        details=st.dictionaries(
+            st.sampled_from(sorted(item.offsets)), st.builds(OffsetDetails, st.integers(-1, 9), st.text(max_size=5))
+        ),
+    )
 )
 begins = st.builds(
     BeginFrame,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
-from rollbridge_gateway.procedures import Held, Written
+from rollbridge_gateway.procedures import CommittedOffset, GroupCommit, Held, Written
 from rollbridge_gateway.shell.topics import KnownTopic
 from rollbridge_gateway.shell.transacting import Transacting
 from rollbridge_gateway.versions import Api
@@ -119,3 +120,93 @@ def test_nothing_is_begun_for_a_client_that_has_left() -> None:
     assert asyncio.run(run()) is not None
     assert server.producers.sequences == []
     assert server.refused == ["not_leader_or_follower"]
+
+
+# Offsets
+
+
+class OffsetProducers(Producers):
+    """Notes the offsets that a request commits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: list[GroupCommit] = []
+
+    async def run(self, name: str, make: Any, *, writes: bool = False) -> Any:
+        self.committed.append(make(Held()).gi_frame.f_locals["offsets"])
+
+
+class OffsetServer(Server):
+    """One that knows no stream to begin a transaction with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.producers: OffsetProducers = OffsetProducers()
+
+    def homes(self, client_id: str) -> list[str]:
+        return []
+
+
+class SomeRights(Rights):
+    """The right to read all topics but one."""
+
+    async def without(self, right: Any, topics: set[str]) -> dict[str, ErrorCode]:
+        return {topic: ErrorCode.topic_authorization_failed for topic in topics if topic == "hidden"}
+
+
+def commit_offsets(version: int, *parts: tuple[str, int, dict[str, Any]]) -> tuple[OffsetServer, dict[Any, ErrorCode]]:
+    """Have a gateway carry out a TxnOffsetCommit; what it noted, and the code of each partition."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for topic, number, said in parts:
+        topics.setdefault(topic, []).append({"partition_index": number, "committed_offset": number, **said})
+    values = {
+        "transactional_id": "id",
+        "group_id": "group",
+        "producer_id": 1 << 62,
+        "producer_epoch": 0,
+        "topics": [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()],
+    }
+    data = wire.write_request(Api.TXN_OFFSET_COMMIT, version, 1, "c", values)
+    server, rights = OffsetServer(), SomeRights()
+
+    async def run() -> bytes:
+        transacting = Transacting(server, rights)  # type: ignore[arg-type]
+        return await transacting.commit_offsets(data, wire.read_head(data))
+
+    answer = wire.read_answer(asyncio.run(run()), Api.TXN_OFFSET_COMMIT, version)
+    return server, {
+        (str(topic.name), int(part.partition_index)): part.error_code
+        for topic in answer.topics
+        for part in topic.partitions
+    }
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_offsets_keep_what_is_committed_beside_them(version: int) -> None:
+    epoch = {"committed_leader_epoch": 7} if version >= 2 else {}
+    server, codes = commit_offsets(
+        version, ("a", 0, {"committed_metadata": "größe\0", **epoch}), ("a", 1, {"committed_metadata": None})
+    )
+    assert set(codes.values()) == {ErrorCode.none}
+    [commit] = server.producers.committed
+    assert commit.offsets == {
+        ("a", 0): CommittedOffset(0, 7 if epoch else -1, "größe\0"),
+        ("a", 1): CommittedOffset(1, -1, ""),
+    }
+
+
+def test_of_a_request_the_offsets_are_taken_whose_metadata_a_broker_takes() -> None:
+    large = {"committed_metadata": "x" * 4_097}
+    server, codes = commit_offsets(
+        5, ("a", 0, large), ("a", 1, {"committed_metadata": "x" * 4_096}), ("hidden", 0, large), ("hidden", 1, {})
+    )
+    assert codes == {
+        ("a", 0): ErrorCode.offset_metadata_too_large,
+        ("a", 1): ErrorCode.none,
+        ("hidden", 0): ErrorCode.topic_authorization_failed,
+        ("hidden", 1): ErrorCode.topic_authorization_failed,
+    }
+    [commit] = server.producers.committed
+    assert set(commit.offsets) == {("a", 1)}
+    server, codes = commit_offsets(5, ("a", 0, large))
+    assert (server.producers.committed, codes) == ([], {("a", 0): ErrorCode.offset_metadata_too_large})
