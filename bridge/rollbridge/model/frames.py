@@ -335,7 +335,7 @@ class Manifest:
             ],
             "offsets": list(map(_OFFSETS.to_datum, self.offsets)),
             "conditions": list(map(_CONDITIONS.to_datum, self.conditions)),
-            "details": details_to_data(self.offsets),
+            "details": details_to_data(self.offsets) if self.offsets else [],
         }
 
     def names_beyond(self, streams: int) -> bool:
