@@ -55,7 +55,9 @@ def test_a_producer_in_java_does_what_it_is_told(cluster: AnyCluster, topic: str
         java.do("begin")
         copied = int(java.do("consume", f"{topic}-copier", topic, topic))
         java.do("commit")
-        assert java.do("committed", f"{topic}-copier", topic, 0).endswith(" note")
+        assert java.do("committed", f"{topic}-copier", topic, 0).endswith(" note 0"), (
+            "with the leader epoch of the record"
+        )
     written = [f"{topic}-{number}" for number in range(10)]
     assert values_of(servers, topic) == [*written, *written[:copied]]
 
