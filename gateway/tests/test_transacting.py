@@ -132,7 +132,7 @@ class OffsetProducers(Producers):
         super().__init__()
         self.committed: list[GroupCommit] = []
 
-    async def run(self, name: str, make: Any, *, writes: bool = False) -> Any:
+    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: bool = True) -> Any:
         self.committed.append(make(Held()).gi_frame.f_locals["offsets"])
 
 
