@@ -37,6 +37,11 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--key", metavar="FILE", help="Its private key, unless it stands in the same file.")
 @click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")
 @click.option("--rights-seconds", "rights_s", type=float, help="Time for which rights are remembered (default: 60 s).")
+@click.option("--idle-seconds", "idle_s", type=float, help="Time until an idle connection is closed (default: 600 s).")
+@click.option("--request-seconds", "request_s", type=float, help="Time to go on with a request (default: 30 s).")
+@click.option(
+    "--expiration-days", type=float, help="Unused transactional ids are forgotten then (default: 7; 0: never)."
+)
 @click.option(
     "--metrics",
     envvar=f"{PREFIX}_METRICS_ADDRESS",

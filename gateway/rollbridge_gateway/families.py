@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbridge.model.metrics import PREFIX, REQUEST_BOUNDS_S, Family, FamilyKind, Histogram, Sample
+from rollbridge_gateway.pace import Closing
 
 HANDOVERS: Final = ("taken", "given", "refused")
 """Ways of a transactional id between gateways."""
@@ -86,6 +87,13 @@ CONNECTIONS: Final = _gauge(
 )
 CONNECTIONS_LIMIT: Final = _gauge("connections_limit", "Most connections of clients: `--connections-max`.")
 REFUSED_CONNECTIONS: Final = _counter("refused_connections", "Connections closed at once, since there were too many.")
+CLOSED_CONNECTIONS: Final = _counter(
+    "closed_connections",
+    "Connections closed for what their clients did not do, by reason.",
+    "reason",
+    "`unfinished` and `untaken` in numbers are attempts to hold the gateway up, or a bad network; `login` and "
+    "`session` are clients without valid credentials.",
+)
 MALFORMED: Final = _counter(
     "malformed_requests",
     "Connections closed since their client sent what is no request, or asked for something before it logged in.",
@@ -146,8 +154,8 @@ SAVEPOINT_FAILURES: Final = _counter(
 
 FAMILIES: Final = (
     INFO, HEALTHY, LEASE_AGE, LEASE_SILENCE, LEASES_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
-    CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, MALFORMED, REQUESTS, ERRORS, RECEIVED, SENT,
-    UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
+    CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, CLOSED_CONNECTIONS, MALFORMED,
+    REQUESTS, ERRORS, RECEIVED, SENT, UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
     IDS, IDS_LIMIT, OPEN, HANDED_OVER, TAKEN_OVER, ENDED, RECORDS, BYTES, SAVEPOINTS, SAVEPOINT_FAILURES,
 )  # fmt: skip
 
@@ -162,6 +170,7 @@ class Counts:
     relay_errors: int = 0
     received: int = 0
     sent: int = 0
+    closed: Counter[str] = field(default_factory=Counter)
     records: int = 0
     bytes: int = 0
     requests: dict[str, Histogram] = field(default_factory=dict)
@@ -179,6 +188,8 @@ class Counts:
         """Yield the samples of all that is counted here."""
         yield Sample(CONNECTIONS, (), self.connections)
         yield Sample(REFUSED_CONNECTIONS, (), self.refused_connections)
+        for reason in Closing:
+            yield Sample(CLOSED_CONNECTIONS, (reason.value,), self.closed[reason.value])
         yield Sample(MALFORMED, (), self.malformed)
         for api, histogram in sorted(dict(self.requests).items()):
             yield Sample(REQUESTS, (api,), histogram.copy())

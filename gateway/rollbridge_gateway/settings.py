@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 from rollbridge.model.options import MIB, faults_of, option
+from rollbridge_gateway.pace import Limits
 
 
 def _default_name() -> str:
@@ -57,6 +58,13 @@ class GatewaySettings:
     """Largest request, as brokers' ``socket.request.max.bytes``."""
     under_way_bytes_max: int = option(256 * MIB, low=MIB)
     """Bytes of all requests under way; beyond, connections are not read from."""
+    answer_bytes_max: int = option(256 * MIB, low=MIB)
+    """Bytes of brokers' answers that clients have not taken yet; beyond, brokers are not read from."""
+    idle_s: float = option(600.0, low=0.1)
+    """Seconds after which a connection is closed whose client asks for nothing, as brokers' ``connections.max.idle.ms``
+    is; likewise one that does not take its answers."""
+    request_s: float = option(30.0, low=0.1)
+    """Seconds within which a client has to go on with a request that it has begun, and to authenticate itself."""
     writers: int = option(8, low=1, high=256)
     """Threads that write batches."""
     workers: int = option(64, low=4, high=1_024)
@@ -69,6 +77,9 @@ class GatewaySettings:
     """File of the authorities of clients' certificates, which are demanded then."""
     rights_s: float = option(60.0, low=0)
     """Seconds for which a connection's rights are remembered; 0 asks the broker for each request."""
+    expiration_days: float = option(7.0, low=0)
+    """Days after which a transactional id that nobody has used is forgotten, as brokers'
+    ``transactional.id.expiration.ms``; 0 for never."""
     metrics: str = ""
     """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
 
@@ -84,6 +95,11 @@ class GatewaySettings:
         if (self.key or self.client_ca) and not self.certificate:
             faults.append("certificate: needed with key or client-ca")
         ConfigError.raise_for(faults)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of time for clients."""
+        return Limits(self.idle_s, self.request_s)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return how clients' connections are encrypted; None if they are not.

@@ -380,11 +380,11 @@ def _offsets_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def _details_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway._effect
 
-    def effect(self: Gateway, effect: Any) -> Any:
+    def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
         if isinstance(effect, procedures.AddOffsets):
             bare = {where: CommittedOffset(item.offset) for where, item in effect.offsets.offsets.items()}
-            effect = procedures.AddOffsets(replace(effect.offsets, offsets=bare))
-        return real(self, effect)
+            effect = replace(effect, offsets=replace(effect.offsets, offsets=bare))
+        return real(self, effect, hold)
 
     monkeypatch.setattr(Gateway, "_effect", effect)
 

@@ -68,7 +68,7 @@ class Server:
     def is_chosen(self, client_id: str | None) -> bool:
         return True
 
-    def count_refusal(self, code: str) -> None:
+    def count_refusal(self, api: int, code: str) -> None:
         self.refused.append(code)
 
 

@@ -65,6 +65,10 @@ class Rights:
             self._allowed.clear()
         self._allowed[what] = time.monotonic() + self._remembered_s
 
+    def forget(self) -> None:
+        """Ask for everything again: the client may be another one from now on."""
+        self._allowed.clear()
+
     def knows(self, transactional_id: str, topics: Iterable[str] = ()) -> bool:
         """Return whether these are known to be allowed, so that there is nothing to ask."""
         return self._is_known("id", transactional_id) and all(self._is_known("topic", topic) for topic in topics)

@@ -1,8 +1,9 @@
 """A client's connection: frames in, answers out in the order of the requests, many of them under way.
 
 What holds a client up, in this order: the number of its requests under way; the bytes of all requests under way in this
-gateway; what its socket takes. Bytes that are no request close the connection and are told of in the log once a minute
-at most; nothing that a client sends ends more than its own connection.
+gateway; what its socket takes. What a client may hold up is limited in time, see :mod:`rollbridge_gateway.pace`. Bytes
+that are no request close the connection and are told of in the log once a minute at most; nothing that a client sends
+ends more than its own connection.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final, Protocol
 
 from rollbridge.kafka.ratelimit import limited
 from rollbridge_gateway.bounds import MalformedError
+from rollbridge_gateway.pace import PIECE_BYTES, Closing, Pace, Traffic
 from rollbridge_gateway.shell.relay import BrokerGoneError
+from rollbridge_gateway.shell.rooms import Room
 from rollbridge_gateway.wire import Head, read_head
 
 logger = logging.getLogger(__name__)
@@ -29,25 +32,72 @@ Answer = Awaitable[bytes | None]
 """Bytes without their length, or None if the request has no answer."""
 
 
-class RequestRoom:
-    """Bytes of requests that may be under way, of all connections together. Belongs to one event loop."""
+class Line:
+    """A client's connection, as the watch over all of them sees it, and what it takes of the room of answers."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
-        self._freed = asyncio.Condition()
+    def __init__(self, transport: asyncio.WriteTransport, pace: Pace, answers: Room) -> None:
+        """Begin.
+
+        Args:
+            transport: The connection.
+            pace: Says when it is to be closed.
+            answers: Room of brokers' answers, of all connections together.
+        """
+        self._transport = transport
+        self._pace = pace
+        self._answers = answers
+        self._resting: asyncio.Future[None] | None = None
+        self.requests = self.received = self.written = self.held = self.under_way = 0
+        self.is_within = False
+        self.is_aborted = False
+
+    def look(self, now_s: float, *, is_stranger: bool, requests_wait: bool) -> Closing | None:
+        """Return why this connection is to be closed; None if it is not."""
+        unsent = self._transport.get_write_buffer_size()
+        seen = Traffic(
+            requests=self.requests,
+            received=self.received,
+            is_within=self.is_within,
+            taken=self.written - unsent,
+            unsent=unsent,
+            held=self.held,
+            under_way=self.under_way,
+            is_stranger=is_stranger,
+        )
+        return self._pace.look(seen, now_s, requests_wait=requests_wait, answers_wait=self._answers.is_crowded)
+
+    def abort(self) -> None:
+        """Close it at once; what was written and not taken is lost."""
+        self.is_aborted = True
+        self._transport.abort()
+
+    def broker_gone(self) -> None:
+        """Close it, since its broker has; what is under way does not need the broker, or finds out by itself."""
+        if not self.under_way:
+            self._transport.close()
+
+    async def rest(self) -> None:
+        """Wait until nothing is under way."""
+        while self.under_way:
+            self._resting = asyncio.get_running_loop().create_future()
+            await self._resting
+
+    def ended(self) -> None:
+        """Note that a request was answered, or given up."""
+        self.under_way -= 1
+        if not self.under_way and self._resting is not None and not self._resting.done():
+            self._resting.set_result(None)
 
     async def take(self, size: int) -> None:
-        """Wait until there is room for so many bytes; one request always has room."""
-        async with self._freed:
-            await self._freed.wait_for(lambda: not self.taken or self.taken + size <= self.limit)
-            self.taken += size
+        """Wait until there is room for a broker's answer."""
+        await self._answers.take(size, small_at_once=True)
+        self.held += size
 
-    async def give(self, size: int) -> None:
-        """Give back what was taken."""
-        async with self._freed:
-            self.taken -= size
-            self._freed.notify_all()
+    def give(self, size: int) -> None:
+        """Give back room of answers, of which this connection has not more than it took."""
+        size = min(size, self.held)
+        self.held -= size
+        self._answers.give(size)
 
 
 class Observer(Protocol):
@@ -88,14 +138,15 @@ class Responder(Protocol):
         """Take note that the client is gone: what has not begun need not begin."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything; answers that brokers still owe fail."""
 
 
 async def serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     dispatcher: Responder,
-    room: RequestRoom,
+    line: Line,
+    room: Room,
     request_bytes_max: int,
     observer: Observer,
 ) -> None:
@@ -104,27 +155,29 @@ async def serve(
     Args:
         reader, writer: The connection, which is closed at the end.
         dispatcher: Serves the requests, and is closed at the end.
+        line: Is told what comes and goes.
         room: Bytes that may be under way.
         request_bytes_max: Largest request.
         observer: Is told of it.
     """
     answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
-    sending = asyncio.create_task(_send(answers, writer, room, observer), name="answers")
+    sending = asyncio.create_task(_send(answers, writer, line, room, observer), name="answers")
     try:
-        while not sending.done():
+        while True:
             size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
             if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
             await room.take(size)
             try:
-                data = await reader.readexactly(size)
+                data = await _read(reader, size, line)
                 observer.received(size)
                 head = read_head(data)
                 begun = await dispatcher.dispatch(data, head)
             except BaseException:
-                await asyncio.shield(room.give(size))
+                room.give(size)
                 raise
             task = asyncio.ensure_future(_observed(begun, head, observer))
+            line.under_way += 1
             await answers.put((task, size))
     except MalformedError as fault:
         _tell_strange(fault, observer)
@@ -136,12 +189,28 @@ async def serve(
         logger.exception("a connection is closed by an error that nobody foresaw")
     finally:
         dispatcher.leave()
-        if not sending.done():
-            await answers.put(None)
+        await answers.put(None)
         await asyncio.wait({sending})
-        await _drop(answers, room)
         await dispatcher.close()
+        line.give(line.held)
         writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, size: int, line: Line) -> bytes:
+    """Return a request, counting its pieces."""
+    line.requests += 1
+    line.is_within = True
+    if size <= PIECE_BYTES:
+        data = await reader.readexactly(size)
+    else:
+        pieces, left = [], size
+        while left:
+            pieces.append(await reader.readexactly(min(left, PIECE_BYTES)))
+            left -= len(pieces[-1])
+            line.received += 1
+        data = b"".join(pieces)
+    line.is_within = False
+    return data
 
 
 def _tell_strange(fault: MalformedError, observer: Observer) -> None:
@@ -160,40 +229,39 @@ async def _observed(begun: Answer, head: Head, observer: Observer) -> bytes | No
 async def _send(
     answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None],
     writer: asyncio.StreamWriter,
-    room: RequestRoom,
+    line: Line,
+    room: Room,
     observer: Observer,
 ) -> None:
+    is_broken = False
     while (item := await answers.get()) is not None:
         task, size = item
         try:
+            if is_broken:
+                task.add_done_callback(_ignore)  # what it does goes on to its end
+                continue
             data = await task
             if data is not None:
                 writer.write(len(data).to_bytes(4, "big"))
                 writer.write(data)
                 observer.sent(len(data))
+                line.written += 4 + len(data)
                 await writer.drain()
+                line.give(len(data) if answers.qsize() else line.held)
         except (MalformedError, BrokerGoneError, OSError) as fault:
             if isinstance(fault, MalformedError):
                 _tell_strange(fault, observer)
             elif isinstance(fault, BrokerGoneError):
                 observer.closed(fault)
-            writer.close()
-            return
+            is_broken = True
         except Exception:
             logger.exception("a request failed by an error that nobody foresaw; its connection is closed")
-            writer.close()
-            return
+            is_broken = True
         finally:
-            await room.give(size)
-
-
-async def _drop(answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None], room: RequestRoom) -> None:
-    """Give up the answers that nobody waits for any more. What they do goes on to its end."""
-    while not answers.empty():
-        item = answers.get_nowait()
-        if item is not None:
-            item[0].add_done_callback(_ignore)
-            await room.give(item[1])
+            line.ended()
+            room.give(size)
+        if is_broken:
+            writer.close()
 
 
 def _ignore(task: asyncio.Future[bytes | None]) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,7 +20,10 @@ from kio.static.constants import EntityType
 from rollbridge_gateway import wire
 from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import View, chosen_broker
+from rollbridge_gateway.logins import Login
+from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
+from rollbridge_gateway.shell.connection import Line
 from rollbridge_gateway.shell.listing import (
     describe_transactions,
     described_of,
@@ -50,6 +55,8 @@ STRANGER_BYTES_MAX: Final = 64 << 10
 """Largest request of a client that has not authenticated itself: bytes that are announced take the room of others."""
 _BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE))
 
+_NO_TIME: Final = timedelta(0)
+
 Handler = Callable[[bytes, Head], Awaitable[bytes | None]]
 
 
@@ -60,12 +67,12 @@ class ClientConnection:
         broker: Broker whose port the client has come to; None at the first port, which reaches any.
     """
 
-    def __init__(self, server: Services, broker: int | None) -> None:
+    def __init__(self, server: Services, broker: int | None, line: Line) -> None:
         self.server = server
         self.broker = broker
+        self.line = line
+        self.login = Login(is_needed=server.needs_login)
         self._connecting: asyncio.Future[Upstream] | None = None
-        self._is_logged_in = not server.needs_login
-        self._was_accepted = False
         self._access = Rights(self.upstream, server.rights_s)
         self._transacting = transacting = Transacting(server, self._access)
         self._handlers: Mapping[int, Handler] = {
@@ -91,7 +98,12 @@ class ClientConnection:
         room = room_of(head.key, head.version)
         if room is None:
             raise MalformedError(f"API {head.key}, version {head.version}, is not offered")
-        if not self._is_logged_in and head.key not in _BEFORE_LOGIN:
+        if head.key == Api.SASL_HANDSHAKE and self.server.needs_login:
+            await self._begin_login()
+        elif self.login.is_over(time.monotonic()):
+            self.server.count_closed(Closing.SESSION)
+            raise BrokerGoneError("the client's session is over, and it has not authenticated itself again")
+        if not self.login.is_confirmed and head.key not in _BEFORE_LOGIN:
             await self._confirm_login(f"API {head.key}")
         if head.key == Api.SASL_AUTHENTICATE:
             return self._authenticate(data, head)
@@ -108,7 +120,7 @@ class ClientConnection:
 
     async def admits(self, size: int) -> bool:
         """Return whether requests of so many bytes are accepted by now."""
-        if size > STRANGER_BYTES_MAX and not self._is_logged_in:
+        if size > STRANGER_BYTES_MAX and not self.login.is_confirmed:
             await self._confirm_login(f"a request of {size} bytes")
         return True
 
@@ -132,7 +144,7 @@ class ClientConnection:
         """
         if self._connecting is None:
             host, port = self.server.address_of(self.broker)
-            connecting = Upstream.connect(host, port, self.server.upstream_tls)
+            connecting = Upstream.connect(host, port, self.server.upstream_tls, self.line, self.line.broker_gone)
             self._connecting = asyncio.ensure_future(connecting)
         return await asyncio.shield(self._connecting)
 
@@ -154,8 +166,22 @@ class ClientConnection:
     async def _authenticate(self, data: bytes, head: Head) -> bytes:
         answer = await (await self.relay(data))
         body = wire.read_answer(answer, head.key, head.version)
-        self._was_accepted = body.error_code is ErrorCode.none
+        lifetime_s = getattr(body, "session_lifetime", _NO_TIME).total_seconds()
+        accepted = body.error_code is ErrorCode.none
+        self.login.answered(accepted=accepted, lifetime_s=lifetime_s, now_s=time.monotonic())
         return answer
+
+    async def _begin_login(self) -> None:
+        """Have nothing under way that could be judged by another login than that under which it came.
+
+        A broker serves one request of a connection after the other. Here several are under way, and ask for rights on
+        the connection to the broker, which would close it in the middle of a login.
+        """
+        await self.line.rest()
+        self._access.forget()
+        if self.login.is_confirmed:
+            logger.debug("a client authenticates itself again")
+        self.login.begin()
 
     async def _confirm_login(self, what: str) -> None:
         """Have the broker say that the client has authenticated itself, before anything is served.
@@ -167,12 +193,12 @@ class ClientConnection:
             MalformedError: the client has not tried.
             BrokerGoneError: the broker has closed the connection.
         """
-        if not self._was_accepted:
+        if not self.login.is_accepted:
             raise MalformedError(f"{what} before the client has authenticated itself")
         answer = await (await self.upstream()).ask(Api.METADATA, 4, None, {"topics": ()})
         if not answer.brokers:
             raise MalformedError(f"{what} before the client has authenticated itself to its broker")
-        self._is_logged_in = True
+        self.login.confirmed()
 
     # What brokers know
 

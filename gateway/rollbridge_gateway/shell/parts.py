@@ -8,6 +8,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from rollbridge.connection import Bridge
 from rollbridge_gateway.cluster import View
+from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
@@ -70,6 +71,9 @@ class Services(Protocol):
 
     def count_refusal(self, api: int, code: str) -> None:
         """Count an error that was told to a producer, by its request and Kafka's code."""
+
+    def count_closed(self, why: Closing) -> None:
+        """Count a connection that is closed here for what its client did not do."""
 
     def count_written(self, batches: Sequence[Incoming], faults: Sequence[Exception | None]) -> None:
         """Count batches that were taken."""

@@ -11,8 +11,8 @@ import itertools
 import logging
 import ssl
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from rollbridge_gateway import wire
 
@@ -21,28 +21,54 @@ logger = logging.getLogger(__name__)
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Largest answer that is passed on; what a broker sends beyond it is no answer."""
 CONNECT_S: Final = 10.0
-_BUFFER_BYTES: Final = 1 << 20
+_BUFFER_BYTES: Final = 256 << 10
 
 
 class BrokerGoneError(ConnectionError):
     """The broker has closed the connection, or cannot be reached; its client is disconnected, as if by the broker."""
 
 
+class AnswerRoom(Protocol):
+    """Room for answers that the client has not taken yet."""
+
+    async def take(self, size: int) -> None:
+        """Wait until there is room for so many bytes."""
+
+    def give(self, size: int) -> None:
+        """Give some of it back."""
+
+
 class Upstream:
     """Connection to one broker. Belongs to the event loop that made it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        room: AnswerRoom,
+        closed: Callable[[], None],
+    ) -> None:
         """Take over an open connection; applications call :meth:`connect`."""
         self._reader = reader
         self._writer = writer
+        self._room = room
+        self._closed = closed
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._numbers = itertools.count(1)
         self._failed = False
         self._receiving = asyncio.create_task(self._receive(), name="upstream")
 
     @classmethod
-    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None) -> Upstream:
+    async def connect(
+        cls, host: str, port: int, tls: ssl.SSLContext | None, room: AnswerRoom, closed: Callable[[], None]
+    ) -> Upstream:
         """Connect.
+
+        Args:
+            host, port: The broker's address.
+            tls: How it is encrypted; None if it is not.
+            room: Room for answers, from when they come; who passes them on gives it back.
+            closed: Called when the broker has closed it, while nobody waits for an answer.
 
         Raises:
             BrokerGoneError: the broker cannot be reached.
@@ -54,7 +80,7 @@ class Upstream:
                 )
         except (OSError, TimeoutError) as fault:
             raise BrokerGoneError(f"broker {host}:{port} cannot be reached: {fault}") from fault
-        return cls(reader, writer)
+        return cls(reader, writer, room, closed)
 
     def send(self, data: bytes, *, is_answered: bool = True) -> asyncio.Future[bytes]:
         """Send a request without its length; return the future answer, likewise.
@@ -89,6 +115,7 @@ class Upstream:
         """
         number = next(self._numbers) & 0x7FFF_FFFF
         answer = await self.send(wire.write_request(key, version, number, client_id, values))
+        self._room.give(len(answer))
         return wire.read_answer(answer, key, version)
 
     async def close(self) -> None:
@@ -103,6 +130,7 @@ class Upstream:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 if not 4 <= size <= ANSWER_BYTES_MAX:
                     raise BrokerGoneError(f"an answer of {size} bytes")
+                await self._room.take(size)
                 data = await reader.readexactly(size)
                 if not waiting:
                     raise BrokerGoneError("an answer that nobody has asked for")
@@ -117,6 +145,8 @@ class Upstream:
 
     def _fail(self) -> None:
         self._failed = True
+        if not self._waiting:
+            self._closed()
         while self._waiting:
             answer = self._waiting.popleft()
             if not answer.done():

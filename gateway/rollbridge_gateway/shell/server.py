@@ -19,13 +19,15 @@ from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import Gateway, View, chosen
 from rollbridge_gateway.families import Counts, Present
+from rollbridge_gateway.pace import Closing, Pace
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
-from rollbridge_gateway.shell.connection import RequestRoom, serve
+from rollbridge_gateway.shell.connection import Line, serve
 from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
 from rollbridge_gateway.shell.relay import BrokerGoneError
+from rollbridge_gateway.shell.rooms import Room
 from rollbridge_gateway.shell.topics import REFRESH_S, Topics
 from rollbridge_gateway.shell.world import Brokers, BrokerWatch
 from rollbridge_gateway.versions import Api
@@ -52,7 +54,10 @@ HOMES_MAX: Final = 100
 """Most topics among which a place is looked for that a client may write to."""
 HANDSHAKE_S: Final = 10.0
 """Longest time for a TLS handshake, during which a connection is not counted yet."""
-_READ_BUFFER_BYTES: Final = 1 << 20
+WATCH_S: Final = 20.0
+WATCHES: Final = 4
+"""How often, within the shortest limit of time or within :data:`WATCH_S`, connections are looked at."""
+_READ_BUFFER_BYTES: Final = 256 << 10
 _BACKLOG: Final = 512
 
 
@@ -84,7 +89,10 @@ class Server:
         self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
         self.register = register_of(lambda name: self.producers.wanted(name))
         self.producers = Producers(bridge, self.register, self._writers, self._workers, settings.ids_max)
-        self.room = RequestRoom(settings.under_way_bytes_max)
+        self.room = Room(settings.under_way_bytes_max)
+        self.answers = Room(settings.answer_bytes_max)
+        self._ending: set[asyncio.Task[None]] = set()
+        self._lines: dict[Line, ClientConnection] = {}
         self._listeners: dict[int | None, asyncio.Server] = {}
         self._ports: dict[int, int] = {}
         self._gateways: Sequence[Gateway] = ()
@@ -211,6 +219,7 @@ class Server:
             asyncio.create_task(self._keep_looking(), name="looking"),
             asyncio.create_task(self._keep_confirming(), name="confirming"),
             asyncio.create_task(self._keep_measuring(), name="measuring"),
+            asyncio.create_task(self._keep_watching(), name="watching"),
         ]
         try:
             self.is_ready = True
@@ -272,14 +281,17 @@ class Server:
             return
         self._clients.add(task)
         self.counts.connections += 1
+        line = Line(writer.transport, Pace(self.settings.limits, time.monotonic()), self.answers)
         try:
-            connection = ClientConnection(self, broker)
-            await serve(reader, writer, connection, self.room, self.settings.request_bytes_max, self)
+            connection = ClientConnection(self, broker, line)
+            self._lines[line] = connection
+            await serve(reader, writer, connection, line, self.room, self.settings.request_bytes_max, self)
         except asyncio.CancelledError:
             writer.close()
         finally:
             self.counts.connections -= 1
             self._clients.discard(task)
+            self._lines.pop(line, None)
 
     # What connections tell
 
@@ -301,6 +313,28 @@ class Server:
             self.counts.malformed += 1
         else:
             self.counts.relay_errors += 1
+
+    def count_closed(self, why: Closing) -> None:
+        """Count a connection that is closed here for what its client did not do."""
+        self.counts.closed[why.value] += 1
+
+    async def _keep_watching(self) -> None:
+        """Close the connections whose clients keep others waiting."""
+        limits = self.settings.limits
+        interval_s = min(limits.idle_s, limits.request_s, WATCH_S) / WATCHES
+        while True:
+            await asyncio.sleep(interval_s)
+            now_s = time.monotonic()
+            for line, connection in list(self._lines.items()):
+                is_stranger = not connection.login.is_accepted and not connection.login.again
+                why = line.look(now_s, is_stranger=is_stranger, requests_wait=self.room.is_crowded)
+                if why is not None and not line.is_aborted:
+                    logger.debug("a connection is closed: %s", why.value)
+                    self.count_closed(why)
+                    line.abort()
+                    ending = asyncio.create_task(connection.close(), name="ending")  # what a broker owes is not awaited
+                    self._ending.add(ending)
+                    ending.add_done_callback(self._ending.discard)
 
     # Looking around
 
