@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import secrets
+import shutil
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Self
 
+import psutil
 import pytest
+from confluent_kafka import Consumer
 
+import rollbridge
 from integration_tests.clients import Site
+from integration_tests.foreign.java import CLIENTS, JavaProducer
+from integration_tests.foreign.others import kafkajs, run
 from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.recording import HOST, Recorder
 from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
 from rollbridge.kafka.batches import BatchBuilder, stamp
+from rollbridge.model.names import StreamName
 from rollbridge_gateway import wire
+from rollbridge_gateway.cluster import Gateway, chosen
 from rollbridge_gateway.versions import TABLE, Api, Handling
 
+logger = logging.getLogger(__name__)
+
+HOSTILE = "gateway-hostile"
 MUTANTS = int(os.environ.get("EXAMPLES", "400"))
+MANY = int(os.environ.get("EXAMPLES", "100000"))
+RSS_MAX = 1 << 30
+"""256 MiB of requests, as much of answers, and the process."""
 ANSWER_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
+    """A gateway for the tests of this module, which gives up soon on who does not go on."""
     servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    with GatewayProcess(servers, "gateway-hostile", tmp_path_factory.mktemp("gateways")) as process:
+    folder, soon = tmp_path_factory.mktemp("gateways"), "--request-seconds=1"
+    with GatewayProcess(servers, HOSTILE, folder, [soon]) as process:
         yield process
 
 
@@ -137,15 +159,114 @@ def test_mutated_requests(
     check_alive(site, gateway, ledger, unique_name("after"))
 
 
+class Beside:
+    """A producer that minds its own business meanwhile, and commits one transaction after the other."""
+
+    def __init__(self, gateway: GatewayProcess, stream: str, transactional_id: str) -> None:
+        self._producer = producer_of(gateway, transactional_id)
+        self._stream = stream
+        self._ending = threading.Event()
+        self._fault: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.committed = 0
+
+    def __enter__(self) -> Self:
+        self._producer.init_transactions(60)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        assert not self._fault, self._fault
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._producer.begin_transaction()
+                self._producer.produce(topic_of(self._stream), key="k", value=f"{self.committed}")
+                self._producer.commit_transaction(60)
+                self.committed += 1
+        except BaseException as fault:
+            self._fault.append(fault)
+
+    def await_more(self) -> None:
+        """Wait until it has committed two more, the second of which was begun since."""
+        wanted = self.committed + 2
+        eventually(lambda: self.committed >= wanted or self._fault, "the producer beside goes on")
+
+
+@pytest.fixture(scope="module")
+def recorded(site: Site, client: rollbridge.Bridge, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """What librdkafka, Java's clients, kafkajs and a consumer send to a gateway, as far as they are installed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    stream = f"recorded-{secrets.token_hex(4)}/ledger"
+    client.admin.create_stream(stream)
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with ExitStack() as stack:
+        gateway = stack.enter_context(GatewayProcess(servers, "recorded", folder, [f"--advertise={HOST}"]))
+        recorder = stack.enter_context(Recorder([gateway.port, gateway.port + 1]))
+        both = Gateway("recorded", "", 0), Gateway(HOSTILE, "", 0)
+        mine = next(name for name in map(str, range(1_000)) if chosen(name, both) is both[0])
+        address, topic = f"{HOST}:{gateway.port}", topic_of(stream)
+        for compression in ("none", "lz4"):
+            producer = producer_of(
+                gateway, f"recorded-{compression}", **{"bootstrap.servers": address, "compression.type": compression}
+            )
+            producer.init_transactions(60)
+            for number in range(20):
+                producer.begin_transaction()
+                producer.produce(topic, key=f"{number}", value=f"{number}", headers={"h": b"x"})
+                if number % 2:
+                    producer.commit_transaction(60)
+                else:
+                    producer.abort_transaction(60)
+        settings = {"bootstrap.servers": address, "client.id": mine, "auto.offset.reset": "earliest"}
+        consumer = Consumer({**settings, "group.id": "recorded"})
+        with closing(consumer):
+            consumer.subscribe([StreamName.parse(stream).segment_topic(rollbridge.SegmentId.of(0, 0))])
+            assert consumer.poll(60) is not None
+            consumer.commit(asynchronous=False)
+        for version in CLIENTS:
+            settings, log = {"client.id": mine}, folder / "java.log"
+            with JavaProducer(address, f"recorded-{version}", log, client=version, settings=settings) as java:
+                java.do("init")
+                for number, end in enumerate(("commit", "abort") * 5):
+                    java.do("begin")
+                    java.do("send", topic, number * 10, number * 10 + 10)
+                    java.do(end)
+        if shutil.which("npm"):
+            run(kafkajs(), address, topic, "recorded-js", 10, "commit", "abort")
+    found = recorder.requests()
+    seen = {int.from_bytes(data[4:6], "big") for data in found}
+    assert seen >= {Api.PRODUCE, Api.END_TXN, Api.ADD_PARTITIONS_TO_TXN, Api.METADATA, Api.FETCH}
+    return found
+
+
 @pytest.mark.long
 def test_many_mutated_requests(
-    site: Site, gateway: GatewayProcess, ledger: str, orders: str, unique_name: Callable[[str], str]
+    site: Site,
+    gateway: GatewayProcess,
+    recorded: list[bytes],
+    ledger: str,
+    orders: str,
+    unique_name: Callable[[str], str],
 ) -> None:
-    known = captures(topic_of(orders))
-    dice = random.Random(21)
-    for _ in range(100_000):
-        exchange(gateway, mutated(dice.choice(known), dice))
-    check_alive(site, gateway, ledger, unique_name("after"))
+    """Of all APIs and versions, and as real clients send them, while somebody else goes on; memory stays bounded."""
+    seed = int(os.environ.get("SEED", "21"))
+    known, dice = [captures(topic_of(orders)), recorded], random.Random(seed)
+    process, highest = psutil.Process(gateway.pid), 0
+    with Beside(gateway, ledger, unique_name("beside")) as beside:
+        for number in range(MANY):
+            exchange(gateway, mutated(dice.choice(known[number % 2]), dice))
+            if number % 1_000 == 0:
+                beside.await_more()
+                highest = max(highest, process.memory_info().rss)
+                logger.info("%d requests, %d transactions beside, %d MiB", number, beside.committed, highest >> 20)
+    assert highest < RSS_MAX
+    assert values(site.committed(ledger)) == Counter(f"{number}".encode() for number in range(beside.committed))
+    check_alive(site, gateway, orders, unique_name("after"))
 
 
 @pytest.mark.parametrize(
@@ -167,3 +288,65 @@ def test_what_is_not_kafka_is_closed(gateway: GatewayProcess, data: bytes) -> No
 def test_an_api_versions_of_the_future_is_answered(gateway: GatewayProcess) -> None:
     answer = exchange(gateway, b"\0\0\0\x0c\0\x12\0\x63\0\0\0\x05\xff\xff\x07\x07")
     assert answer[4:10] == b"\0\0\0\x05\0\x23"  # UNSUPPORTED_VERSION, in version 0
+
+
+# -- clients that hold others up ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def strict(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway whose limits of time are a second, and that has little room for what is under way."""
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    limits = ["--idle-seconds=1", "--request-seconds=1", "--connections-max=40"]
+    with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits) as process:
+        yield process
+
+
+def await_end(connection: socket.socket, send: Callable[[], None] = lambda: None) -> None:
+    """Wait until the gateway closes a connection, while something goes on being sent."""
+    connection.settimeout(0.1)
+
+    def is_closed() -> bool:
+        try:
+            send()
+            return connection.recv(65_536) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+    eventually(is_closed, "the gateway closes a connection that holds it up")
+
+
+def send_for_ever(connection: socket.socket, data: bytes) -> None:
+    """Send, and take no answers."""
+    while True:
+        connection.sendall(data)
+
+
+def test_clients_that_hold_the_gateway_up_are_closed_and_others_go_on(
+    site: Site, strict: GatewayProcess, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    versions = wire.framed(wire.write_request(Api.API_VERSIONS, 0, 1, "slow", {}))
+
+    def opened() -> socket.socket:
+        return stack.enter_context(socket.create_connection(("127.0.0.1", strict.port), ANSWER_S))
+
+    with ExitStack() as stack, Beside(strict, ledger, unique_name("beside")) as beside:
+        for _ in range(3):  # more than there is room for
+            half = [opened() for _ in range(10)]
+            for number, connection in enumerate(half):
+                connection.sendall((90 << 20).to_bytes(4, "big") + bytes(number))
+            idle = [opened() for _ in range(10)]
+            for connection in idle[5:]:
+                connection.sendall(versions)
+            for connection in half[5:]:
+                await_end(connection, lambda connection=connection: connection.sendall(b"x"))  # type: ignore[misc]
+            for connection in (*half[:5], *idle):
+                await_end(connection)
+            beside.await_more()
+        deaf = opened()
+        with pytest.raises(ConnectionError):
+            send_for_ever(deaf, versions)
+        beside.await_more()
+    assert values(site.committed(ledger)) == Counter(f"{number}".encode() for number in range(beside.committed))

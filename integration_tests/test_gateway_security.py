@@ -7,10 +7,13 @@ rights that ``rollbridge access`` prints and grants for it, so these are enough.
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import socket
 import ssl
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from datetime import timedelta
@@ -76,6 +79,14 @@ MAY_BOB = (
 MAY_CAROL = (Right(Resource.GROUP, "of-carol", ("Read",), ""),)
 CERTIFICATE_OF_SERVER: Final = f"--certificate={CERTIFICATES / 'server.pem'}"
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+BEARER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+
+
+def bearer_token(user: str, seconds: float = 3600) -> str:
+    """A token that Kafka's validator for tests takes: nobody has signed it (an unsecured JWS, RFC 7515)."""
+    now_s = time.time()
+    parts = {"alg": "none"}, {"sub": user, "iat": now_s - 1, "exp": now_s + seconds}
+    return "".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") + "." for part in parts)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +94,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     listener = "listener.name.scram"
     known = " ".join(f'user_{user}="{password(user)}"' for user in USERS)
     settings = {
-        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-256,PLAIN",
+        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-256,PLAIN,OAUTHBEARER",
+        f"{listener}.oauthbearer.sasl.jaas.config": f"{BEARER};",
+        f"{listener}.oauthbearer.connections.max.reauth.ms": "3600000",
         f"{listener}.plain.sasl.jaas.config": f"{PLAIN} {known};",
     }
     with ExitStack() as stack:
@@ -155,9 +168,22 @@ class Raw:
     def token(self, data: bytes) -> bytes:
         """Exchange a token of SASL."""
         answer = self.ask(Api.SASL_AUTHENTICATE, 1, {"auth_bytes": data})
+        if answer is None:
+            raise AuthenticationError("closed")
         if answer.error_code is not ErrorCode.none:
             raise AuthenticationError(f"{answer.error_code.name}: {answer.error_message}")
         return bytes(answer.auth_bytes)
+
+    def bearer(self, user: str, seconds: float = 3600) -> None:
+        """Authenticate by a token, for the first time or again."""
+
+        def is_begun() -> bool:
+            answer = self.ask(Api.SASL_HANDSHAKE, 1, {"mechanism": "OAUTHBEARER"})
+            return answer is None or answer.error_code is ErrorCode.none
+
+        eventually(is_begun, "a broker takes one login a second")
+        if error := self.token(f"n,,\1auth=Bearer {bearer_token(user, seconds)}\1\1".encode()):
+            raise AuthenticationError(error.decode())
 
     def ask(self, key: int, version: int, values: Mapping[str, Any]) -> Any:
         """Send a request, and return its answer; None if the connection is closed instead."""
@@ -347,6 +373,19 @@ def test_nothing_is_answered_before_the_client_has_authenticated_itself(gateway:
         assert raw.exchange((1 << 20).to_bytes(4, "big"), Api.METADATA, 12) is None
 
 
+def test_a_client_that_does_not_authenticate_itself_is_closed(secured: Secured, tmp_path: Path) -> None:
+    servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
+    arguments = [CERTIFICATE_OF_SERVER, "--request-seconds=1"]
+    with (
+        GatewayProcess(servers, "gateway-strict", tmp_path, arguments, secured.environment("gateway")) as strict,
+        Raw(strict.address, None) as raw,
+    ):
+        asked = 0
+        while raw.ask(Api.API_VERSIONS, 0, {}) is not None:  # whatever it does meanwhile
+            asked += 1
+        assert asked
+
+
 def test_plain_text_at_a_port_with_tls_closes_its_connection_only(gateway: GatewayProcess) -> None:
     with Raw(gateway.address, "alice") as before:
         for data in (wire.framed(wire.write_request(Api.API_VERSIONS, 0, 1, None, {})), b"GET / HTTP/1.1\r\n\r\n"):
@@ -365,6 +404,115 @@ def test_tls_at_a_plain_port_closes_its_connection_only(
         for _ in range(2):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 Raw(plain.address, "alice")
+
+
+@pytest.fixture(scope="module")
+def forgetful(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway with TLS that remembers rights for longer than any test takes."""
+    servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
+    arguments = [CERTIFICATE_OF_SERVER, "--log-level=DEBUG", "--rights-seconds=100000"]
+    environment, logs = secured.environment("gateway"), tmp_path_factory.mktemp("gateways")
+    with GatewayProcess(servers, "gateway-remembers", logs, arguments, environment) as process:
+        yield process
+
+
+def test_a_session_that_is_over_is_closed_unless_its_client_authenticates_itself_again(
+    secured: Secured, forgetful: GatewayProcess
+) -> None:
+    mine = fresh_id("alice")
+    with Raw(forgetful.address, None) as short, Raw(forgetful.address, None) as long:
+        short.bearer("alice", 5)
+        long.bearer("alice", 5)
+        long.bearer("alice")
+        eventually(lambda: short.start(mine) is None, "the session is over")
+        assert long.start(mine).error_code is ErrorCode.none
+
+
+def test_who_authenticates_itself_again_has_its_rights_looked_up_anew(
+    secured: Secured, forgetful: GatewayProcess
+) -> None:
+    mine = fresh_id("alice")
+    with Raw(forgetful.address, None) as alice:
+        alice.bearer("alice")
+        pair = alice.start(mine)
+        assert alice.produce(mine, pair, ADOPTED, mine.encode(), 0) is ErrorCode.none
+        alice.bearer("alice")
+        assert alice.produce(mine, pair, ADOPTED, mine.encode(), 1) is ErrorCode.none
+        with secured.denied("alice", WRITES):
+            assert alice.produce(mine, pair, ADOPTED, mine.encode(), 2) is ErrorCode.none, "it is remembered"
+            alice.bearer("alice")
+            eventually(
+                lambda: (
+                    (alice.bearer("alice"), alice.produce(mine, pair, ADOPTED, b"no", 3))[1]
+                    is ErrorCode.topic_authorization_failed
+                ),
+                "what was remembered is forgotten",
+            )
+        alice.bearer("alice")
+        eventually(lambda: alice.commit(mine, pair).error_code is ErrorCode.none, "it ends")
+    assert b"no" not in written(secured)
+
+
+@pytest.mark.parametrize("how", ["another one", "expired", "silence"])
+def test_nobody_takes_a_connection_over_with_its_rights(secured: Secured, forgetful: GatewayProcess, how: str) -> None:
+    mine = fresh_id("alice")
+    with Raw(forgetful.address, None) as raw:
+        raw.bearer("alice")
+        pair = raw.start(mine)
+        assert raw.produce(mine, pair, ADOPTED, mine.encode(), 0) is ErrorCode.none
+        before = ends(secured)
+        if how == "silence":
+            assert raw.ask(Api.SASL_HANDSHAKE, 1, {"mechanism": "OAUTHBEARER"}) is not None
+        else:
+            with pytest.raises(AuthenticationError):
+                raw.bearer("bob") if how == "another one" else raw.bearer("alice", -10)
+        assert raw.start(mine) is None
+        assert ends(secured) == before
+
+
+def test_what_is_under_way_is_answered_before_a_login_begins_again(secured: Secured, forgetful: GatewayProcess) -> None:
+    """Its rights are asked for on the connection to the broker, which takes nothing else in the middle of a login."""
+    count, is_taken = 5, False
+    while not is_taken:  # a broker takes a login a second at most: then more has to be under way
+        count *= 2
+        with Raw(forgetful.address, None) as raw:
+            raw.bearer("alice")
+            ids = [fresh_id("alice") for _ in range(count)]
+            values = [{"transactional_id": name, "transaction_timeout": timedelta(hours=1)} for name in ids]
+            several = [wire.framed(wire.write_request(Api.INIT_PRODUCER_ID, 2, 7, "raw", item)) for item in values]
+            handshake = wire.framed(wire.write_request(Api.SASL_HANDSHAKE, 1, 7, "raw", {"mechanism": "OAUTHBEARER"}))
+            answers = [raw.exchange(b"".join([*several, handshake]), Api.INIT_PRODUCER_ID, 2)]
+            answers += [raw.exchange(b"", Api.INIT_PRODUCER_ID, 2) for _ in ids[1:]]
+            assert {item.error_code for item in answers} == {ErrorCode.none}
+            is_taken = raw.exchange(b"", Api.SASL_HANDSHAKE, 1).error_code is ErrorCode.none
+            if is_taken:
+                assert raw.token(f"n,,\1auth=Bearer {bearer_token('alice')}\1\1".encode()) == b""
+                assert raw.start(ids[0]).error_code is ErrorCode.none
+
+
+def test_librdkafka_goes_on_over_several_sessions(secured: Secured, forgetful: GatewayProcess) -> None:
+    def token(_: str) -> tuple[str, float]:
+        return bearer_token("alice", 10), time.time() + 10
+
+    settings = {key: value for key, value in client(forgetful, "alice", "OAUTHBEARER").items() if "sasl." not in key}
+    mine, again, rounds = fresh_id("alice"), "a client authenticates itself again", 0
+    before = forgetful.log.read_text(errors="replace").count(again)
+    producer = Producer({**settings, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": token, "transactional.id": mine})
+    producer.poll(1)
+    producer.init_transactions(120)
+
+    def has_lasted() -> bool:
+        nonlocal rounds
+        producer.begin_transaction()
+        producer.produce(ADOPTED, f"{mine}-{rounds}")
+        producer.commit_transaction(120)
+        producer.poll(0)
+        rounds += 1
+        return forgetful.log.read_text(errors="replace").count(again) >= before + 3
+
+    eventually(has_lasted, "three sessions more")
+    found = Counter(value for value in written(secured) if value.startswith(f"{mine}-".encode()))
+    assert found == Counter(f"{mine}-{number}".encode() for number in range(rounds))
 
 
 # -- what they may do -----------------------------------------------------------------------------------------

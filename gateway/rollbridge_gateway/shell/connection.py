@@ -35,14 +35,16 @@ Answer = Awaitable[bytes | None]
 class Line:
     """A client's connection, as the watch over all of them sees it, and what it takes of the room of answers."""
 
-    def __init__(self, transport: asyncio.WriteTransport, pace: Pace, answers: Room) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, pace: Pace, answers: Room, gone_s: float) -> None:
         """Begin.
 
         Args:
             transport: The connection.
             pace: Says when it is to be closed.
             answers: Room of brokers' answers, of all connections together.
+            gone_s: Seconds for which answers are waited for once the client has closed its side.
         """
+        self.gone_s = gone_s
         self._transport = transport
         self._pace = pace
         self._answers = answers
@@ -163,7 +165,7 @@ async def serve(
     answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
     sending = asyncio.create_task(_send(answers, writer, line, room, observer), name="answers")
     try:
-        while True:
+        while not line.is_aborted:
             size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
             if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
@@ -190,8 +192,10 @@ async def serve(
     finally:
         dispatcher.leave()
         await answers.put(None)
-        await asyncio.wait({sending})
+        # Who has closed its side may still read; a broker would not ask. What brokers owe is not awaited for ever.
+        await asyncio.wait({sending}, timeout=line.gone_s)
         await dispatcher.close()
+        await asyncio.wait({sending})
         line.give(line.held)
         writer.close()
 

@@ -281,7 +281,8 @@ class Server:
             return
         self._clients.add(task)
         self.counts.connections += 1
-        line = Line(writer.transport, Pace(self.settings.limits, time.monotonic()), self.answers)
+        pace = Pace(self.settings.limits, time.monotonic())
+        line = Line(writer.transport, pace, self.answers, self.settings.request_s)
         try:
             connection = ClientConnection(self, broker, line)
             self._lines[line] = connection
