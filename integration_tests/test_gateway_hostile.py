@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Consumer
 
 import rollbridge
+from gateway.tests.mutations import captures, mutated
 from integration_tests.clients import Site
 from integration_tests.foreign.java import CLIENTS, JavaProducer
 from integration_tests.foreign.others import kafkajs, run
@@ -26,11 +27,10 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.recording import HOST, Recorder
 from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
-from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge.model.names import StreamName
 from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import Gateway, chosen
-from rollbridge_gateway.versions import TABLE, Api, Handling
+from rollbridge_gateway.versions import Api
 
 logger = logging.getLogger(__name__)
 
@@ -49,74 +49,6 @@ def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
     folder, soon = tmp_path_factory.mktemp("gateways"), "--request-seconds=1"
     with GatewayProcess(servers, HOSTILE, folder, [soon]) as process:
         yield process
-
-
-def captures(topic: str) -> list[bytes]:
-    """Sound requests of all APIs that a gateway decodes, in all versions, with their lengths."""
-    builder = BatchBuilder(10_000)
-    for number in range(3):
-        builder.append(number, b"key", b"value", [("h", b"x")])
-    batch = stamp(builder.build(), producer_id=(1 << 62) + 5, producer_epoch=1, base_sequence=0)
-    fields = {
-        "transactional_id": "hostile",
-        "v3_and_below_transactional_id": "hostile",
-        "producer_id": (1 << 62) + 5,
-        "v3_and_below_producer_id": (1 << 62) + 5,
-        "producer_epoch": 1,
-        "v3_and_below_producer_epoch": 1,
-        "acks": -1,
-        "group_id": "hostile-group",
-        "key": "hostile",
-        "key_type": 1,
-        "coordinator_keys": ["hostile", "more"],
-        "client_software_name": "hostile",
-        "client_software_version": "1",
-        "topic_data": [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}],
-        "v3_and_below_topics": [{"name": topic, "partitions": [0, 1]}],
-        "transactional_ids": ["hostile"],
-    }
-    topics = {
-        Api.METADATA: [{"name": topic}],
-        Api.TXN_OFFSET_COMMIT: [
-            {"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 4, "committed_metadata": "m"}]}
-        ],
-        Api.DESCRIBE_PRODUCERS: [{"name": topic, "partition_indexes": [0]}],
-    }
-    found = []
-    for key, served in TABLE.items():
-        if served.room is Handling.RELAYED:
-            continue
-        for version in range(served.low, served.high + 1):
-            if key == Api.PRODUCE and version < 3:
-                continue
-            values = {**fields, "topics": topics.get(Api(key), [])}
-            found.append(wire.framed(wire.write_request(key, version, 7, "hostile", values)))
-    return found
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    """Another version of a request, most of them broken."""
-    made = bytearray(data)
-    for _ in range(dice.randrange(1, 5)):
-        at = dice.randrange(len(made))
-        match dice.randrange(6):
-            case 0:
-                made[at] ^= 1 << dice.randrange(8)
-            case 1:
-                made[at] = dice.choice((0, 1, 0x7F, 0x80, 0xFF))
-            case 2:
-                del made[at : at + dice.randrange(1, 9)]
-            case 3:
-                made[at:at] = dice.randbytes(dice.randrange(1, 9))
-            case 4:
-                made[at : at + 4] = dice.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"))
-            case _:
-                made[at:at] = made[at : at + dice.randrange(1, 30)]
-        if not made:
-            return b"\0"
-    if dice.random() < 0.8 and len(made) > 4:  # with its own length, so that what is inside is looked at
-        made[:4] = (len(made) - 4).to_bytes(4, "big")
-    return bytes(made)
 
 
 def exchange(gateway: GatewayProcess, data: bytes) -> bytes:
