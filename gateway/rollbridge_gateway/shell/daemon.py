@@ -95,7 +95,7 @@ async def _serve(
     logger.info("gateway %s ends", settings.name)
 
 
-class Watched(Protocol):
+class WatchedLoop(Protocol):
     """What is asked for metrics and health, in the event loop that it belongs to."""
 
     def samples(self) -> Iterable[Sample]:
@@ -108,7 +108,7 @@ class Watched(Protocol):
 class FromLoop:
     """Metrics and health of what belongs to an event loop, for threads: the loop itself is asked for them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, watched: Watched, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watched: WatchedLoop, answer_s: float = ANSWER_S) -> None:
         """Prepare; answers take ``answer_s`` seconds at most."""
         self._loop = loop
         self._watched = watched
