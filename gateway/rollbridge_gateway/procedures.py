@@ -179,7 +179,7 @@ class Finish(GatewayEffect):
 Procedure = Generator[GatewayEffect, Any, T]
 
 
-class CommittedOffset(NamedTuple):
+class OffsetToCommit(NamedTuple):
     """An offset, the leader epoch that its reader knew or -1, and the text that is committed with it."""
 
     offset: int
@@ -192,7 +192,7 @@ class GroupCommit:
     """Offsets of one consumer group, and who of it commits them; see ``rollbridge.model.group_offsets``."""
 
     group: str
-    offsets: Mapping[TopicPartition, CommittedOffset]
+    offsets: Mapping[TopicPartition, OffsetToCommit]
     generation: int = -1
     member: str = ""
     instance: str | None = None

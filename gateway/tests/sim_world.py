@@ -23,7 +23,6 @@ from rollbridge_gateway.procedures import (
     AddOffsets,
     BeginTransaction,
     Carry,
-    CommittedOffset,
     FenceOthers,
     FindLabel,
     Finish,
@@ -32,6 +31,7 @@ from rollbridge_gateway.procedures import (
     Held,
     LostByOthersError,
     NothingWrittenError,
+    OffsetToCommit,
     Procedure,
     Resume,
     Save,
@@ -131,7 +131,7 @@ class World:
         self.entry: Entry | None = None
         self.txns: dict[str, Txn] = {}
         self.committed: list[Any] = []
-        self.offsets: dict[tuple[str, tuple[str, int]], CommittedOffset] = {}
+        self.offsets: dict[tuple[str, tuple[str, int]], OffsetToCommit] = {}
         self.holder: Gateway | None = None
         self.owners = 0
         self.expired = False

@@ -22,10 +22,10 @@ from gateway.tests.sim_world import STREAMS, AskAgain, Crash, Gateway, Hold, Sta
 from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
-    CommittedOffset,
     GroupCommit,
     Held,
     Incoming,
+    OffsetToCommit,
     Procedure,
     RefusedError,
     SequenceGapError,
@@ -38,12 +38,12 @@ from rollbridge_gateway.sequences import Sequences
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
 TRIES = 200
 TOPIC = "sales.orders"
-NOT_READ = CommittedOffset(0)
+NOT_READ = OffsetToCommit(0)
 
 
-def committed_offset(number: int) -> CommittedOffset:
+def committed_offset(number: int) -> OffsetToCommit:
     """An offset, with or without a leader epoch and a text."""
-    return CommittedOffset(number, number % 4 - 1, f"read {number}" * (number % 2))
+    return OffsetToCommit(number, number % 4 - 1, f"read {number}" * (number % 2))
 
 
 class Fatal(Exception):
@@ -382,7 +382,7 @@ def _details_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def effect(self: Gateway, effect: Any, hold: Hold) -> Any:
         if isinstance(effect, procedures.AddOffsets):
-            bare = {where: CommittedOffset(item.offset) for where, item in effect.offsets.offsets.items()}
+            bare = {where: OffsetToCommit(item.offset) for where, item in effect.offsets.offsets.items()}
             effect = replace(effect, offsets=replace(effect.offsets, offsets=bare))
         return real(self, effect, hold)
 

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
-from rollbridge_gateway.procedures import CommittedOffset, GroupCommit, Held, Written
+from rollbridge_gateway.procedures import GroupCommit, Held, OffsetToCommit, Written
 from rollbridge_gateway.shell.topics import KnownTopic
 from rollbridge_gateway.shell.transacting import Transacting
 from rollbridge_gateway.versions import Api
@@ -190,8 +190,8 @@ def test_offsets_keep_what_is_committed_beside_them(version: int) -> None:
     assert set(codes.values()) == {ErrorCode.none}
     [commit] = server.producers.committed
     assert commit.offsets == {
-        ("a", 0): CommittedOffset(0, 7 if epoch else -1, "größe\0"),
-        ("a", 1): CommittedOffset(1, -1, ""),
+        ("a", 0): OffsetToCommit(0, 7 if epoch else -1, "größe\0"),
+        ("a", 1): OffsetToCommit(1, -1, ""),
     }
 
 

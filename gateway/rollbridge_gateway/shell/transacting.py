@@ -25,12 +25,12 @@ from rollbridge_gateway.errors import KafkaFault, code_of, code_of_error, fault_
 from rollbridge_gateway.identity import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
 from rollbridge_gateway.procedures import (
     TIMEOUT_UNBOUNDED,
-    CommittedOffset,
     GroupCommit,
     Held,
     Incoming,
     LeftError,
     NowhereToGoError,
+    OffsetToCommit,
     Procedure,
     RefusedError,
     StartedProducer,
@@ -388,7 +388,7 @@ class Transacting:
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
     async def _commit_offsets(
-        self, name: str, group: str, offsets: dict[Where, CommittedOffset], body: Any, head: Head
+        self, name: str, group: str, offsets: dict[Where, OffsetToCommit], body: Any, head: Head
     ) -> tuple[ErrorCode, Ticket | None]:
         pair = Pair(int(body.producer_id), int(body.producer_epoch))
         commit = GroupCommit(
@@ -427,11 +427,11 @@ class Transacting:
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
 
-def _committed(part: Any) -> CommittedOffset:
+def _committed(part: Any) -> OffsetToCommit:
     """Return what a partition of TxnOffsetCommit says; a broker stores an empty text where there is none."""
     # Leader epochs are in it from version 2 on. What is below -1 is none to clients.
     epoch = max(int(getattr(part, "committed_leader_epoch", NO_EPOCH)), NO_EPOCH)
-    return CommittedOffset(int(part.committed_offset), epoch, part.committed_metadata or "")
+    return OffsetToCommit(int(part.committed_offset), epoch, part.committed_metadata or "")
 
 
 def _incoming(where: Where, stream: str, records: Any) -> Incoming:
