@@ -253,6 +253,8 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
         with pytest.raises(TransactionAbortedError):
             futures["aborted"].result(PATIENCE_S)
         assert not futures["open"].done()
+        # What is decided now is still there when it is looked up.
+        client.admin.update_group(scope, retention_time=timedelta(days=1))
         begun["open"].commit()
         assert futures["open"].result(PATIENCE_S) is not None
 

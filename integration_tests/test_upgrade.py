@@ -406,9 +406,9 @@ def test_the_lead_goes_from_one_release_to_the_other_and_back_while_transactions
     head.ask("scale", expected.orders, 4)
     eventually(lambda: party.snapshots() > before, "the head writes snapshots")
     # And back, without a word: nothing that the head has written keeps the release from leading.
+    terms = party.terms()
     party.start("three", released)
     party.await_ready("three")
-    terms = party.terms()
     party.kill("two")
     party.await_leader("three")
     assert party.terms() > terms

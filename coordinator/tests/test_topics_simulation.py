@@ -370,7 +370,7 @@ CRASH_AT = frozenset(
 )
 
 
-FOUND_FIRST = {"drain-loop": 95}
+FOUND_FIRST = {"drain-loop": 57}
 """The run that noticed a rare defect when this was written; it is tried first."""
 DEFECTS = (
     "forgotten-index",
