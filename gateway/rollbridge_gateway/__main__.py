@@ -40,6 +40,9 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--idle-seconds", "idle_s", type=float, help="Time until an idle connection is closed (default: 600 s).")
 @click.option("--request-seconds", "request_s", type=float, help="Time to go on with a request (default: 30 s).")
 @click.option(
+    "--expiration-days", type=float, help="Unused transactional ids are forgotten then (default: 7; 0: never)."
+)
+@click.option(
     "--metrics",
     envvar=f"{PREFIX}_METRICS_ADDRESS",
     metavar="HOST:PORT",

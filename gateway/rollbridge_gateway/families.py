@@ -152,11 +152,16 @@ SAVEPOINT_FAILURES: Final = _counter(
     advice="the brokers refuse or are slow; the log says what",
 )
 
+FORGOTTEN: Final = _counter(
+    "forgotten_ids", "Transactional ids that nobody had used for long, whose entries were removed."
+)
+
 FAMILIES: Final = (
     INFO, HEALTHY, LEASE_AGE, LEASE_SILENCE, LEASES_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
     CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, CLOSED_CONNECTIONS, MALFORMED,
     REQUESTS, ERRORS, RECEIVED, SENT, UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
     IDS, IDS_LIMIT, OPEN, HANDED_OVER, TAKEN_OVER, ENDED, RECORDS, BYTES, SAVEPOINTS, SAVEPOINT_FAILURES,
+    FORGOTTEN,
 )  # fmt: skip
 
 
@@ -170,6 +175,7 @@ class Counts:
     relay_errors: int = 0
     received: int = 0
     sent: int = 0
+    forgotten: int = 0
     closed: Counter[str] = field(default_factory=Counter)
     records: int = 0
     bytes: int = 0
@@ -200,6 +206,7 @@ class Counts:
         yield Sample(RELAY_ERRORS, (), self.relay_errors)
         yield Sample(RECORDS, (), self.records)
         yield Sample(BYTES, (), self.bytes)
+        yield Sample(FORGOTTEN, (), self.forgotten)
         yield Sample(LOOP_LAG, (), self.loop_lag.copy())
 
 

@@ -46,6 +46,7 @@ from rollbridge_gateway.sequences import Sequences, SequenceVerdict, TopicPartit
 
 T = TypeVar("T")
 TIMEOUT_UNBOUNDED: Final = -1
+DAY_MS: Final = 24 * 3_600_000
 JAVA_MAX: Final = (1 << 31) - 1
 """Largest ``transaction.timeout.ms``; who asks for it means: as long as is allowed."""
 
@@ -232,12 +233,14 @@ class Held:
         producer: Its producer; None until a request with a pair has come.
         sequences: What was taken of each partition.
         is_marked: Whether a savepoint of the open transaction has all sequence numbers.
+        fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
     """
 
     entry: Entry | None = None
     producer: ProducerState | None = None
     sequences: Sequences = field(default_factory=Sequences)
     is_marked: bool = False
+    fresh_ms: int = DAY_MS
 
     @property
     def lease_ms(self) -> int:
@@ -266,7 +269,14 @@ class Written:
 
 
 def start(
-    held: Held, transactional_id: str, timeout_ms: int, random: int, now_ms: int, *, keep: bool = False
+    held: Held,
+    transactional_id: str,
+    timeout_ms: int,
+    random: int,
+    now_ms: int,
+    *,
+    keep: bool = False,
+    former: Pair | None = None,
 ) -> Procedure[StartedProducer]:
     """Hand out a pair to a producer that starts: fence those before it, and abort what they left open.
 
@@ -277,6 +287,7 @@ def start(
         random: 62 random bits.
         now_ms: Time, ms since 1970.
         keep: Leave open what was prepared, for this producer to end.
+        former: Pair that the producer has from before the id was forgotten; it may ask with it again.
     """
     entry = held.entry
     pair = first_pair(random, is_known=entry is not None)
@@ -284,6 +295,7 @@ def start(
         transactional_id,
         pair,
         TIMEOUT_UNBOUNDED if timeout_ms >= JAVA_MAX else timeout_ms,
+        previous=None if former is None else Previous(former, PairEnd.RENEWED),
         home="" if entry is None else entry.home,
         written_ms=now_ms,
     )
@@ -302,7 +314,7 @@ def start(
     _forget_transaction(held)
     held.sequences = Sequences()
     if kept is None:
-        held.producer = ProducerState(pair)
+        held.producer = ProducerState(pair, previous=fresh.previous)
     return StartedProducer(pair, NOBODY if kept is None else kept)
 
 
@@ -318,6 +330,15 @@ def renew(held: Held, pair: Pair, random: int, now_ms: int) -> Procedure[Started
     yield from _renew(held, PairEnd.RENEWED, random, now_ms)
     assert held.producer is not None
     return StartedProducer(held.producer.pair)
+
+
+def come_back(
+    held: Held, transactional_id: str, timeout_ms: int, pair: Pair, random: int, now_ms: int
+) -> Procedure[StartedProducer]:
+    """Hand out the next pair to a producer that has one; another one if its id was forgotten, as brokers do."""
+    if held.entry is None:
+        return (yield from start(held, transactional_id, timeout_ms, random, now_ms, former=pair))
+    return (yield from renew(held, pair, random, now_ms))
 
 
 # Writing
@@ -418,6 +439,8 @@ def end(held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: b
         request = Request.ABORT_V2 if v2 else Request.ABORT_V1
     producer, step = yield from _decide(held, request, pair)
     if step in (Step.COMMIT, Step.ABORT):
+        if held.entry is not None and _is_old(held, now_ms):
+            yield from _record(held, replace(held.entry, written_ms=now_ms))
         yield from _finish(held, commit=commit)
     elif step is Step.DONE:
         if producer.state is ProducerPhase.LOST and pair == producer.pair:
@@ -449,6 +472,21 @@ def _finish(held: Held, *, commit: bool) -> Procedure[None]:
     _forget_transaction(held)
 
 
+# Rest
+
+
+def settle(held: Held) -> Procedure[None]:
+    """Put on record what this gateway alone may know for longer than outcomes are remembered: the newest pair.
+
+    For an id that nobody has used for long, before this gateway lets go of it.
+    """
+    producer, entry = held.producer, held.entry
+    if producer is None or entry is None or producer.pair == entry.pair or producer.kept is not None:
+        return
+    if producer.state in (ProducerPhase.EMPTY, ProducerPhase.COMMITTED, ProducerPhase.ABORTED):
+        yield from _record(held, replace(entry, pair=producer.pair, previous=producer.previous))
+
+
 # Shared
 
 
@@ -468,11 +506,14 @@ def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
 def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
     entry = held.entry
     if entry is None:
-        raise UnknownProducerError(f"no producer was started for this transactional id, so {pair} is none")
+        raise UnknownProducerError(
+            f"no producer was started for this transactional id, or it was not used for so long that it is forgotten, "
+            f"so {pair} is none"
+        )
     newest = entry.pair
     if entry.previous is not None and pair == entry.previous.pair:
         # It may have been asked for that was answered with the newest pair, by which the producer is known from now on.
-        held.producer = yield from _find(held, newest, entry.previous)
+        held.producer, _ = yield from _find(held, newest, entry.previous)
         return held.producer
     if pair.producer_id != newest.producer_id or pair.epoch < newest.epoch:
         if is_ours(pair.producer_id):
@@ -483,8 +524,8 @@ def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
         before = Pair(pair.producer_id, pair.epoch - 1)
         known, _, _ = yield FindLabel(before.label)
         previous = _previous(before, known)
-    producer = yield from _find(held, pair, previous)
-    if pair != newest and producer.state is ProducerPhase.EMPTY and previous is None:
+    producer, is_known = yield from _find(held, pair, previous)
+    if pair != newest and not is_known and previous is None:
         raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
     has_ended = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED, ProducerPhase.LOST)
     if has_ended and producer.kept is None and pair.epoch < EPOCH_MAX:
@@ -494,7 +535,7 @@ def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
         known, _, _ = yield FindLabel(following.label)
         if known is not KnownEnd.NONE:
             end = PairEnd.COMMIT if producer.state is ProducerPhase.COMMITTED else PairEnd.ABORT
-            producer = yield from _find(held, following, Previous(pair, end))
+            producer, _ = yield from _find(held, following, Previous(pair, end))
     held.producer = producer
     return producer
 
@@ -509,8 +550,8 @@ def _previous(before: Pair, known: KnownEnd) -> Previous | None:
             return None
 
 
-def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[ProducerState]:
-    """Return the producer of a pair by the outcome of its label; take over what is open."""
+def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[tuple[ProducerState, bool]]:
+    """Return the producer of a pair by the outcome of its label, and whether there is any; take over what is open."""
     entry, kept = held.entry, None
     assert entry is not None
     known, reason, transaction = yield FindLabel(pair.label)
@@ -526,10 +567,10 @@ def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[Produc
         if notes is None:
             # Its gateway has died before anything was acknowledged: the producer sends all of it again.
             yield Finish(commit=False, reason=UNACKNOWLEDGED)
-            return found(pair, KnownEnd.NONE, "", previous, kept)
+            return found(pair, KnownEnd.NONE, "", previous, kept), True
         held.sequences = Sequences.restored(notes)
         held.is_marked = True
-    return found(pair, known, reason, previous, kept)
+    return found(pair, known, reason, previous, kept), known is not KnownEnd.NONE
 
 
 def _open(
@@ -547,7 +588,7 @@ def _open(
                 "offsets alone, and nothing was ever written with this transactional id: of which group of streams the "
                 "transaction is cannot be told; write first"
             )
-        if stream != entry.home:
+        if stream != entry.home or _is_old(held, now_ms):
             yield from _record(held, replace(entry, home=stream, written_ms=now_ms))
         _forget_transaction(held)
         yield BeginTransaction(stream, pair.label, held.lease_ms)
@@ -575,6 +616,11 @@ def _renew(held: Held, end: PairEnd, random: int, now_ms: int) -> Procedure[None
     held.producer = fresh
     if end is PairEnd.RENEWED:
         held.sequences = Sequences()
+
+
+def _is_old(held: Held, now_ms: int) -> bool:
+    """Return whether the entry is to say anew that its id is in use."""
+    return held.entry is not None and not 0 <= now_ms - held.entry.written_ms < held.fresh_ms
 
 
 def _record(held: Held, entry: Entry) -> Procedure[None]:

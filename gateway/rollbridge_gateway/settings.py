@@ -77,6 +77,9 @@ class GatewaySettings:
     """File of the authorities of clients' certificates, which are demanded then."""
     rights_s: float = option(60.0, low=0)
     """Seconds for which a connection's rights are remembered; 0 asks the broker for each request."""
+    expiration_days: float = option(7.0, low=0)
+    """Days after which a transactional id that nobody has used is forgotten, as brokers'
+    ``transactional.id.expiration.ms``; 0 for never. All gateways have the same."""
     metrics: str = ""
     """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
 

@@ -14,10 +14,24 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rollbridge_gateway.entries import Entry
+from rollbridge_gateway.expiry import (
+    Dated,
+    FindHeld,
+    FindOld,
+    FindSessions,
+    Mark,
+    MarkBucket,
+    ReadEntries,
+    RemoveEntries,
+    Sweep,
+    SweepEffect,
+    sweep,
+)
 from rollbridge_gateway.procedures import (
     AbortLeft,
     AddOffsets,
@@ -36,6 +50,7 @@ from rollbridge_gateway.procedures import (
     Resume,
     Save,
     WriteEntry,
+    settle,
 )
 from rollbridge_gateway.producers import KnownEnd
 
@@ -43,6 +58,13 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 STREAMS = ("sales/orders", "stock/moves")
 """Of two transaction groups."""
+NAME = "id"
+DAY_MS = 86_400_000
+EXPIRATION_MS = 7 * DAY_MS
+REMEMBERED_MS = 3 * DAY_MS
+SESSION_MS = DAY_MS
+LATEST_WRITE_MS = DAY_MS
+"""So long after its last write an entry may be in use without another one."""
 
 
 class Crash(Exception):
@@ -76,6 +98,7 @@ class Txn:
     """Written by whomever, and behind no savepoint."""
     saved_offsets: dict[str, GroupCommit] | None = None
     """Of its last savepoint; None if there is none."""
+    ended_ms: int = 0
 
 
 @dataclass
@@ -93,18 +116,26 @@ class Hold:
     """What a gateway knows from when it became the holder until it is not any more.
 
     Attributes:
-        version: Of the entry, which each holder raises.
+        version: Of the entry, which each holder raises; None if there was none.
         session: Of the client name; 0 if it has begun none.
         tail, offsets: What it has written to the transaction behind the last savepoint, and what that commits.
     """
 
     held: Held
-    version: int
+    version: int | None
     session: int = 0
     txn: Txn | None = None
     owner: int = 0
     tail: list[Any] = field(default_factory=list)
     offsets: dict[str, GroupCommit] = field(default_factory=dict)
+
+
+@dataclass
+class Sweeper:
+    """A gateway that sweeps, between two of its steps, for as long as it likes."""
+
+    steps: Sweep
+    value: Any = None
 
 
 class World:
@@ -116,18 +147,29 @@ class World:
         offsets: What the consumer groups have committed.
         expired: Whether a lease has run out of late.
         steps: How often each effect was carried out, and crashed.
-        version: Of the entry.
+        version, written_ms, bucket: Version of the entry's node, None if there is none, its date, and the version of
+            its bucket.
         session: Newest one of the client name; nothing of older ones counts.
         guarded: Whether only the holder can begin a session. Without, whoever has once been one can.
+        takes_up: Whether who becomes the holder writes the entry anew.
+        fresh_ms: Age of the entry from which on the use of its id shows in it.
+        now_ms: The time.
+        zookeeper_skew_ms: By how much ZooKeeper's clock is wrong.
+        clock_ms: What the clock of the gateway shows that carries out a procedure.
+        wrote_ms: When the id was last used, as its entry says, by the right time.
+        session_ms: When the client last looked at its session's record; None if there is none.
+        used_ms: When a producer last got an answer.
+        is_swept: Whether gateways sweep.
+        has_jumps: Whether the clock of a gateway jumps.
     """
 
     def __init__(self, dice: random.Random, crash: float, stall: float = 0.0) -> None:
         self.dice = dice
         self.crash = crash
         self.stall = stall
-        self.version = 0
+        self.version: int | None = None
         self.session = 0
-        self.guarded = True
+        self.guarded = self.takes_up = True
         self.entry: Entry | None = None
         self.txns: dict[str, Txn] = {}
         self.committed: list[Any] = []
@@ -136,18 +178,122 @@ class World:
         self.owners = 0
         self.expired = False
         self.steps: Counter[str] = Counter()
+        self.fresh_ms = DAY_MS
+        self.now_ms = 1_000 * DAY_MS
+        self.zookeeper_skew_ms = 0
+        self.clock_ms = 0
+        self.bucket = 0
+        self.written_ms = self.wrote_ms = 0
+        self.session_ms: int | None = None
+        self.used_ms = self.now_ms
+        self.is_swept = False
+        self.has_jumps = False
+        self.sweepers: list[Sweeper] = []
 
     def expire(self) -> None:
         """End an open transaction by its lease, as a leader does on its own."""
         for txn in self.txns.values():
             if txn.state is KnownEnd.OPEN and txn.is_durable:
-                txn.state, txn.reason = KnownEnd.ABORTED, "expired"
+                txn.state, txn.reason, txn.ended_ms = KnownEnd.ABORTED, "expired", self.now_ms
                 self.expired = True
 
     def labelled(self, label: str) -> tuple[str, Txn] | None:
-        """The newest transaction with a label, in whichever group."""
-        found = [(name, txn) for name, txn in self.txns.items() if txn.label == label]
+        """The newest transaction with a label, in whichever group, if it is open or remembered."""
+        found = [(name, txn) for name, txn in self.txns.items() if txn.label == label and self.is_known(txn)]
         return found[-1] if found else None
+
+    def is_known(self, txn: Txn) -> bool:
+        """Whether a transaction is open, or its outcome is remembered."""
+        return txn.state is KnownEnd.OPEN or self.now_ms - txn.ended_ms < REMEMBERED_MS
+
+    # Time
+
+    def sleep(self, duration_ms: int) -> None:
+        """Let time pass, in which leaders forget what they may."""
+        self.now_ms += duration_ms
+        is_needed = any(map(self.is_known, self.txns.values()))
+        if self.session_ms is not None and not is_needed and self.now_ms - self.session_ms > SESSION_MS:
+            self.session_ms = None
+
+    def end_orphans(self) -> None:
+        """Let the leases run out of what gateways have begun that stood still, and that nobody knows of."""
+        for txn in self.txns.values():
+            if txn.state is KnownEnd.OPEN and txn.is_durable:
+                txn.state, txn.reason, txn.ended_ms = KnownEnd.ABORTED, "expired", 0
+
+    @property
+    def has_open(self) -> bool:
+        """Whether something is open."""
+        return any(txn.state is KnownEnd.OPEN and txn.is_durable for txn in self.txns.values())
+
+    def write(self, entry: Entry | None) -> None:
+        """Have an entry in the node, or no node."""
+        before = self.entry
+        if entry is not None and (before is None or entry.written_ms != before.written_ms):
+            self.wrote_ms = self.now_ms  # who lets go of an id writes its entry and keeps its date: that is no use
+        self.version = None if entry is None else 0 if self.version is None else self.version + 1
+        self.entry = entry
+        self.written_ms = self.now_ms + self.zookeeper_skew_ms
+
+    # Sweeps
+
+    def stir(self) -> None:
+        """Let a gateway that sweeps go on by a step, or another one begin, now and then."""
+        if self.is_swept and self.dice.random() < 0.3:
+            if len(self.sweepers) < 3 and self.dice.random() < 0.3:
+                own_ms = self.now_ms + self.dice.choice((0, self.clock_ms - self.now_ms))
+                self.sweepers.append(Sweeper(sweep(EXPIRATION_MS, own_ms)))
+            elif self.sweepers:
+                self.go_on(self.dice.choice(self.sweepers))
+
+    def go_on(self, sweeper: Sweeper) -> None:
+        """Carry out the next step of a sweep; what it finds is looked at by its next step, whenever that is."""
+        try:
+            effect = sweeper.steps.send(sweeper.value)
+        except StopIteration:
+            self.sweepers.remove(sweeper)
+        else:
+            self.steps[type(effect).__name__] += 1
+            sweeper.value = self.swept(effect)
+
+    def swept(self, effect: SweepEffect) -> Any:
+        """Carry out a step of a sweep."""
+        match effect:
+            case FindOld(before_ms):
+                return [NAME] if self.entry is not None and self.written_ms <= before_ms else []
+            case MarkBucket():
+                self.bucket += 1
+                return Mark(self.bucket, self.now_ms + self.zookeeper_skew_ms)
+            case ReadEntries():
+                if self.entry is None or self.version is None:
+                    return {}
+                return {NAME: Dated(self.entry, self.version, self.written_ms)}
+            case FindHeld():
+                return [] if self.holder is None else [NAME]
+            case FindSessions():
+                return [] if self.session_ms is None else [NAME]
+            case RemoveEntries(bucket_version, versions):
+                if bucket_version != self.bucket or self.entry is None or versions[NAME] != self.version:
+                    return None
+                self.check_removal()
+                self.write(None)
+                self.bucket += 1
+                self.steps["removed"] += 1
+                return self.bucket
+            case _:
+                raise AssertionError(effect)
+
+    def check_removal(self) -> None:
+        """Nothing is lost with an entry that goes."""
+        assert not any(txn.is_durable and self.is_known(txn) for txn in self.txns.values()), "it was needed"
+        self.check_age()
+
+    def check_age(self) -> None:
+        """Nobody has used its id for long."""
+        assert self.now_ms - self.wrote_ms >= EXPIRATION_MS, "it was written of late"
+        # A gateway whose clock jumps may take an entry for a new one, and not write it again.
+        unused_ms = self.now_ms - self.used_ms
+        assert self.has_jumps or unused_ms >= EXPIRATION_MS - LATEST_WRITE_MS, f"unused for {unused_ms / DAY_MS} days"
 
 
 class Gateway:
@@ -158,6 +304,7 @@ class Gateway:
         self.hold: Hold | None = None
         self.still: Steps[Any] | None = None
         """What it goes on with, if it stands still."""
+        self.skew_ms = 0
 
     def drop(self) -> None:
         """Forget everything: it has died, or another gateway was asked."""
@@ -184,9 +331,11 @@ class Gateway:
         if world.holder is not self:
             if world.holder is not None and world.holder.still is None:
                 world.holder.drop()
-            world.version += world.entry is not None
-            world.holder, self.hold = self, Hold(Held(world.entry), world.version)
+            if world.entry is not None and world.takes_up:
+                world.write(world.entry)
+            world.holder, self.hold = self, Hold(Held(world.entry, fresh_ms=world.fresh_ms), world.version)
         assert self.hold is not None
+        world.clock_ms = world.now_ms + self.skew_ms
         steps = self._steps(make(self.hold.held), self.hold, wait=wait)
         while True:
             try:
@@ -203,6 +352,19 @@ class Gateway:
                     self.hold.txn.is_durable = True  # the brokers have long got its BEGIN
                 self.still = steps
                 raise StandsStill
+
+    def let_go(self) -> None:
+        """Let go of the id, which nobody has used for long."""
+        if self.hold is not None and (self.hold.txn is None or self.hold.txn.state is not KnownEnd.OPEN):
+            with suppress(Crash, StandsStill, AskAgain):
+                self.run(lambda held: settle(held))
+            if self.still is None:
+                self.drop()
+
+    def end(self) -> None:
+        """Die, whatever it is about to do."""
+        self.still = None
+        self.drop()
 
     def go_on(self) -> Any:
         """Go on after standing still, to the end; return what comes of it. It holds nothing any more then."""
@@ -256,6 +418,7 @@ class Gateway:
             txn.saved_offsets = ticket.offsets
 
     def _maybe_die(self, where: str) -> None:
+        self.world.stir()
         if self.world.dice.random() < self.world.crash:
             self.world.steps[f"crash at {where}"] += 1
             raise Crash(where)
@@ -275,8 +438,9 @@ class Gateway:
         world = self.world
         if hold.session and not anew:
             return
-        if world.guarded and hold.version != world.version:
+        if world.guarded and (hold.version is None or hold.version != world.version):
             raise AskAgain
+        world.session_ms = world.now_ms
         world.session += 1
         hold.session = world.session
 
@@ -286,8 +450,7 @@ class Gateway:
             case WriteEntry(entry):
                 if hold.version != world.version:
                     raise AskAgain
-                world.entry = Entry.decode(entry.encode())
-                world.version += 1
+                world.write(Entry.decode(entry.encode()))
                 hold.version = world.version
             case FenceOthers():
                 self._begin_session(hold, anew=True)
@@ -300,7 +463,7 @@ class Gateway:
             case AbortLeft(transaction):
                 txn = world.txns[transaction]
                 if txn.state is KnownEnd.OPEN:
-                    txn.state, txn.reason = KnownEnd.ABORTED, "fenced"
+                    txn.state, txn.reason, txn.ended_ms = KnownEnd.ABORTED, "fenced", world.now_ms
             case FindLabel(label):
                 found = world.labelled(label)
                 if found is None:
@@ -319,6 +482,7 @@ class Gateway:
             case BeginTransaction(stream, label, _):
                 assert stream in STREAMS
                 self._begin_session(hold)
+                world.session_ms = world.now_ms  # its client looks at its record, if that was long ago
                 yield
                 txn = Txn(label, stream)
                 self._own(txn, hold)
@@ -363,7 +527,7 @@ class Gateway:
         if txn.owner != hold.owner or txn.session != self.world.session:
             raise AskAgain
         if txn.state is KnownEnd.OPEN:
-            txn.is_durable = True
+            txn.is_durable, txn.ended_ms = True, self.world.now_ms
             if commit:
                 txn.state = KnownEnd.COMMITTED
                 self.world.committed += txn.saved + hold.tail

@@ -32,6 +32,7 @@ from rollbridge.errors import (
 )
 from rollbridge.model.control import FENCED
 from rollbridge.model.metrics import LATENCY_BOUNDS_S, Histogram
+from rollbridge_gateway import procedures
 from rollbridge_gateway.identity import client_name
 from rollbridge_gateway.procedures import (
     AbortLeft,
@@ -116,6 +117,7 @@ class Producers:
         writers: Executor,
         others: Executor,
         ids_max: int,
+        fresh_ms: int,
     ) -> None:
         """Start without any.
 
@@ -125,12 +127,14 @@ class Producers:
             writers: Threads for what writes, which waits for little.
             others: Threads for what waits for leaders and ZooKeeper.
             ids_max: Most ids that are served at once; those that are not in use make room.
+            fresh_ms: Age of an entry from which on the use of its id shows in it.
         """
         self._bridge = bridge
         self._register = register
         self._writers = writers
         self._pool = others
         self._ids_max = ids_max
+        self._fresh_ms = fresh_ms
         self._known: OrderedDict[str, Serving] = OrderedDict()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -214,6 +218,21 @@ class Producers:
             if self._known.get(name) is serving:
                 del self._known[name]
 
+    async def let_go_unused(self, unused_s: float) -> None:
+        """Let go of the ids that nobody has used for so long, and that have nothing open."""
+        before_s = time.monotonic() - unused_s
+        for serving in list(self._known.values()):
+            if serving.used_s > before_s or serving.lock.locked() or serving.is_wanted:
+                continue
+            if serving.rolling is not None and serving.rolling.is_open:
+                continue
+            if serving.held is not None:
+                try:
+                    await self.run(serving.transactional_id, procedures.settle)
+                except RollbridgeError as fault:
+                    logger.info("what is known of %s could not be put on record: %s", serving.name, fault)
+            self._let_go_soon(serving.name)
+
     async def close(self) -> None:
         """Let go of all ids."""
         for name in list(self._known):
@@ -277,7 +296,7 @@ class Producers:
             serving.rolling = Rolling(client)
         else:
             (entry,) = self._register.entries([serving.name])
-        serving.held = Held(entry)
+        serving.held = Held(entry, fresh_ms=self._fresh_ms)
 
     def _close(self, serving: Serving) -> None:
         """Let others hold the id; the next request here starts with a client of its own."""

@@ -45,6 +45,7 @@ from rollbridge_gateway.cluster import Gateway
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.families import HANDOVERS
 from rollbridge_gateway.lives import SURE_SHARE, WRITES, Life, Witness
+from rollbridge_gateway.shell.forgetting import forget
 
 logger = logging.getLogger(__name__)
 
@@ -347,6 +348,14 @@ class Register:
     def held(self) -> int:
         """Return how many ids are held."""
         return len(self._versions)
+
+    def forget(self, bucket: str, expiration_ms: int) -> int:
+        """Remove the entries of a bucket that nobody has used for so long; return how many.
+
+        Raises:
+            ZooKeeperUnavailableError, UnknownWriteError: see :func:`rollbridge_gateway.shell.forgetting.forget`.
+        """
+        return forget(self._session, bucket, expiration_ms)
 
     def entries(self, names: list[str]) -> list[Entry | None]:
         """Return what is on record of several ids, held or not."""

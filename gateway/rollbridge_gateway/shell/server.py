@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from rollbridge.model.metrics import Sample
 from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import Gateway, View, chosen
+from rollbridge_gateway.expiry import ALL_BUCKETS, Rest
 from rollbridge_gateway.families import Counts, Present
 from rollbridge_gateway.pace import Closing, Pace
 from rollbridge_gateway.procedures import Incoming
@@ -88,7 +90,10 @@ class Server:
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
         self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
         self.register = register_of(lambda name: self.producers.wanted(name))
-        self.producers = Producers(bridge, self.register, self._writers, self._workers, settings.ids_max)
+        self._rest = Rest.of(settings.expiration_days)
+        self.producers = Producers(
+            bridge, self.register, self._writers, self._workers, settings.ids_max, self._rest.fresh_ms
+        )
         self.room = Room(settings.under_way_bytes_max)
         self.answers = Room(settings.answer_bytes_max)
         self._ending: set[asyncio.Task[None]] = set()
@@ -220,6 +225,7 @@ class Server:
             asyncio.create_task(self._keep_confirming(), name="confirming"),
             asyncio.create_task(self._keep_measuring(), name="measuring"),
             asyncio.create_task(self._keep_watching(), name="watching"),
+            asyncio.create_task(self._keep_forgetting(), name="forgetting"),
         ]
         try:
             self.is_ready = True
@@ -336,6 +342,22 @@ class Server:
                     ending = asyncio.create_task(connection.close(), name="ending")  # what a broker owes is not awaited
                     self._ending.add(ending)
                     ending.add_done_callback(self._ending.discard)
+
+    async def _keep_forgetting(self) -> None:
+        """Sweep this gateway's share of the buckets, one after the other, and let go of what is not used."""
+        rest = self._rest
+        while rest.is_limited:
+            gateways, me = self._gateways or (self.me(),), self.settings.name
+            mine = [bucket for bucket in ALL_BUCKETS if chosen(bucket, gateways).name == me]
+            for bucket in random.sample(mine, len(mine)):
+                await asyncio.sleep(rest.sweep_s / len(mine))
+                try:
+                    self.counts.forgotten += await self.blocking(self.register.forget, bucket, rest.expiration_ms)
+                except RollbridgeError as fault:
+                    logger.warning("unused transactional ids cannot be looked for now: %s", fault)
+            if not mine:
+                await asyncio.sleep(rest.sweep_s)
+            await self.producers.let_go_unused(rest.fresh_ms / 1000)
 
     # Looking around
 

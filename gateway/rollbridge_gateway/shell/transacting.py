@@ -153,7 +153,7 @@ class Transacting:
         def make(held: Held) -> Procedure[StartedProducer]:
             if pair == NOBODY or keep:
                 return procedures.start(held, name, timeout_ms, secrets.randbits(62), _now_ms(), keep=keep)
-            return procedures.renew(held, pair, secrets.randbits(62), _now_ms())
+            return procedures.come_back(held, name, timeout_ms, pair, secrets.randbits(62), _now_ms())
 
         async with self._order:
             if denied := await self._denied(name):
