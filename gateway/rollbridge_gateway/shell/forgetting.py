@@ -72,7 +72,7 @@ class _Bucket:
             case FindHeld(names):
                 return self._present({name: [f"{self._holders}/{name}"] for name in names})
             case FindSessions(names):
-                groups = [GroupName(name) for name in self._session.children(paths.GROUPS)]
+                groups = [GroupName.parse(name) for name in self._session.children(paths.GROUPS)]
                 return self._present({name: [paths.session(group, name) for group in groups] for name in names})
             case RemoveEntries(version, versions):
                 mark = SetNode(self._entries, b"", version)
