@@ -25,7 +25,6 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import ALL_BUCKETS
 from rollbridge_gateway.identity import client_name, first_pair
-from rollbridge_gateway.shell.register import entry_path
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def session(site: Site) -> Iterator[ZooKeeperSession]:
 
 def entry_of(session: ZooKeeperSession, transactional_id: str) -> Entry | None:
     """What is on record of an id."""
-    node = session.get(entry_path(client_name(transactional_id)))
+    node = session.get(paths.gateway_id(client_name(transactional_id)))
     return None if node is None else Entry.decode(node.value)
 
 
@@ -206,7 +205,7 @@ def test_a_hundred_thousand_ids_are_forgotten_and_hold_nobody_up(
         session.ensure(f"{paths.GATEWAY_IDS}/{at}")
     wanted = set(names)
     entries = [Entry(name, first_pair(at, is_known=False), 60_000) for at, name in enumerate(names)]
-    nodes = [CreateNode(entry_path(entry.transactional_id), entry.encode()) for entry in entries]
+    nodes = [CreateNode(paths.gateway_id(client_name(entry.transactional_id)), entry.encode()) for entry in entries]
     batches = [nodes[first : first + 500] for first in range(0, len(nodes), 500)]
     assert not any(session.multi_pipelined(batches))
     gateways[0].revive()

@@ -11,7 +11,7 @@ from typing import Final
 from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder, IdRecord
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation
+from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.zookeeper.errors import (
     NodeExistsError,
     NodeMissingError,
@@ -175,11 +175,15 @@ def _session_in(group: GroupName) -> Callable[[str], str]:
 
 
 def _removal(client: str, version: int, *, has_bucket: bool) -> list[NodeOperation]:
-    """Return what removes a record unless its id is held, and leaves no node behind that gateways may not write to."""
+    """Return what removes a record unless its id is held, and leaves no node behind that gateways may not write to.
+
+    Its bucket gets another version, by which a gateway's sweep that has stood still learns that it knows nothing.
+    """
     holder, bucket = paths.gateway_holder(client), f"{paths.GATEWAY_HOLDERS}/{paths.gateway_bucket(client)}"
     operations: list[NodeOperation] = [
         CreateNode(holder, _REMOVER, ephemeral=True),
         DeleteNode(paths.gateway_id(client), version),
+        SetNode(f"{paths.GATEWAY_IDS}/{paths.gateway_bucket(client)}", b""),
         DeleteNode(holder),
     ]
     return operations if has_bucket else [CreateNode(bucket, b""), *operations, DeleteNode(bucket)]
