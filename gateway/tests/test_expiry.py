@@ -148,7 +148,7 @@ def _versions_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def swept(self: World, effect: SweepEffect) -> Any:
         if isinstance(effect, RemoveEntries):
-            effect = RemoveEntries(effect.bucket_version, dict.fromkeys(effect.versions, self.version))
+            effect = RemoveEntries(effect.bucket_version, dict.fromkeys(effect.versions, self.version or 0))
         return real(self, effect)
 
     monkeypatch.setattr(World, "swept", swept)
