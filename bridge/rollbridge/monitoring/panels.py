@@ -663,6 +663,8 @@ GATEWAYS: Final = PanelRow(
                 (_rate(f"{_GW}_relay_errors_total", "instance", _JOB), "broker gone {{instance}}"),
                 (_rate(f"{_GW}_malformed_requests_total", "instance", _JOB), "no request {{instance}}"),
                 (_rate(f"{_GW}_refused_connections_total", "instance", _JOB), "refused {{instance}}"),
+                (_rate(f"{_GW}_closed_connections_total", "reason", _JOB), "closed, {{reason}}"),
+                (_rate(f"{_GW}_forgotten_ids_total", "job", _JOB), "ids forgotten {{job}}"),
             ),
         ),
     ),
