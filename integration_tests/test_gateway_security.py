@@ -488,6 +488,7 @@ def test_what_is_under_way_is_answered_before_a_login_begins_again(secured: Secu
                 assert raw.start(ids[0]).error_code is ErrorCode.none
 
 
+@pytest.mark.long
 def test_librdkafka_goes_on_over_several_sessions(secured: Secured, forgetful: GatewayProcess) -> None:
     def token(_: str) -> tuple[str, float]:
         return bearer_token("alice", 10), time.time() + 10
