@@ -40,7 +40,7 @@ SWEEP_S_MAX: Final = 3_600.0
 ALL_BUCKETS: Final = tuple(f"{number:02x}" for number in range(GATEWAY_BUCKETS))
 
 
-class Rest(NamedTuple):
+class Disuse(NamedTuple):
     """How long an unused id is kept, and what follows from that.
 
     Attributes:
@@ -55,7 +55,7 @@ class Rest(NamedTuple):
     sweep_s: float
 
     @classmethod
-    def of(cls, days: float) -> Rest:
+    def of(cls, days: float) -> Disuse:
         """Return what follows from so many days; 0 for ever."""
         expiration_ms = int(days * DAY_MS)
         sweep_s = min(max(expiration_ms / 1000 / SWEEPS, SWEEP_S_MIN), SWEEP_S_MAX)
@@ -81,7 +81,7 @@ class Dated(NamedTuple):
     written_ms: int
 
 
-class Mark(NamedTuple):
+class BucketMark(NamedTuple):
     """What a sweep has made of its bucket: the version that the bucket has now, and ZooKeeper's time."""
 
     version: int
@@ -104,7 +104,7 @@ class FindOld(SweepEffect):
 
 @dataclass(frozen=True, slots=True)
 class MarkBucket(SweepEffect):
-    """Give the bucket another version. Returns its :class:`Mark`."""
+    """Give the bucket another version. Returns its :class:`BucketMark`."""
 
 
 @dataclass(frozen=True, slots=True)

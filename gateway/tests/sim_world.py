@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import (
+    BucketMark,
     Dated,
     FindHeld,
     FindOld,
     FindSessions,
-    Mark,
     MarkBucket,
     ReadEntries,
     RemoveEntries,
@@ -263,7 +263,7 @@ class World:
                 return [NAME] if self.entry is not None and self.written_ms <= before_ms else []
             case MarkBucket():
                 self.bucket += 1
-                return Mark(self.bucket, self.now_ms + self.zookeeper_skew_ms)
+                return BucketMark(self.bucket, self.now_ms + self.zookeeper_skew_ms)
             case ReadEntries():
                 if self.entry is None or self.version is None:
                     return {}

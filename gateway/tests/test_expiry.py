@@ -15,11 +15,11 @@ from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import (
     ALL_BUCKETS,
     AT_ONCE,
+    BucketMark,
     Dated,
     FindHeld,
     FindOld,
     FindSessions,
-    Mark,
     MarkBucket,
     ReadEntries,
     RemoveEntries,
@@ -204,7 +204,7 @@ class Bucket:
                 return sorted(self.found)
             case MarkBucket():
                 self.version += 1
-                return Mark(self.version, EXPIRATION_MS)
+                return BucketMark(self.version, EXPIRATION_MS)
             case ReadEntries(names):
                 self.sizes.append(len(names))
                 return {name: self.found[name] for name in names}

@@ -13,11 +13,11 @@ from rollbridge.zookeeper.errors import NodeMissingError, NodeVersionMismatchErr
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import (
+    BucketMark,
     Dated,
     FindHeld,
     FindOld,
     FindSessions,
-    Mark,
     MarkBucket,
     ReadEntries,
     RemoveEntries,
@@ -63,7 +63,7 @@ class _Bucket:
             case MarkBucket():
                 version = self._session.set(self._entries, b"")
                 stat = self._session.exists(self._entries)
-                return Mark(version, 0 if stat is None else stat.modified_ms)
+                return BucketMark(version, 0 if stat is None else stat.modified_ms)
             case ReadEntries(names):
                 nodes = self._session.get_many([f"{self._entries}/{name}" for name in names])
                 found = zip(names, nodes, strict=True)

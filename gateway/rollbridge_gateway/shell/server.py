@@ -19,7 +19,7 @@ from rollbridge.model.metrics import Sample
 from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import Gateway, View, chosen
-from rollbridge_gateway.expiry import ALL_BUCKETS, Rest
+from rollbridge_gateway.expiry import ALL_BUCKETS, Disuse
 from rollbridge_gateway.families import Counts, Present
 from rollbridge_gateway.pace import Closing, Pace
 from rollbridge_gateway.procedures import Incoming
@@ -90,7 +90,7 @@ class Server:
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
         self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
         self.register = register_of(lambda name: self.producers.wanted(name))
-        self._rest = Rest.of(settings.expiration_days)
+        self._rest = Disuse.of(settings.expiration_days)
         self.producers = Producers(
             bridge, self.register, self._writers, self._workers, settings.ids_max, self._rest.fresh_ms
         )
