@@ -8,14 +8,13 @@ from contextlib import contextmanager
 
 import click
 
-from rollbridge.cli.common import CliContext
+from rollbridge.cli.common import CliContext, zookeeper_session
 from rollbridge.cli.tables import counted, table
 from rollbridge.model import access as rights
 from rollbridge.model.access import Right
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_adoptable, check_stream_or_topic
 from rollbridge.zookeeper.access import Access, digest_identity, parse_identity, shown
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
 
 _GATEWAYS = "gateways"
 _GROUP = click.argument("group", metavar=f"SCOPE/GROUP|{_GATEWAYS}")
@@ -92,7 +91,7 @@ def revoke(context: CliContext, group: str, identities: tuple[str, ...]) -> None
 @click.pass_obj
 def list_access(context: CliContext) -> None:
     """List who may use which transaction group."""
-    with _session(context) as session:
+    with zookeeper_session(context) as session:
         found = Access(session)
         metadata = Metadata(session)
         groups = metadata.groups()
@@ -167,19 +166,6 @@ def kafka_acls(
 
 
 @contextmanager
-def _session(context: CliContext) -> Iterator[ZooKeeperSession]:
-    """Open a ZooKeeper session as the command line says; Kafka is not contacted."""
-    settings = context.settings()
-    with ZooKeeperSession(
-        settings.zookeeper,
-        root=settings.zookeeper_root,
-        name=settings.client_name,
-        security=settings.zookeeper_security,
-    ) as session:
-        yield session
-
-
-@contextmanager
 def _opened(context: CliContext) -> Iterator[Access]:
-    with _session(context) as session:
+    with zookeeper_session(context) as session:
         yield Access(session)

@@ -18,6 +18,7 @@ import click
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings, default_home, load_settings
 from rollbridge.connection import Bridge, connect
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,17 @@ def connected(context: CliContext, options: ClientOptions | None = None) -> Brid
         kafka=settings.kafka,
         zookeeper_security=settings.zookeeper_security,
         options=options,
+    )
+
+
+def zookeeper_session(context: CliContext) -> ZooKeeperSession:
+    """Return a ZooKeeper session as the command line says, which its ``with`` block opens; Kafka is not contacted."""
+    settings = context.settings()
+    return ZooKeeperSession(
+        settings.zookeeper,
+        root=settings.zookeeper_root,
+        name=settings.client_name,
+        security=settings.zookeeper_security,
     )
 
 

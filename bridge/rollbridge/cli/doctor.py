@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, ExitCode, connected
+from rollbridge.cli.common import CliContext, ExitCode, connected, zookeeper_session
 from rollbridge.cli.tables import counted, moment, printable, table
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Severity, gather
@@ -24,7 +24,6 @@ from rollbridge.model.names import check_stream_or_topic
 from rollbridge.monitoring.alerts import Alert, plain_runbook
 from rollbridge.monitoring.rules import alerts_of, explained
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @click.command()
@@ -114,12 +113,7 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
     The command may be run again after an interruption. See docs/operations.md.
     """
     settings = context.settings()
-    with ZooKeeperSession(
-        settings.zookeeper,
-        root=settings.zookeeper_root,
-        name=settings.client_name,
-        security=settings.zookeeper_security,
-    ) as session:
+    with zookeeper_session(context) as session:
         found = outdated_groups(session)
         if not found and not force:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import click
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext
+from rollbridge.cli.common import CliContext, zookeeper_session
 from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.model import paths
 from rollbridge.zookeeper.gateways import forget_ids, list_clients, read_gateways, read_holders, read_records
-from rollbridge.zookeeper.session import ZooKeeperSession
 
 _SHOWN = 20
 
@@ -30,7 +27,7 @@ def ids() -> None:
 @click.pass_obj
 def list_ids(context: CliContext, gateway: str | None, limit: int) -> None:
     """List transactional ids, which gateway serves them, and when their producers last began."""
-    with _session(context) as session:
+    with zookeeper_session(context) as session:
         clients = list_clients(session, paths.GATEWAY_HOLDERS if gateway else paths.GATEWAY_IDS)
         held = read_holders(session, clients, read_gateways(session))
         if gateway:
@@ -84,22 +81,10 @@ def forget(context: CliContext, idle: timedelta, dry_run: bool) -> None:
     told so by an error, and has to be started again.
     """
     before_ms = int((time.time() - idle.total_seconds()) * 1000)
-    with _session(context) as session:
+    with zookeeper_session(context) as session:
         found = forget_ids(session, before_ms, dry_run=dry_run)
     document = {"done": not dry_run, "count": len(found.removed), "ids": list(found.removed), "kept": found.kept}
     head = "Would forget" if dry_run else "Forgot"
     names = ", ".join(found.removed[:_SHOWN]) + (", ..." if len(found.removed) > _SHOWN else "")
     text = f"{head} {counted(len(found.removed), 'transactional id')}" + (f": {names}" if names else "")
     context.answer(document, f"{text}; {found.kept:,} as old are in use.")
-
-
-@contextmanager
-def _session(context: CliContext) -> Iterator[ZooKeeperSession]:
-    settings = context.settings()
-    with ZooKeeperSession(
-        settings.zookeeper,
-        root=settings.zookeeper_root,
-        name=settings.client_name,
-        security=settings.zookeeper_security,
-    ) as session:
-        yield session
