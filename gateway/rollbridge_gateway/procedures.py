@@ -54,7 +54,11 @@ JAVA_MAX: Final = (1 << 31) - 1
 # Refusals, which are answers
 
 
-class RefusedError(Exception):
+class NotDoneError(Exception):
+    """A request gets an answer and nothing else: nothing was changed by it, and its id is served on."""
+
+
+class RefusedError(NotDoneError):
     """A request is refused for its pair or the state of its transaction; nothing was changed by it.
 
     Attributes:
@@ -66,11 +70,11 @@ class RefusedError(Exception):
         self.step = step
 
 
-class UnknownProducerError(Exception):
+class UnknownProducerError(NotDoneError):
     """No producer of this transactional id has this pair: INVALID_PRODUCER_ID_MAPPING; nothing was changed."""
 
 
-class NowhereToGoError(Exception):
+class NowhereToGoError(NotDoneError):
     """Offsets alone, of a producer that has never written: which group of streams is to commit them cannot be told."""
 
 
@@ -78,7 +82,7 @@ class LostByOthersError(Exception):
     """An effect found that the transaction was aborted by somebody else."""
 
 
-class LeftError(Exception):
+class LeftError(NotDoneError):
     """Whoever has asked is gone, so that nothing is begun any more: the same may have been asked for elsewhere, and
     something else after it."""
 

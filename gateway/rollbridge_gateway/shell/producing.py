@@ -44,13 +44,10 @@ from rollbridge_gateway.procedures import (
     Finish,
     GatewayEffect,
     Held,
-    LeftError,
-    NowhereToGoError,
+    NotDoneError,
     Procedure,
-    RefusedError,
     Resume,
     Save,
-    UnknownProducerError,
     WriteEntry,
 )
 from rollbridge_gateway.shell.register import NotHeldError, Register
@@ -64,7 +61,7 @@ END_S: Final = 20.0
 """Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
-_ANSWERS: Final = (RefusedError, UnknownProducerError, NowhereToGoError, LeftError, InvalidRequestError, NotFoundError)
+_ANSWERS: Final = (NotDoneError, InvalidRequestError, NotFoundError)
 """What leaves an id as it is: nothing was written."""
 
 
@@ -168,7 +165,7 @@ class Producers:
             takes_over: Whether another gateway that serves the id has to let go of it.
 
         Raises:
-            Refused, UnknownProducer, NowhereToGo: nothing was changed.
+            NotDoneError: nothing was changed.
             RollbridgeError: see its class. The id was dropped here.
         """
         serving = self._serving(transactional_id)

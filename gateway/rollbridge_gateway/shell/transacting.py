@@ -29,12 +29,10 @@ from rollbridge_gateway.procedures import (
     Held,
     Incoming,
     LeftError,
-    NowhereToGoError,
+    NotDoneError,
     OffsetToCommit,
     Procedure,
-    RefusedError,
     StartedProducer,
-    UnknownProducerError,
     Written,
 )
 from rollbridge_gateway.shell.access import READ, Rights
@@ -48,14 +46,7 @@ logger = logging.getLogger(__name__)
 PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
-_ANSWERED: Final = (
-    RollbridgeError,
-    RefusedError,
-    UnknownProducerError,
-    NowhereToGoError,
-    LeftError,
-    TimeoutError,
-)
+_ANSWERED: Final = (RollbridgeError, NotDoneError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
 
@@ -133,6 +124,12 @@ class Transacting:
         takes_over = self._server.is_chosen(head.client_id)
         return await self._server.producers.run(name, begin, writes=writes, takes_over=takes_over)
 
+    async def _refusal(self, head: Head, transactional_id: str, group: str | None = None) -> ErrorCode:
+        """Return the error of a client that may not use an id, or a group; it is counted."""
+        denied = await self._denied(transactional_id, group=group)
+        self._count(head, denied.values())
+        return denied.get("", ErrorCode.none)
+
     # InitProducerId
 
     async def init_producer_id(self, data: bytes, head: Head) -> bytes:
@@ -156,9 +153,8 @@ class Transacting:
             return procedures.come_back(held, name, timeout_ms, pair, secrets.randbits(62), _now_ms())
 
         async with self._order:
-            if denied := await self._denied(name):
-                self._count(head, denied.values())
-                return self._started(head, denied[""])
+            if (code := await self._refusal(head, name)) is not ErrorCode.none:
+                return self._started(head, code)
             try:
                 started = await self._run(name, make, head)
             except _ANSWERED as fault:
@@ -210,8 +206,7 @@ class Transacting:
         name = str(body.transactional_id)
         pair, ticket = Pair(int(body.producer_id), int(body.producer_epoch)), None
         async with self._order:
-            code = (denied := await self._denied(name, group=str(body.group_id))).get("", ErrorCode.none)
-            self._count(head, denied.values())
+            code = await self._refusal(head, name, str(body.group_id))
             if code is ErrorCode.none:
                 # Of which group of streams the transaction is, is known once the producer has asked about a topic.
                 code, ticket = await self._added(name, pair, "", head)
@@ -353,14 +348,14 @@ class Transacting:
         ticket: Ticket | None = None
         bad: dict[str, ErrorCode] = {}
         async with self._order:
-            code = (denied := await self._denied(name, group=group)).get("", ErrorCode.none)
+            code = await self._refusal(head, name, group)
             if code is ErrorCode.none:
                 bad = await self._access.without(READ, {topic for topic, _ in offsets})
                 offsets = {where: item for where, item in offsets.items() if where[0] not in bad}
             # A broker, too, takes the others of the request.
             large = {where for where, item in offsets.items() if is_too_large(item.metadata)}
             offsets = {where: item for where, item in offsets.items() if where not in large}
-            self._count(head, (*denied.values(), *bad.values()))
+            self._count(head, bad.values())
             if code is ErrorCode.none and offsets:
                 code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
@@ -416,8 +411,7 @@ class Transacting:
             return procedures.end(held, pair, secrets.randbits(62), _now_ms(), commit=commit, v2=v2)
 
         async with self._order:
-            code = (denied := await self._denied(name)).get("", ErrorCode.none)
-            self._count(head, denied.values())
+            code = await self._refusal(head, name)
             if code is ErrorCode.none:
                 try:
                     following = await self._run(name, make, head)
