@@ -43,7 +43,7 @@ class Producers:
     def __init__(self) -> None:
         self.sequences: list[int] = []
 
-    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: bool = True) -> Written:
+    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Written:
         procedure = make(Held())
         self.sequences.append(procedure.gi_frame.f_locals["batches"][0].first)
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ class OffsetProducers(Producers):
         super().__init__()
         self.committed: list[GroupCommit] = []
 
-    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: bool = True) -> Any:
+    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Any:
         self.committed.append(make(Held()).gi_frame.f_locals["offsets"])
 
 

@@ -154,7 +154,7 @@ class Producers:
         make: Callable[[Held], Procedure[T]],
         *,
         writes: bool = False,
-        takes_over: bool = True,
+        takes_over: Callable[[], bool] = lambda: True,
     ) -> T:
         """Carry a procedure out, after those that were asked for before; return its answer.
 
@@ -162,7 +162,8 @@ class Producers:
             transactional_id: Whose it is.
             make: Makes the procedure.
             writes: Whether it mostly writes.
-            takes_over: Whether another gateway that serves the id has to let go of it.
+            takes_over: Tells whether another gateway that serves the id has to let go of it; asked only where the id
+                is not served here yet, on a thread of the pool.
 
         Raises:
             NotDoneError: nothing was changed.
@@ -265,7 +266,7 @@ class Producers:
 
     # On threads of the pool
 
-    def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]], takes_over: bool) -> T:
+    def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]], takes_over: Callable[[], bool]) -> T:
         try:
             if serving.is_wanted:
                 raise NotHeldError("another gateway is taking this id over; ask again")
@@ -285,9 +286,9 @@ class Producers:
                 self._close(serving)
             raise
 
-    def _hold(self, serving: Serving, takes_over: bool) -> None:
-        entry = self._register.hold(serving.name, takes_over=takes_over) if serving.rolling is None else None
+    def _hold(self, serving: Serving, takes_over: Callable[[], bool]) -> None:
         if serving.rolling is None:
+            entry = self._register.hold(serving.name, takes_over=takes_over())
             client, name = self._bridge.client(serving.name), serving.name
             client.only_while(lambda: self._register.guard(name))
             serving.rolling = Rolling(client)

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -121,7 +121,7 @@ class Transacting:
                 raise LeftError("the client has closed its connection before this was begun; nothing was changed")
             return make(held)
 
-        takes_over = self._server.is_chosen(head.client_id)
+        takes_over = partial(self._server.is_chosen, head.client_id)
         return await self._server.producers.run(name, begin, writes=writes, takes_over=takes_over)
 
     async def _refusal(self, head: Head, transactional_id: str, group: str | None = None) -> ErrorCode:
