@@ -15,7 +15,7 @@ from integration_tests.patience import end, eventually
 from rollbridge_devcluster.state import free_port
 
 SESSION_TIMEOUT_S = 10.0
-"""A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for its end."""
+"""A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for half of it."""
 
 
 class Servers:

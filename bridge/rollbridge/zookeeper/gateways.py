@@ -19,7 +19,7 @@ from rollbridge.zookeeper.errors import (
     NodeVersionMismatchError,
 )
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.zookeeper.session import Znode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +50,21 @@ class HeldId:
     since_ms: int
 
 
-def read_gateways(session: ZooKeeperSession) -> dict[int, GatewayRecord]:
-    """Return the registered gateways by their ZooKeeper sessions; one whose node cannot be read is left out."""
-    names = session.children(paths.GATEWAYS_LIVE)[:GATEWAYS_MAX]
-    found: dict[int, GatewayRecord] = {}
+def registered(session: ZooKeeperSession, names: Sequence[str]) -> Iterator[tuple[Znode, GatewayRecord]]:
+    """Yield the nodes of gateways of these names and what they say; one that cannot be read is left out."""
     for name, node in zip(names, session.get_many([paths.gateway(name) for name in names]), strict=True):
-        if node is None or node.owner_session_id is None:
+        if node is None:
             continue
         try:
-            found[node.owner_session_id] = GatewayRecord.from_json(name, node.value)
+            yield node, GatewayRecord.from_json(name, node.value)
         except ValueError as fault:
             logger.warning("the node of gateway %s cannot be read: %s", name, fault)
-    return found
+
+
+def read_gateways(session: ZooKeeperSession) -> dict[int, GatewayRecord]:
+    """Return the registered gateways by their ZooKeeper sessions; one whose node cannot be read is left out."""
+    found = registered(session, session.children(paths.GATEWAYS_LIVE)[:GATEWAYS_MAX])
+    return {node.owner_session_id: said for node, said in found if node.owner_session_id is not None}
 
 
 def read_records(session: ZooKeeperSession, clients: Iterable[str]) -> dict[str, IdRecord]:
@@ -143,7 +146,10 @@ def forget_ids(session: ZooKeeperSession, before_ms: int, *, dry_run: bool = Fal
                 continue
             if said.written_ms < before_ms:
                 old[client] = said.transactional_id, node.version
-        free = _unused(session, groups, [client for client in old if client not in is_open])
+        free = [client for client in old if client not in is_open]
+        # In this order, see ``rollbridge_gateway.expiry``.
+        used = held_among(session, free) | remembered_among(session, groups, free)
+        free = [client for client in free if client not in used]
         kept += len(old) - len(free)
         if dry_run:
             removed += [old[client][0] for client in free]
@@ -161,13 +167,23 @@ def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
         yield some
 
 
-def _unused(session: ZooKeeperSession, groups: Sequence[GroupName], clients: Sequence[str]) -> list[str]:
-    """Return those of the clients that no gateway serves, and that no group remembers."""
-    used: set[str] = set()
-    for path_of in (paths.gateway_holder, *(_session_in(group) for group in groups)):
+def held_among(session: ZooKeeperSession, clients: Sequence[str]) -> set[str]:
+    """Return those of the clients whose ids some gateway serves."""
+    return _present(session, clients, [paths.gateway_holder])
+
+
+def remembered_among(session: ZooKeeperSession, groups: Sequence[GroupName], clients: Sequence[str]) -> set[str]:
+    """Return those of the clients that have a session on record in any of the groups."""
+    return _present(session, clients, [_session_in(group) for group in groups])
+
+
+def _present(session: ZooKeeperSession, clients: Sequence[str], kinds: Sequence[Callable[[str], str]]) -> set[str]:
+    """Return those of the clients of which there is a node of any of these kinds."""
+    found: set[str] = set()
+    for path_of in kinds:
         nodes = session.get_many([path_of(client) for client in clients])
-        used |= {client for client, node in zip(clients, nodes, strict=True) if node is not None}
-    return [client for client in clients if client not in used]
+        found |= {client for client, node in zip(clients, nodes, strict=True) if node is not None}
+    return found
 
 
 def _session_in(group: GroupName) -> Callable[[str], str]:

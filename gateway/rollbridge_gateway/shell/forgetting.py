@@ -7,9 +7,10 @@ import time
 from typing import Any, Final
 
 from rollbridge.model import paths
-from rollbridge.model.names import GroupName
 from rollbridge.model.records import DeleteNode, SetNode
 from rollbridge.zookeeper.errors import NodeMissingError, NodeVersionMismatchError
+from rollbridge.zookeeper.gateways import held_among, remembered_among
+from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import (
@@ -54,7 +55,6 @@ class _Bucket:
     def __init__(self, session: ZooKeeperSession, bucket: str) -> None:
         self._session = session
         self._entries = f"{paths.GATEWAY_IDS}/{bucket}"
-        self._holders = f"{paths.GATEWAY_HOLDERS}/{bucket}"
 
     def carry_out(self, effect: SweepEffect) -> Any:
         match effect:
@@ -70,10 +70,9 @@ class _Bucket:
                 read = {name: self._read(name, node) for name, node in found if node is not None}
                 return {name: dated for name, dated in read.items() if dated is not None}
             case FindHeld(names):
-                return self._present({name: [f"{self._holders}/{name}"] for name in names})
+                return held_among(self._session, names)
             case FindSessions(names):
-                groups = [GroupName.parse(name) for name in self._session.children(paths.GROUPS)]
-                return self._present({name: [paths.session(group, name) for group in groups] for name in names})
+                return remembered_among(self._session, Metadata(self._session).groups(), names)
             case RemoveEntries(version, versions):
                 mark = SetNode(self._entries, b"", version)
                 doomed = [DeleteNode(f"{self._entries}/{name}", of) for name, of in versions.items()]
@@ -104,9 +103,3 @@ class _Bucket:
         except ValueError as fault:
             logger.warning("the entry of %s cannot be read, so it stays: %s", name, fault)
             return None
-
-    def _present(self, nodes: dict[str, list[str]]) -> set[str]:
-        """Return the names of which any of these nodes is there."""
-        wanted = [(name, path) for name, several in nodes.items() for path in several]
-        found = self._session.get_many([path for _, path in wanted])
-        return {name for (name, _), node in zip(wanted, found, strict=True) if node is not None}

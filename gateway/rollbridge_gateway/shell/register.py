@@ -40,6 +40,7 @@ from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder
 from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.zookeeper.gateways import registered
 from rollbridge.zookeeper.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
 from rollbridge_gateway.entries import Entry
@@ -114,18 +115,8 @@ class Register:
 
     def gateways(self, changed: Callable[[], None] | None = None) -> list[Gateway]:
         """Return the live gateways; ``changed`` is called once, when that may have changed."""
-        names = self._session.children(LIVE, changed)
-        found = []
-        for name, node in zip(names, self._session.get_many([paths.gateway(name) for name in names]), strict=True):
-            if node is None:
-                continue
-            try:
-                said = GatewayRecord.from_json(name, node.value)
-            except ValueError as fault:
-                logger.warning("the node of gateway %s cannot be read: %s", name, fault)
-                continue
-            found.append(Gateway(said.name, said.host, said.port, said.ports))
-        return found
+        found = registered(self._session, self._session.children(LIVE, changed))
+        return [Gateway(said.name, said.host, said.port, said.ports) for _, said in found]
 
     # Lives
 
@@ -344,10 +335,6 @@ class Register:
                 self._session.delete(path)
         except (RollbridgeError, UnknownWriteError) as fault:
             logger.info("the holder's node of %s could not be deleted: %s", name, fault)
-
-    def held(self) -> int:
-        """Return how many ids are held."""
-        return len(self._versions)
 
     def forget(self, bucket: str, expiration_ms: int) -> int:
         """Remove the entries of a bucket that nobody has used for so long; return how many.
