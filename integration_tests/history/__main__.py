@@ -20,7 +20,8 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.history import gateway_run
 from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
-from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS, Run, running
+from integration_tests.history.run import Run, running
+from integration_tests.history.trial import KAFKA_SETTINGS, WINDOWS
 from rollbridge_devcluster.containers import prepare
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}

@@ -12,38 +12,28 @@ from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-import rollbridge
-from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.foreign.java import NEWEST, jars_of
-from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
-from integration_tests.history.events import Answer, History, Kind, Operation, StreamState, Window, Write
-from integration_tests.history.final import commit_log, stream_states
+from integration_tests.history.events import History, Window
+from integration_tests.history.final import commit_log
 from integration_tests.history.gateways import COUNT, Gateways
 from integration_tests.history.natives import PARTITIONS, topic_of
 from integration_tests.history.nemesis import COORDINATORS, Nemesis
 from integration_tests.history.owner import Owner
 from integration_tests.history.passers import group_of
 from integration_tests.history.report import Report
-from integration_tests.history.run import KAFKA_SETTINGS, WINDOWS
+from integration_tests.history.trial import ADOPTED, ALL, GROUP, HEAL_S, KAFKA_SETTINGS, STREAMS, WINDOWS, Trial
 from integration_tests.history.workers import AT_GATEWAYS, Workers
 from integration_tests.patience import eventually
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.names import GroupName
 from rollbridge_devcluster.java import find_java
 
-STREAMS: Final = ("history/orders", "history/payments")
-"""Scaled while producers write to them."""
-ADOPTED: Final = "history/adopted"
-ALL: Final = (*STREAMS, ADOPTED)
-GROUP: Final = GroupName("history")
 PASSERS: Final = 3
 BROKEN_S: Final = 9.0
 """For so long something is broken: longer than a gateway's session."""
-HEAL_S: Final = 120.0
 CALM: Final = 60
 """So many more things must be noted between two faults."""
 BOUND_S: Final = 8.0
@@ -63,16 +53,16 @@ OTHERS: Final = (
 """Faults that concern everybody, and gateways with them."""
 
 
-class GatewayRun:
+class GatewayRun(Trial):
     """One run; made by :func:`running`."""
 
     def __init__(self, cluster: AnyCluster, workers: Workers, gateways: Gateways, seed: int, folder: Path) -> None:
-        self._cluster, self._workers, self._gateways = cluster, workers, gateways
-        self._choice = random.Random(seed)
-        self._nemesis = Nemesis(
+        self._gateways = gateways
+        choice = random.Random(seed)
+        nemesis = Nemesis(
             cluster,
             workers,
-            self._choice,
+            choice,
             folder,
             streams=STREAMS,
             adopted=ADOPTED,
@@ -87,13 +77,11 @@ class GatewayRun:
         self.bounded: Final = frozenset({*gateways.faults, *client})
         """Faults that concern nobody but who writes through gateways."""
         self.faults: Final[dict[str, Callable[[], Iterator[None]]]] = {**gateways.faults, **client}
-        self.faults.update((name, self._nemesis.faults[name]) for name in OTHERS)
-        self._windows: list[Window] = []
-        self._probes: list[Operation] = []
-        self._began = time.monotonic()
+        self.faults.update((name, nemesis.faults[name]) for name in OTHERS)
         self._has_java = has_java()
         where = f"1 + 1 + {COORDINATORS} processes and {COUNT} gateways"
-        self.report = Report(seed, where if self._has_java else f"{where}, without Java")
+        report = Report(seed, where if self._has_java else f"{where}, without Java")
+        super().__init__(cluster, workers, choice, nemesis, report)
 
     def begin(self) -> None:
         """Make the streams, let clients begin."""
@@ -124,13 +112,7 @@ class GatewayRun:
             with self._broken(beside):
                 time.sleep(broken_s)
             ended = time.monotonic_ns()
-        self._windows.append(Window(name, began, ended, BOUND_S if is_bounded else None))
-        healed = time.monotonic()
-        eventually(self._commits, f"a commit after: {name}", HEAL_S)
-        took = time.monotonic() - healed
-        self.report.faults[name] += 1
-        self.report.recovery_s[name] = max(took, self.report.recovery_s.get(name, 0.0))
-        self._await_progress(f"clients go on after: {name}")
+        self._heal(Window(name, began, ended, BOUND_S if is_bounded else None))
 
     def random_fault(self) -> str:
         """The next fault of a deck that goes on from seed to seed."""
@@ -142,7 +124,7 @@ class GatewayRun:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
         for role in (*AT_GATEWAYS, "writer", "pulse"):
             self._workers.stop(role, 180)
-        states = self._settled_states()
+        states = self._settled_states(ALL)
         rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
         eventually(
             lambda: all(len(item.rows) >= rows[item.stream] for item in self._workers.readings()),
@@ -182,10 +164,6 @@ class GatewayRun:
         """Before everything else."""
         self._nemesis.start_coordinators()
 
-    def stop_coordinators(self) -> None:
-        """The servers may go on for others."""
-        self._nemesis.stop_coordinators()
-
     def _broken(self, fault: str) -> AbstractContextManager[None]:
         return contextmanager(self.faults[fault])()
 
@@ -209,16 +187,6 @@ class GatewayRun:
             del goals["javan"]
         eventually(lambda: all(self._workers.noted([role]) >= goal for role, goal in goals.items()), what, HEAL_S)
 
-    def _settled_states(self) -> dict[str, StreamState]:
-        """The streams, once what dead clients had asked for is decided too."""
-        servers, zookeeper = self._cluster.bootstrap_servers, self._cluster.zookeeper
-        for _ in ALL:
-            eventually(self._commits, "a commit at the end", HEAL_S)
-        states = stream_states(servers, zookeeper, ALL).values()
-        places = [place for state in states for place in state.places.values()]
-        await_settled(servers, [*places, (GROUP.commit_log_topic, 0)], timeout_s=HEAL_S)
-        return stream_states(servers, zookeeper, ALL)
-
     def _offsets(self, producers: list[str]) -> dict[str, int | None]:
         """What the consumer groups of producers have committed."""
         found: dict[str, int | None] = {}
@@ -229,32 +197,6 @@ class GatewayRun:
             consumer.close()
             found[producer] = place.offset if place.offset >= 0 else None
         return found
-
-    def _connect(self) -> rollbridge.Bridge:
-        options = rollbridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
-        return rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
-
-    def _commits(self) -> bool:
-        """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""
-        number = len(self._probes)
-        turn = number % len(ALL)
-        streams = (*ALL[turn:], *ALL[:turn])
-        writes = tuple(Write(stream, "probe", f"probe:{number}:{place}") for place, stream in enumerate(streams))
-        try:
-            with self._connect() as client:
-                transaction = client.begin(*streams)
-                for write in writes:
-                    transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
-                name, asked = str(transaction.id), time.monotonic_ns()
-                self._probes.append(
-                    Operation(
-                        f"probe-{number}", Kind.TRANSACTION, name, "commit", writes, asked, FOREVER, Answer.UNKNOWN
-                    )
-                )
-                transaction.commit()
-        except RollbridgeError:
-            return False
-        return True
 
 
 def has_java() -> bool:

@@ -15,19 +15,16 @@ import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import Ability, AnyCluster
-from integration_tests.histories import FOREVER
 from integration_tests.history.checks import find_faults
 from integration_tests.history.events import (
     Answer,
     History,
     Kept,
-    Kind,
     Operation,
     Passing,
     Shrunk,
     StreamState,
     Window,
-    Write,
 )
 from integration_tests.history.final import commit_log, starts, stream_states
 from integration_tests.history.groups import AWAITED, COPIED
@@ -38,14 +35,13 @@ from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.owner import Owner
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import KEY, shared_state
+from integration_tests.history.trial import ADOPTED, ALL, GROUP, HEAL_S, KAFKA_SETTINGS, STREAMS, WINDOWS, Trial
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
-from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.control import ControlRecord
-from rollbridge.model.names import GroupName, Partition
+from rollbridge.model.names import GroupName
 
-STREAMS: Final = ("history/orders", "history/payments")
 COPIES: Final = "history/copies"
 """What a consumer group makes of the first of them."""
 PASSING: Final = "history/passing"
@@ -57,45 +53,30 @@ CUT: Final = "history/cut"
 CUTS: Final = GroupName("history", "cuts")
 STATE: Final = "history/state"
 """A list that several threads share and compact."""
-ADOPTED: Final = "history/adopted"
-"""Adopts a topic that exists, to which native producers write beside everybody else; never scaled."""
 OWNED: Final = "history/owned"
 """Adopts a topic whose owner adds partitions, makes it anew, and takes it back."""
-ALL: Final = (*STREAMS, ADOPTED)
-"""What writers write."""
 NATIVES: Final = ("native", "idempotent", "transactional")
 """Producers that know nothing of us."""
 PULSE: Final = "history/pulse"
 """Where somebody commits all the time, whatever happens to the others."""
-GROUP: Final = GroupName("history")
 WRITERS: Final = 4
-WINDOWS: Final = 12
-"""So many random faults a run has; an even number."""
-HEAL_S: Final = 120.0
-"""Within this time after a fault a new client must commit again, and the others must go on. Several brokers that could
-not reach each other may need half a minute for a single commit, after ``replica.lag.time.max.ms``."""
-KAFKA_SETTINGS: Final = {"broker.session.timeout.ms": "9000"}
-"""Kafka's default, so that who is paused is not taken for dead. A broker that is alone and taken for dead names no
-broker when it goes on, and librdkafka forgets it then: now and then for good (docs/operations.md)."""
 LOG_KEPT: Final = timedelta(seconds=45)
 """Every second history has a commit log that is kept for no longer, but for what its historian has not read."""
 CALM: Final = 40
 """So many more things must be noted between two faults."""
 
 
-class Run:
+class Run(Trial):
     """One run; made by :func:`running`."""
 
     def __init__(self, cluster: AnyCluster, workers: Workers, seed: int, folder: Path) -> None:
-        self._cluster = cluster
-        self._workers = workers
-        self._choice = random.Random(seed)
+        choice = random.Random(seed)
         self._historian = Historian(cluster.bootstrap_servers, GROUP.commit_log_topic) if seed % 2 else None
         self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED)
-        self._nemesis = Nemesis(
+        nemesis = Nemesis(
             cluster,
             workers,
-            self._choice,
+            choice,
             folder,
             streams=STREAMS,
             adopted=ADOPTED,
@@ -106,12 +87,10 @@ class Run:
             cut=CUT,
             owner=self._owner,
         )
-        self._windows: list[Window] = []
-        self._probes: list[Operation] = []
-        self._began = time.monotonic()
         brokers, servers = len(cluster.brokers), len(cluster.zookeepers)
         where = "containers" if Ability.CONTAINERS in cluster.can else "processes"
-        self.report = Report(seed, f"{brokers} + {servers} + {COORDINATORS} {where}")
+        report = Report(seed, f"{brokers} + {servers} + {COORDINATORS} {where}")
+        super().__init__(cluster, workers, choice, nemesis, report)
 
     def begin(self) -> None:
         """Start coordinators, make the streams, let clients begin."""
@@ -166,13 +145,7 @@ class Run:
             # Standing still for longer than the bound can only show in a window that is longer.
             time.sleep(broken_s if bound_s is None else max(broken_s, bound_s + 2))
             ended = time.monotonic_ns()
-        self._windows.append(Window(fault, began, ended, bound_s, self._nemesis.paused))
-        healed = time.monotonic()
-        eventually(self._commits, f"a commit after: {fault}", HEAL_S)
-        took = time.monotonic() - healed
-        self.report.faults[fault] += 1
-        self.report.recovery_s[fault] = max(took, self.report.recovery_s.get(fault, 0.0))
-        self._await_progress(f"clients go on after: {fault}")
+        self._heal(Window(fault, began, ended, bound_s, self._nemesis.paused))
 
     def random_fault(self) -> str:
         """The next fault; every second window is quiet, or a stream is scaled in it.
@@ -194,7 +167,7 @@ class Run:
             self._workers.stop(role, 180)
         self._workers.stop("pulse", 180)
         servers = self._cluster.bootstrap_servers
-        states = self._settled_states()
+        states = self._settled_states((*ALL, PULSE))
         rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
         eventually(
             lambda: all(len(item.rows) >= rows[item.stream] for item in self._workers.readings()),
@@ -268,21 +241,6 @@ class Run:
         self.report.answers["offsets of the commit log truncated"] = first
         return log
 
-    def stop_coordinators(self) -> None:
-        """The servers may go on for others."""
-        self._nemesis.stop_coordinators()
-
-    def _settled_states(self) -> dict[str, StreamState]:
-        """The streams, once what dead clients had asked for is decided too."""
-        servers, zookeeper = self._cluster.bootstrap_servers, self._cluster.zookeeper
-        # One transaction for each buffer: what was asked for before it is decided before it.
-        for stream in ALL:
-            eventually(self._commits, f"a commit at the end, through {stream}", HEAL_S)
-        states = stream_states(servers, zookeeper, (*ALL, PULSE)).values()
-        places: list[Partition] = [place for state in states for place in state.places.values()]
-        await_settled(servers, [*places, (GROUP.commit_log_topic, 0)], timeout_s=HEAL_S)
-        return stream_states(servers, zookeeper, (*ALL, PULSE))
-
     def _handed(self, group: str) -> set[tuple[str, str]]:
         return {(item.stream, item.value) for item in self._workers.handed() if item.group == group}
 
@@ -332,39 +290,6 @@ class Run:
     def _await_progress(self, what: str) -> None:
         goal = self._workers.noted() + CALM
         eventually(lambda: self._workers.noted() >= goal, what, HEAL_S)
-
-    def _connect(self) -> rollbridge.Bridge:
-        options = rollbridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=HEAL_S)
-        return rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper, options=options)
-
-    def _commits(self) -> bool:
-        """Whether a new client can commit now; its commits are asked for in the buffers of all streams in turn."""
-        number = len(self._probes)
-        turn = number % len(ALL)
-        streams = (*ALL[turn:], *ALL[:turn])
-        writes = tuple(Write(stream, "probe", f"probe:{number}:{place}") for place, stream in enumerate(streams))
-        asked = time.monotonic_ns()
-        try:
-            with self._connect() as client:
-                transaction = client.begin(*streams)
-                for write in writes:
-                    transaction.write(write.stream, key=write.key.encode(), value=write.value.encode())
-                self._probes.append(
-                    Operation(
-                        f"probe-{number}",
-                        Kind.TRANSACTION,
-                        str(transaction.id),
-                        "commit",
-                        writes,
-                        asked,
-                        FOREVER,
-                        Answer.UNKNOWN,
-                    )
-                )
-                transaction.commit()
-        except RollbridgeError:
-            return False
-        return True
 
 
 @contextmanager
