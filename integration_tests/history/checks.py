@@ -7,9 +7,7 @@ segments and the shape of epochs.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -23,13 +21,13 @@ from integration_tests.history.events import (
     Kept,
     Kind,
     Listed,
-    Operation,
     Passing,
     Row,
     Shrunk,
 )
+from integration_tests.history.facts import Facts
 from integration_tests.history.gateway_checks import GATEWAY_CHECKS
-from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
+from rollbridge.model.control import EXPIRED, ControlKind
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage
@@ -37,48 +35,6 @@ from rollbridge.model.sn import DLSN
 
 OVERRUN_S: Final = 6.0
 """By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A history with what follows from it."""
-
-    history: History
-
-    @cached_property
-    def writer_of(self) -> Mapping[str, Operation]:
-        """Which operation wrote a value."""
-        return {write.value: item for item in self.history.operations for write in item.writes}
-
-    @cached_property
-    def places(self) -> Mapping[str, Sequence[tuple[str, SegmentId, Row]]]:
-        """Where each value stands."""
-        found: dict[str, list[tuple[str, SegmentId, Row]]] = defaultdict(list)
-        for stream, state in self.history.streams.items():
-            for segment, rows in state.rows.items():
-                for row in rows:
-                    found[row.value].append((stream, segment, row))
-        return found
-
-    @cached_property
-    def outcomes(self) -> Mapping[str, tuple[int, ControlRecord]]:
-        """The first outcome of each transaction on the commit log."""
-        found: dict[str, tuple[int, ControlRecord]] = {}
-        for position, record in self.history.log:
-            if record.kind is not ControlKind.BEGIN:
-                found.setdefault(str(record.transaction), (position, record))
-        return found
-
-    def is_written(self, operation: Operation) -> bool:
-        """Whether anything of it stands in the log."""
-        return any(write.value in self.places for write in operation.writes)
-
-    def lineage(self, stream: str, key: str) -> Iterator[tuple[int, SegmentId, Row]]:
-        """All records along the course of a key, oldest first, with their sequence ids."""
-        state = self.history.streams[stream]
-        for stage in reversed(KeyLineage(state.history, state.keys.position(key.encode())).stages):
-            for row in state.rows.get(stage.segment, ()):
-                yield stage.base + row.offset, stage.segment, row
 
 
 def find_faults(history: History) -> list[Fault]:

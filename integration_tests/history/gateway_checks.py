@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from integration_tests.history.events import Answer, Fault, Kind, Operation
+from integration_tests.history.facts import Facts
 from rollbridge.model.control import ControlKind
-
-if TYPE_CHECKING:
-    from integration_tests.history.checks import Facts
 
 
 def ours(facts: Facts) -> Iterator[Fault]:
