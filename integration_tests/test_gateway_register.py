@@ -12,7 +12,7 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.model import paths
-from rollbridge.model.gateways import GatewayRecord
+from rollbridge.model.gateways import GatewayRecord, Holder
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import Pair
@@ -127,6 +127,35 @@ def test_ids_of_a_session_that_has_ended_are_free_at_once(member: Make) -> None:
     ended.session.close()
     assert not ended.register.is_sure(ID)
     assert other.register.hold(ID) == ENTRY
+
+
+STRANGE = [b"", b".", b"..", b"/", b"a/../b", b"a\0b", b"\xff", b"x" * 5_000]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: repr(value[:6]))
+def test_a_lease_that_somebody_else_has_made_up_is_deleted_and_stops_nobody(member: Make, value: bytes) -> None:
+    one = member("one", sure_s=0.2)
+    made_up, kept = f"{paths.GATEWAY_LEASES}/made-up", f"{paths.GATEWAY_LEASES}/kept"
+    one.session.create(f"{kept}/below", b"", parents=True)
+    one.session.create(made_up, value)
+
+    def is_gone() -> bool:
+        one.register.turn()
+        return one.session.get(made_up) is None
+
+    eventually(is_gone, "it was not written for long enough")
+    assert [item.name for item in one.register.gateways()] == ["one"]
+    assert one.session.get(kept) is not None, "what has nodes below it is no lease"
+
+
+@pytest.mark.parametrize("life", ["", ".", "..", "/", "../live", "made-up"])
+def test_an_id_is_not_held_by_who_has_no_life(member: Make, life: str) -> None:
+    one = member("one")
+    path = paths.gateway_holder(ID)
+    one.session.ensure(path.rpartition("/")[0])
+    one.session.create(path, Holder("somebody", life).encode())
+    assert one.register.hold(ID) is None
+    assert one.register.is_sure(ID)
 
 
 def test_a_node_that_says_nothing_is_that_of_nobody(member: Make) -> None:

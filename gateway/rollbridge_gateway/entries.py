@@ -22,11 +22,11 @@ class Entry:
     Attributes:
         transactional_id: As its producer spells it; its client name may be a hash.
         pair: Lowest pair that is not over. With transactions v2 later epochs may have been handed out.
-        timeout_ms: Its ``transaction.timeout.ms``, which is the lease of its transactions; -1 for as long as is
-            allowed. previous: The pair before ``pair``, if a request with it may come again. kept: Pair of a prepared
-            transaction that was left open for ``pair`` to end (KIP-939). home: A stream of the group that it wrote to
-            last, for transactions of offsets alone; empty if there is none. written_ms: When this was written, ms since
-            1970.
+        timeout_ms: Its ``transaction.timeout.ms``: the lease of its transactions; -1 for as long as is allowed.
+        previous: The pair before ``pair``, if a request with it may come again.
+        kept: Pair of a prepared transaction that was left open for ``pair`` to end (KIP-939).
+        home: A stream of the group that it wrote to last, for transactions of offsets alone; empty if there is none.
+        written_ms: When this was written, ms since 1970.
     """
 
     transactional_id: str

@@ -27,6 +27,7 @@ threads tell of changes.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 import uuid
@@ -39,7 +40,12 @@ from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnava
 from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder
 from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.zookeeper.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+)
 from rollbridge.zookeeper.gateways import registered
 from rollbridge.zookeeper.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.cluster import Gateway
@@ -54,6 +60,8 @@ LIVE: Final = paths.GATEWAYS_LIVE
 LEASES: Final = paths.GATEWAY_LEASES
 HANDOVER_S: Final = 15.0
 """Longest wait for another gateway to let go of an id."""
+_LIFE: Final = re.compile(r"[0-9a-f]{32}")
+"""What lives are called; whoever says that he has another one has none."""
 _LOOK_S: Final = 0.2
 """How often the lease of a gateway is looked at that does not let go."""
 
@@ -196,15 +204,14 @@ class Register:
         try:
             if not self._session.delete(f"{LEASES}/{life}", node.version):
                 return
-        except NodeVersionMismatchError:
+        except (NodeVersionMismatchError, NodeNotEmptyError):
             return
-        who = node.value.decode(errors="replace")
-        logger.warning("gateway %s stands still or has died: its ids are free", who)
-        path = paths.gateway(who)
-        found = self._session.get(path) if who and "/" not in who else None
-        if found is not None and _life_in(who, found.value) == life:
-            with suppress(NodeVersionMismatchError):  # it has begun another life
-                self._session.delete(path, found.version)
+        logger.warning("gateway %s stands still or has died: its ids are free", node.value.decode(errors="replace"))
+        # What a lease says is for people: anybody may have written it.
+        for found, said in registered(self._session, self._session.children(LIVE)):
+            if said.life == life:
+                with suppress(NodeVersionMismatchError):  # it has begun another life
+                    self._session.delete(paths.gateway(said.name), found.version)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
@@ -290,7 +297,7 @@ class Register:
         """
         path, holder = paths.gateway_holder(name), Holder.decode(found.value)
         try:
-            if not holder.life or self._session.exists(f"{LEASES}/{holder.life}") is None:
+            if not _LIFE.fullmatch(holder.life) or self._session.exists(f"{LEASES}/{holder.life}") is None:
                 self._session.delete(path, found.version)
                 return
             if not asks:
@@ -359,11 +366,3 @@ class Register:
         if self._lives.get(name) == number:
             self.handovers["given"] += 1
             self._lost(name)
-
-
-def _life_in(name: str, value: bytes) -> str:
-    """Return the life that a gateway's node names."""
-    try:
-        return GatewayRecord.from_json(name, value).life
-    except ValueError:
-        return ""

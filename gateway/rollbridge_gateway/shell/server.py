@@ -227,6 +227,8 @@ class Server:
             asyncio.create_task(self._keep_watching(), name="watching"),
             asyncio.create_task(self._keep_forgetting(), name="forgetting"),
         ]
+        for task in tasks:
+            task.add_done_callback(_tell_of_end)
         try:
             self.is_ready = True
             ready()
@@ -402,6 +404,8 @@ class Server:
                 await self._loop.run_in_executor(self._lease, self.register.turn)
             except RollbridgeError as fault:
                 logger.warning("the gateway's lease could not be renewed: %s", fault)
+            except Exception:
+                logger.exception("the gateway's lease could not be renewed, by an error that nobody foresaw")
             await asyncio.sleep(self.register.turn_s)
 
     async def _keep_measuring(self) -> None:
@@ -458,6 +462,12 @@ class Server:
             savepoints=producers.savepoints.copy(),
             savepoint_failures=producers.savepoint_failures,
         ).samples()
+
+
+def _tell_of_end(task: asyncio.Task[None]) -> None:
+    """Put it into the log that a task which goes on for ever has ended; the gateway goes on without it."""
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        logger.error("%s has ended, by an error that nobody foresaw", task.get_name(), exc_info=fault)
 
 
 def _name_of(api: int) -> str:
