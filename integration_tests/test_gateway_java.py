@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
+from rollbridge_gateway.cluster import Gateway, chosen
 
 
 def run_tool(program: str, *arguments: str) -> str:
@@ -126,13 +127,20 @@ def test_a_commit_as_flink_recovers(
 
 
 def test_a_producer_goes_on_through_another_gateway(
-    site: Site, servers: Servers, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+    site: Site,
+    gateway: GatewayProcess,
+    servers: Servers,
+    tmp_path: Path,
+    orders: str,
+    unique_name: Callable[[str], str],
 ) -> None:
     """Whichever of two gateways serves it is killed while it writes; the counts are exact."""
-    name, topic = unique_name("moved"), topic_of(orders)
+    one = GatewayProcess(servers, unique_name("gateway"), tmp_path)
+    other = GatewayProcess(servers, unique_name("gateway"), tmp_path)
+    name, topic = belonging_to((one, other), gateway, unique_name), topic_of(orders)
     with (
-        GatewayProcess(servers, unique_name("gateway"), tmp_path) as one,
-        GatewayProcess(servers, unique_name("gateway"), tmp_path) as other,
+        one,
+        other,
         JavaProducer(f"{one.address},{other.address}", name, tmp_path / "java.log") as producer,
     ):
         producer.do("init")
@@ -153,6 +161,15 @@ def test_a_producer_goes_on_through_another_gateway(
     found = site.committed(orders)
     assert values(found) == numbered(name, range(40_000))
     assert keys_in_order(found)
+
+
+def belonging_to(wanted: Sequence[GatewayProcess], another: GatewayProcess, unique_name: Callable[[str], str]) -> str:
+    """Return a transactional id whose producer in Java belongs to one of these gateways while another one is there."""
+    gateways = [Gateway(item.name, "", 0, ()) for item in (*wanted, another)]
+    while True:
+        name = unique_name("moved")
+        if chosen(f"producer-{name}", gateways).name != another.name:  # Java's client.id, where none is given
+            return name
 
 
 def serves(gateway: GatewayProcess, pid: int) -> bool:
