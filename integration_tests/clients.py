@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -108,20 +108,14 @@ class Site:
         )
 
     def committed(self, stream: str) -> list[Message]:
-        """What a plain ``read_committed`` consumer finds in a stream's segments, in order of their epochs.
-
-        The markers of a native transaction come a little later than its outcome, and not in all segments at once.
-        """
+        """What a plain ``read_committed`` consumer finds in a stream's segments, in order of their epochs."""
         name = StreamName.parse(stream)
         with ZooKeeperSession(self.cluster.zookeeper, root=self.root) as session:
             history = Metadata(session).history(name)
         assert history is not None
-        topics = [name.segment_topic(segment) for segment in history.segments()]
-        admin, deadline = TopicAdmin(self.cluster.bootstrap_servers), time.monotonic() + MARKERS_S
-        while admin.end_offsets(topics, Isolation.READ_COMMITTED) != admin.end_offsets(topics):
-            if time.monotonic() > deadline:
-                break  # somebody's native transaction is open, as some tests want it
-        return read_committed(self.cluster.bootstrap_servers, topics)
+        return read_committed(
+            self.cluster.bootstrap_servers, [name.segment_topic(segment) for segment in history.segments()]
+        )
 
 
 def patient_client(cluster: AnyCluster, root: str, name: str | None = None) -> rollbridge.Bridge:
@@ -156,10 +150,14 @@ def read_committed(
 ) -> list[Message]:
     """The committed records of topics, partition by partition, or all records if those are asked for.
 
+    The markers of a native transaction come a little later than its outcome, and not in all partitions at once: they
+    are waited for.
     Each record of a transaction has a header of its own, whether it was written with it or stands in a run.
     """
     places = [(topic, number) for topic in topics for number in range(partitions)]
     found: dict[tuple[str, int], list[Message]] = {place: [] for place in places}
+    if isolation == "read_committed":
+        await_markers(bootstrap_servers, places)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -191,6 +189,17 @@ def read_committed(
     for place in places:
         give_headers(bootstrap_servers, place, found[place])
     return [message for place in places for message in found[place]]
+
+
+def await_markers(bootstrap_servers: str, places: Sequence[tuple[str, int]]) -> None:
+    """Return when all that is there now is stable, or not soon: some tests want somebody's transaction to stay open."""
+    deadline = time.monotonic() + MARKERS_S
+    with closing(TopicAdmin(bootstrap_servers)) as admin:
+        ends = admin.end_offsets(places)
+        while time.monotonic() < deadline:
+            stable = admin.end_offsets(places, Isolation.READ_COMMITTED)
+            if all(stable[place] >= end for place, end in ends.items()):
+                return
 
 
 def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Sequence[Message]) -> None:
