@@ -259,6 +259,17 @@ class Bridge(BaseClient):
         with sender.lock:
             return self._runtime.counts.read(under_way, sender.counts, sender.retries, sender.bytes, plain)
 
+    def prompt_thread(self, thread: int) -> None:
+        """Have writes and savepoints on a thread, such as that of an event loop, not wait.
+
+        They raise BackpressureError instead, and nothing was written then. Calls that ask somebody, such as a begin or
+        a commit, wait on any thread. One thread of a connection may be such a thread.
+
+        Args:
+            thread: Its identifier, of ``threading.get_ident()``.
+        """
+        self._sender.prompt(thread)
+
     def client(self, client_name: str) -> Client:
         """Return a client of another name, which begins and ends transactions on this connection.
 

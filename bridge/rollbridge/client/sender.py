@@ -3,6 +3,10 @@
 A frame that finds nothing in flight goes at once, on the thread that sends it; others are collected meanwhile and go
 together. Frames of one buffer partition keep their order, also when they are sent again.
 
+The thread of an event loop must not wait, since all of its connections would. For such a *prompt* thread, :meth:`send`
+raises where it would wait for room, or for the lock while somebody writes to a broker that takes nothing; and it sends
+by itself only where there is nothing else to be sent, which a socket without anything in flight takes at once.
+
 The sender never stops trying by itself: a frame is refused only for lasting causes (its topic is gone or closed, access
 is denied), so no transaction fails because brokers are away for an hour. What may stand in the buffer is sent again
 with the same sequence number; where brokers have forgotten the producer, it may stand there twice, which the fold of
@@ -16,6 +20,7 @@ sends may be waiting for just that delivery. They may send something themselves,
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -25,7 +30,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from rollbridge.errors import InvalidRequestError, NotAuthorizedError, RollbridgeError
+from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import single_record
@@ -49,6 +54,10 @@ _ABSENT_S: Final = 30.0
 """Seconds for which brokers may not know a topic: of a new one, not all learn at once."""
 _ATTEMPTS_MAX: Final = 5
 """Attempts at a batch for which brokers give answers that should pass, but leave no reason to wait."""
+_PROMPT_S: Final = 0.01
+"""Seconds for which a prompt thread tries to get the lock."""
+_JAMMED_S: Final = 0.2
+"""Seconds for which it does not try again then."""
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 _CLOSED: Final = frozenset(
     {ErrorCode.message_too_large, ErrorCode.record_list_too_large, ErrorCode.unknown_topic_or_partition}
@@ -155,8 +164,14 @@ class FrameSender(Sender[FrameBatch]):
         self._opened: dict[FrameQueue, None] = {}
         self._absent: dict[FrameQueue, float] = {}
         self._waiters = 0
+        self._prompt: int | None = None
+        self._jammed_until = 0.0
         hold(self, "lock", "_progress", "_cluster", "_dispatch")
         self.start()
+
+    def prompt(self, thread: int) -> None:
+        """Take a thread, by its identifier, for one that does not wait."""
+        self._prompt = thread
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
         """Queue a frame; ``delivered`` is called once it stands in the buffer, or cannot be delivered.
@@ -165,6 +180,9 @@ class FrameSender(Sender[FrameBatch]):
             BackpressureError: there was no room in time; the frame was not queued.
             InvalidRequestError: the sender is closed; the frame was not queued.
         """
+        if threading.get_ident() == self._prompt:
+            self._send_promptly((topic, partition), key, value, delivered)
+            return
         with self.lock:
             if self.bytes + len(value) >= self._limits.buffer_bytes:
                 self.await_room(len(value))
@@ -198,7 +216,21 @@ class FrameSender(Sender[FrameBatch]):
         self.disconnect()
         return left
 
-    def _add(self, target: Partition, key: bytes, value: bytes, delivered: Delivered) -> None:
+    def _send_promptly(self, target: Partition, key: bytes, value: bytes, delivered: Delivered) -> None:
+        if time.monotonic() < self._jammed_until or not self.lock.acquire(timeout=_PROMPT_S):
+            if time.monotonic() >= self._jammed_until:
+                self._jammed_until = time.monotonic() + _JAMMED_S
+            raise BackpressureError("a broker is slow to take what was written before; this was not queued")
+        try:
+            if self.bytes + len(value) >= self._limits.buffer_bytes:
+                raise BackpressureError(f"the buffer of {self._limits.buffer_bytes} bytes is full; this was not queued")
+            self._add(target, key, value, delivered, is_prompt=True)
+        finally:
+            self.lock.release()
+
+    def _add(
+        self, target: Partition, key: bytes, value: bytes, delivered: Delivered, *, is_prompt: bool = False
+    ) -> None:
         if self._stopping:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
         queue = self._by_target.get(target)
@@ -207,19 +239,19 @@ class FrameSender(Sender[FrameBatch]):
         batch = queue.open
         if len(value) >= _LARGE_BYTES:
             if batch is not None:
-                self._close(queue, batch)
+                self._close(queue, batch, may_send=not is_prompt)
             self._send_alone(queue, key, value, delivered)
             return
         if batch is None or not batch.append(key, value):
             if batch is not None:
-                self._close(queue, batch)
+                self._close(queue, batch, may_send=not is_prompt)
             batch = queue.open = FrameBatch(time.monotonic())
             batch.append(key, value)
             self._opened[queue] = None
         self.bytes += len(value)
         batch.delivered.append(delivered)
         if not queue.in_flight and not queue.waiting:
-            if self._dispatch.is_free(queue):
+            if self._dispatch.is_free(queue) and not (is_prompt and self._dispatch.ready):
                 self._close(queue, batch)
             elif batch.count == 1:
                 self.wake()  # nobody else may be there to send it
@@ -238,14 +270,19 @@ class FrameSender(Sender[FrameBatch]):
         self._dispatch.ready[queue] = None
         self.wake()
 
-    def _close(self, queue: FrameQueue, batch: FrameBatch) -> None:
+    def _close(self, queue: FrameQueue, batch: FrameBatch, *, may_send: bool = True) -> None:
         assert batch.builder is not None  # it is open
         batch.data, batch.builder = batch.builder.build(), None
         self.bytes -= batch.size
         queue.open = None
         self._opened.pop(queue, None)
         queue.pending.append(batch)
-        self.queued(queue, batch)
+        if may_send:
+            self.queued(queue, batch)
+        else:
+            self.bytes += len(batch.data)
+            self._dispatch.ready[queue] = None
+            self.wake()
 
     # Fate of batches, under the lock ----------------------------------------------------------------------------------
 

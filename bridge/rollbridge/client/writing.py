@@ -176,6 +176,14 @@ class Writing:
                 raise self._refusal()
             return self._writer.lane_of(stream)
 
+    def is_prompt(self, stream: str | None = None) -> bool:
+        """Return True if a savepoint, and a batch for a stream, are handed over without asking anybody else.
+
+        So it is where everything goes to one buffer partition, and the stream has joined. A prompt thread may hand them
+        over then, see :mod:`rollbridge.client.sender`.
+        """
+        return self._outbox is not None and (stream is None or stream in self._writer.lanes)
+
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Write a ready-made record batch; see ``PartWriter.put_batch``.
 

@@ -27,6 +27,7 @@ _strange = limited(logging.getLogger(f"{__name__}.strange"))
 REQUESTS_MAX: Final = 100
 """Most requests of a connection under way."""
 _HEAD_BYTES: Final = 10
+_JOINED_BYTES: Final = 16 << 10
 
 Answer = Awaitable[bytes | None]
 """Bytes without their length, or None if the request has no answer."""
@@ -246,8 +247,7 @@ async def _send(
                 continue
             data = await task
             if data is not None:
-                writer.write(len(data).to_bytes(4, "big"))
-                writer.write(data)
+                _write(writer, data)
                 observer.sent(len(data))
                 line.written += 4 + len(data)
                 await writer.drain()
@@ -266,6 +266,16 @@ async def _send(
             room.give(size)
         if is_broken:
             writer.close()
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Write an answer behind its length: a small one in one piece, as each is a call of the system."""
+    length = len(data).to_bytes(4, "big")
+    if len(data) <= _JOINED_BYTES:
+        writer.write(length + data)
+    else:
+        writer.write(length)
+        writer.write(data)
 
 
 def _ignore(task: asyncio.Future[bytes | None]) -> None:

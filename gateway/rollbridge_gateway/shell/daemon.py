@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Final, Protocol, TypeVar
 
+import uvloop
+
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.connection import Bridge, connect
 from rollbridge.errors import UnavailableError
@@ -53,7 +55,8 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     session.start(START_S)
     try:
         with connected(settings) as bridge:
-            asyncio.run(_serve(settings, bridge, session, ready))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(settings, bridge, session, ready))
     finally:
         session.close()
 

@@ -1,7 +1,11 @@
-"""Procedures of transactional ids, carried out on rollbridge's client: one at a time for each id, on threads of a pool.
+"""Procedures of transactional ids, carried out on rollbridge's client: one at a time for each id.
 
 The order in which requests of an id come is that in which they are carried out. What waits for brokers only, the
 savepoint behind what was written, is waited for outside, so that several requests are under way.
+
+A procedure that writes begins on the event loop's own thread, which spares most requests a change of threads: small
+batches of an open transaction are handed over without waiting for anybody. At the first effect that may wait, or where
+the client has no room at once, a thread of a pool goes on with it. All others are carried out on such a thread.
 
 An id is dropped here, with its open :class:`~rollbridge.Transaction`, whenever something went wrong that its procedure
 did not foresee, and when another gateway wants it. Dropping is what a death of this gateway would do: nothing more is
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,8 +24,10 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
+from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.connection import Bridge
 from rollbridge.errors import (
     BackpressureError,
@@ -45,13 +52,15 @@ from rollbridge_gateway.procedures import (
     GatewayEffect,
     Held,
     NotDoneError,
+    NothingWrittenError,
     Procedure,
     Resume,
     Save,
     WriteEntry,
 )
 from rollbridge_gateway.shell.register import NotHeldError, Register
-from rollbridge_gateway.shell.rolling import Rolling, Saved
+from rollbridge_gateway.shell.rolling import Rolling
+from rollbridge_gateway.shell.settling import Settling
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +81,7 @@ class Parcel:
     stream: str
     partition: int
     batch: bytes
+    is_compressed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,36 @@ class Ticket:
 
     serving: Serving
     life: int
-    future: Saved
+    future: SavepointFuture
+
+
+PROMPT_BYTES: Final = 64 << 10
+"""Most bytes of batches that a procedure writes on the loop's own thread."""
+PROMPT_COMPRESSED_BYTES: Final = 4 << 10
+"""The same of a compressed batch, which may become a thousand times as large."""
+
+
+class Progress(Generic[T]):
+    """A procedure that is being carried out.
+
+    Attributes:
+        procedure: The procedure.
+        effect: What it has come to and what was not done yet; None before the next step.
+        go_on: Takes the result of the last effect, and returns the next one.
+        result: Result of the last effect, or its error.
+        answer: Its answer, once it has ended.
+        prompt_left: Bytes that may still be written on the loop's own thread.
+    """
+
+    __slots__ = ("answer", "effect", "go_on", "procedure", "prompt_left", "result")
+
+    def __init__(self, procedure: Procedure[T]) -> None:
+        self.procedure = procedure
+        self.effect: GatewayEffect | None = None
+        self.go_on: Callable[[Any], GatewayEffect] = procedure.send
+        self.result: Any = None
+        self.answer: T
+        self.prompt_left = PROMPT_BYTES
 
 
 class Serving:
@@ -135,6 +174,8 @@ class Producers:
         self._known: OrderedDict[str, Serving] = OrderedDict()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = Settling(SAVE_S)
+        bridge.prompt_thread(threading.get_ident())
         self.takeovers = 0
         self.savepoints = Histogram(LATENCY_BOUNDS_S)
         self.savepoint_failures = 0
@@ -172,8 +213,25 @@ class Producers:
         serving = self._serving(transactional_id)
         async with serving.lock:
             serving.used_s = time.monotonic()
-            pool = self._writers if writes and serving.held is not None else self._pool
-            return await self._loop.run_in_executor(pool, self._carry_out, serving, make, takes_over)
+            try:
+                if not writes or not self._is_at_hand(serving):
+                    return await self._loop.run_in_executor(self._pool, self._carry_out, serving, make, takes_over)
+                assert serving.held is not None
+                progress = Progress(make(serving.held))
+                if not self._advance(serving, progress, may_wait=False):
+                    await self._loop.run_in_executor(self._writers, partial(self._advance, serving, progress))
+                return progress.answer
+            except _ANSWERS:
+                raise
+            except Exception as fault:
+                serving.drop()
+                if isinstance(fault, ClientFencedError | NotHeldError):
+                    await self._loop.run_in_executor(self._pool, self._close, serving)
+                raise
+
+    def _is_at_hand(self, serving: Serving) -> bool:
+        """Return whether an id is held here for sure, and known."""
+        return serving.held is not None and not serving.is_wanted and self._register.is_sure(serving.name)
 
     async def settled(self, ticket: Ticket | None) -> None:
         """Wait until the brokers have a savepoint, and the id has been held all the time.
@@ -186,7 +244,7 @@ class Producers:
             return
         began_s = time.monotonic()
         try:
-            await ticket.future.reached(SAVE_S)
+            await self._settling.reached(ticket.future)
         except RollbridgeError:
             self.savepoint_failures += 1
             raise
@@ -264,27 +322,21 @@ class Producers:
                 return
         raise BackpressureError(f"this gateway serves {self._ids_max} transactional ids with transactions open")
 
-    # On threads of the pool
+    # On threads of the pools, or where it is said on the loop's own
 
     def _carry_out(self, serving: Serving, make: Callable[[Held], Procedure[T]], takes_over: Callable[[], bool]) -> T:
-        try:
-            if serving.is_wanted:
-                raise NotHeldError("another gateway is taking this id over; ask again")
-            if serving.rolling is not None and not self._register.is_sure(serving.name):
-                self._register.confirm()  # it may only have stood still for a moment, and nobody has noticed
-                if not self._register.is_sure(serving.name):
-                    raise NotHeldError("this gateway does not hold the id any more; ask again")
-            if serving.held is None:
-                self._hold(serving, takes_over)
-            assert serving.held is not None
-            return self._drive(serving, make(serving.held))
-        except _ANSWERS:
-            raise
-        except BaseException as fault:
-            serving.drop()
-            if isinstance(fault, ClientFencedError | NotHeldError):
-                self._close(serving)
-            raise
+        if serving.is_wanted:
+            raise NotHeldError("another gateway is taking this id over; ask again")
+        if serving.rolling is not None and not self._register.is_sure(serving.name):
+            self._register.confirm()  # it may only have stood still for a moment, and nobody has noticed
+            if not self._register.is_sure(serving.name):
+                raise NotHeldError("this gateway does not hold the id any more; ask again")
+        if serving.held is None:
+            self._hold(serving, takes_over)
+        assert serving.held is not None
+        progress = Progress(make(serving.held))
+        self._advance(serving, progress)
+        return progress.answer
 
     def _hold(self, serving: Serving, takes_over: Callable[[], bool]) -> None:
         if serving.rolling is None:
@@ -304,21 +356,25 @@ class Producers:
             serving.rolling = None
         self._register.release(serving.name)
 
-    def _drive(self, serving: Serving, procedure: Procedure[T]) -> T:
-        send: Callable[[Any], GatewayEffect] = procedure.send
-        value: Any = None
+    def _advance(self, serving: Serving, progress: Progress[Any], *, may_wait: bool = True) -> bool:
+        """Carry a procedure out from where it has come to; return False if it came to what may wait, and must not."""
+        procedure = progress.procedure
         try:
             while True:
-                effect = send(value)
+                if progress.effect is None:
+                    progress.effect = progress.go_on(progress.result)
+                if not may_wait and not _is_prompt(serving, progress):
+                    return False
                 try:
-                    value, send = self._effect(serving, effect), procedure.send
+                    progress.result, progress.go_on = self._effect(serving, progress.effect), procedure.send
                 except Exception as fault:
-                    value, send = fault, procedure.throw
+                    if not may_wait and _has_no_room(progress.effect, fault):
+                        return False
+                    progress.result, progress.go_on = fault, procedure.throw
+                progress.effect = None
         except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            procedure.close()
+            progress.answer = stop.value
+            return True
 
     def _effect(self, serving: Serving, effect: GatewayEffect) -> Any:
         rolling, bridge = serving.rolling, self._bridge
@@ -354,3 +410,31 @@ class Producers:
             case _:
                 raise AssertionError(f"{effect} is not an effect")
         return None
+
+
+def _is_prompt(serving: Serving, progress: Progress[Any]) -> bool:
+    """Return whether the effect that a procedure has come to is carried out without waiting for anybody."""
+    rolling = serving.rolling
+    assert rolling is not None
+    match progress.effect:
+        case Carry(parcel):
+            size = len(parcel.batch)
+            if size > (PROMPT_COMPRESSED_BYTES if parcel.is_compressed else progress.prompt_left):
+                return False
+            progress.prompt_left -= size
+            return rolling.is_prompt(parcel.stream)
+        case Save():
+            return rolling.is_prompt()
+        case _:
+            return False
+
+
+def _has_no_room(effect: GatewayEffect, fault: Exception) -> bool:
+    """Return whether nothing of an effect was done, as there was no room for it at once."""
+    match effect:
+        case Carry():
+            return isinstance(fault, NothingWrittenError) and isinstance(fault.__cause__, BackpressureError)
+        case Save():
+            return isinstance(fault, BackpressureError)
+        case _:
+            return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any
 
 from rollbridge.calls import Deadline
 from rollbridge.client.client import Client
+from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
     AlreadyAbortedError,
@@ -35,39 +35,6 @@ from rollbridge_gateway.procedures import (
 from rollbridge_gateway.producers import KnownEnd, Step
 
 logger = logging.getLogger(__name__)
-
-
-class Saved:
-    """A savepoint on its way to the brokers."""
-
-    def __init__(self, future: Any) -> None:
-        self._future = future
-
-    async def reached(self, timeout_s: float) -> None:
-        """Wait until the brokers have it.
-
-        Raises:
-            UnavailableError: not in time.
-            IncompleteError: they refused something before it.
-        """
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def tell(_: object) -> None:
-            loop.call_soon_threadsafe(_set, done)
-
-        self._future.add_done_callback(tell)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await done
-        except TimeoutError as late:
-            raise UnavailableError(f"the brokers have not acknowledged everything within {timeout_s:g} s") from late
-        self._future.result(0)
-
-
-def _set(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
 
 
 class Rolling:
@@ -128,6 +95,10 @@ class Rolling:
         resumed.rollback_to(last)
         return dict(last.notes)
 
+    def is_prompt(self, stream: str | None = None) -> bool:
+        """Return whether a savepoint, and a batch for a stream, are taken without asking anybody else."""
+        return self._txn is not None and self._txn.is_prompt(stream)
+
     def carry(self, parcel: Any) -> None:
         """Write a batch, all of it or nothing.
 
@@ -172,9 +143,13 @@ class Rolling:
             )
         )
 
-    def save(self, notes: Mapping[str, bytes]) -> Saved:
-        """Put a savepoint behind what was written."""
-        return Saved(self._open().savepoint_async(notes=notes))
+    def save(self, notes: Mapping[str, bytes]) -> SavepointFuture:
+        """Put a savepoint behind what was written.
+
+        Raises:
+            BackpressureError: none was made.
+        """
+        return self._open().savepoint_async(notes=notes)
 
     def finish(self, *, commit: bool, reason: str, timeout_s: float) -> None:
         """Commit or abort, and wait until that is decided.

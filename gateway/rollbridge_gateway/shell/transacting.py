@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from kio.schema.errors import ErrorCode
 
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
+from rollbridge.kafka.batches import Compression
 from rollbridge.model.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway import procedures, wire
 from rollbridge_gateway.carrying import check_batch
@@ -437,7 +438,7 @@ def _incoming(where: Where, stream: str, records: Any) -> Incoming:
         Pair(header.producer_id, header.producer_epoch),
         header.base_sequence,
         header.record_count,
-        Parcel(stream, where[1], batch),
+        Parcel(stream, where[1], batch, header.compression != Compression.NONE),
     )
 
 
