@@ -190,11 +190,12 @@ class SavepointLog:
         unsent: How many will never be sent, as something that they count could not be.
     """
 
-    __slots__ = ("_said", "lock", "notes", "number", "undone", "unsent", "waiting")
+    __slots__ = ("_notes_bytes", "_said", "lock", "notes", "number", "undone", "unsent", "waiting")
 
     def __init__(self, number: int = 0, notes: Mapping[str, bytes] | None = None) -> None:
         self.number = number
         self.notes = dict(notes or {})
+        self._notes_bytes = notes_bytes(self.notes)
         self.undone: list[range] = []
         self.waiting: deque[Waiting] = deque()
         self.unsent = 0
@@ -204,6 +205,7 @@ class SavepointLog:
     def begin_anew(self, notes: Mapping[str, bytes]) -> None:
         """Go on from notes of before, and let the next savepoint say all that counts."""
         self.notes = dict(notes)
+        self._notes_bytes = notes_bytes(self.notes)
         self._said = None
 
     def make(self, manifest: Manifest, notes: Mapping[str, bytes], transaction: object) -> SavepointFrame:
@@ -212,13 +214,13 @@ class SavepointLog:
         Raises:
             InvalidRequestError, TransactionTooLargeError: no savepoint was made; the transaction is as it was.
         """
-        whole = {**self.notes, **notes}
-        fault = notes_fault(whole)
+        size_of_notes, count = self._with(notes)
+        fault = notes_fault(notes, count, size_of_notes)
         if fault:
             raise InvalidRequestError(f"{fault}; no savepoint was made")
         said, number = self._said, self.number + 1
         if said is None:
-            frame = SavepointFrame(number, True, manifest, whole)
+            frame = SavepointFrame(number, True, manifest, {**self.notes, **notes})
         else:
             groups = {item.group_id: item for item in said.offsets}
             changed = Manifest(
@@ -229,9 +231,9 @@ class SavepointLog:
             fresh = {name: value for name, value in notes.items() if self.notes.get(name) != value}
             frame = SavepointFrame(number, False, changed, fresh)
         # About what all of it takes in a frame, where notes stand in hexadecimal; an upper bound of the manifest's.
-        size = 2 * notes_bytes(whole) + _PIECE_BYTES * len(manifest.pieces)
+        size = 2 * size_of_notes + _PIECE_BYTES * len(manifest.pieces)
         if manifest.offsets or manifest.conditions:
-            size = 2 * notes_bytes(whole) + len(manifest.encode())
+            size = 2 * size_of_notes + len(manifest.encode())
         if size > SAVEPOINT_BYTES_MAX:
             raise TransactionTooLargeError(
                 f"a savepoint of transaction {transaction} would take {size} bytes, and {SAVEPOINT_BYTES_MAX} are "
@@ -244,8 +246,21 @@ class SavepointLog:
     def made(self, manifest: Manifest, frame: SavepointFrame, notes: Mapping[str, bytes]) -> None:
         """Note that a savepoint was sent, or waits for that."""
         self.number = frame.number
+        self._notes_bytes, _ = self._with(notes)
         self.notes |= notes
         self._said = manifest
+
+    def _with(self, notes: Mapping[str, bytes]) -> tuple[int, int]:
+        """Return bytes and number of the notes in force with some more, or others in their place."""
+        size, count = self._notes_bytes, len(self.notes)
+        for name, value in notes.items():
+            former = self.notes.get(name)
+            if former is None:
+                size += len(name.encode()) + len(value)
+                count += 1
+            else:
+                size += len(value) - len(former)
+        return size, count
 
     def check(self, savepoint: Savepoint, transaction: TransactionId) -> None:
         """Raise InvalidRequestError if a transaction cannot go back to a savepoint; nothing was changed."""

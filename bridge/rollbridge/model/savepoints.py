@@ -14,11 +14,12 @@ and of its maker's own, and later ones, all that arrives.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import rollbridge_schemas
+from rollbridge.model.avro import encode_long, encode_text
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.frames import Manifest, PieceKey, check_named, decode_value, manifest_of
@@ -33,6 +34,14 @@ NOTE_NAME_CHARACTERS_MAX: Final = 1_000
 SAVEPOINT_BYTES_MAX: Final = 384 * 1024
 """Largest savepoint that says all that is in force, as the value of a frame: a leader's answer holds it, in base64, and
 has to fit into a ZooKeeper node beside what has arrived."""
+
+
+_TRUE: Final = b"\1"
+_FALSE: Final = b"\0"
+_PIECES_ALONE: Final = b"\0\0\0"
+"""End of the pieces, no offsets, no conditions."""
+_NOTES_END: Final = b"\0\0"
+"""End of the notes, no details of offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +62,28 @@ class SavepointFrame:
 
     def encode(self) -> bytes:
         """Return the frame's value in Avro binary."""
+        manifest = self.manifest
+        if not manifest.offsets and not manifest.conditions:
+            return self._encode_plain()
         notes = [{"name": name, "value": value.hex()} for name, value in self.notes.items()]
         head = {"number": self.number, "whole": self.whole, "notes": notes}
         return rollbridge_schemas.codec("savepoint_frame").encode(head | self.manifest.to_datum())
+
+    def _encode_plain(self) -> bytes:
+        """Return what the general encoder makes of a savepoint that has pieces and notes only; most are like that."""
+        parts = [encode_long(self.number), _TRUE if self.whole else _FALSE]
+        pieces = self.manifest.pieces
+        if pieces:
+            parts.append(encode_long(len(pieces)))
+            for (part, stream, segment), records in pieces.items():
+                parts += (encode_long(part), encode_long(stream), encode_long(segment), encode_long(records))
+        parts.append(_PIECES_ALONE)
+        if self.notes:
+            parts.append(encode_long(len(self.notes)))
+            for name, value in self.notes.items():
+                parts += (encode_text(name), encode_long(2 * len(value)), value.hex().encode())
+        parts.append(_NOTES_END)
+        return b"".join(parts)
 
     def after(self, before: SavepointFrame) -> SavepointFrame:
         """Return what is in force once this one follows another of the same owner: one that says all of it.
@@ -97,20 +125,24 @@ def notes_bytes(notes: Mapping[str, bytes]) -> int:
     return sum(len(name.encode()) + len(value) for name, value in notes.items())
 
 
-def notes_fault(notes: Mapping[str, bytes]) -> str:
-    """Return what is wrong with the notes of a savepoint, with those that are still in force; empty if nothing is."""
-    if len(notes) > NOTES_MAX:
-        return f"{len(notes)} notes; a savepoint holds {NOTES_MAX} at most, with those of earlier ones"
-    if any(len(name) > NOTE_NAME_CHARACTERS_MAX for name in notes):
+def notes_fault(names: Iterable[str], count: int, size: int) -> str:
+    """Return what is wrong with the notes of a savepoint; empty if nothing is.
+
+    Args:
+        names: Names of those that are new.
+        count, size: Number and bytes of all of them, with those of earlier savepoints that are still in force.
+    """
+    if count > NOTES_MAX:
+        return f"{count} notes; a savepoint holds {NOTES_MAX} at most, with those of earlier ones"
+    if any(len(name) > NOTE_NAME_CHARACTERS_MAX for name in names):
         return f"the name of a note has more than {NOTE_NAME_CHARACTERS_MAX} characters"
-    size = notes_bytes(notes)
     if size > NOTES_BYTES_MAX:
         return f"{size} bytes of notes; a savepoint holds {NOTES_BYTES_MAX} at most, with those of earlier ones"
     return ""
 
 
 def _check_notes(notes: Mapping[str, bytes]) -> None:
-    fault = notes_fault(notes)
+    fault = notes_fault(notes, len(notes), notes_bytes(notes))
     if fault:
         raise CorruptDataError(f"a SAVEPOINT frame: {fault}")
 
