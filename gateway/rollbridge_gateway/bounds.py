@@ -23,6 +23,10 @@ _STRING: Final = "string"
 _RECORDS: Final = "records"
 
 
+Message = bytes | bytearray
+"""A request or an answer, as it came."""
+
+
 class MalformedError(Exception):
     """Bytes that are no request, or none that is served here; the connection is closed."""
 
@@ -60,7 +64,7 @@ def _plan(kind: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def check_bounds(data: bytes, place: int, kind: Any) -> int:
+def check_bounds(data: Message, place: int, kind: Any) -> int:
     """Walk through an entity, and return the place behind it.
 
     Args:
@@ -91,7 +95,7 @@ def check_bounds(data: bytes, place: int, kind: Any) -> int:
     return place
 
 
-def _one(data: bytes, place: int, field: _Field, *, flexible: bool) -> int:
+def _one(data: Message, place: int, field: _Field, *, flexible: bool) -> int:
     if field.entity is not None:
         return check_bounds(data, place, field.entity)
     if field.size:
@@ -100,14 +104,14 @@ def _one(data: bytes, place: int, field: _Field, *, flexible: bool) -> int:
     return _past(data, place, max(size, 0))
 
 
-def _past(data: bytes, place: int, size: int) -> int:
+def _past(data: Message, place: int, size: int) -> int:
     place += size
     if place > len(data):
         raise OutOfBoundsError(f"{size} bytes are claimed, and the request ends {place - len(data)} before")
     return place
 
 
-def _length(data: bytes, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
+def _length(data: Message, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
     """Return a length, -1 for null, and the place behind it."""
     if flexible:
         found, place = read_unsigned(data, place)
@@ -118,7 +122,7 @@ def _length(data: bytes, place: int, form: struct.Struct, *, flexible: bool) -> 
     return found, place + form.size
 
 
-def read_unsigned(data: bytes, place: int) -> tuple[int, int]:
+def read_unsigned(data: Message, place: int) -> tuple[int, int]:
     """Return an unsigned varint and the place behind it.
 
     Raises:

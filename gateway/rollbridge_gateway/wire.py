@@ -23,7 +23,7 @@ from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
 
-from rollbridge_gateway.bounds import MalformedError, OutOfBoundsError, check_bounds, read_unsigned
+from rollbridge_gateway.bounds import MalformedError, Message, OutOfBoundsError, check_bounds, read_unsigned
 from rollbridge_gateway.versions import Api
 
 _HEAD: Final = struct.Struct(">hhih")
@@ -84,7 +84,7 @@ def is_flexible(key: int, version: int) -> bool:
     return bool(schema(key, version, EntityType.request).__header_schema__.__flexible__)
 
 
-def read_head(data: bytes, *, is_flexible_request: Callable[[int, int], bool] = is_flexible) -> Head:
+def read_head(data: Message, *, is_flexible_request: Callable[[int, int], bool] = is_flexible) -> Head:
     """Return the head of a request.
 
     Raises:
@@ -108,7 +108,7 @@ def read_head(data: bytes, *, is_flexible_request: Callable[[int, int], bool] = 
     return Head(key, version, correlation, client_id, place)
 
 
-def _skip_tags(data: bytes, place: int) -> int:
+def _skip_tags(data: Message, place: int) -> int:
     count, place = read_unsigned(data, place)
     for _ in range(count):
         _, place = read_unsigned(data, place)
@@ -119,7 +119,7 @@ def _skip_tags(data: bytes, place: int) -> int:
     return place
 
 
-def peek_produce(data: bytes, head: Head) -> Peeked:
+def peek_produce(data: Message, head: Head) -> Peeked:
     """Return the transactional id of a Produce request of version 3 or newer, and its acks, without decoding it.
 
     Raises:
@@ -144,7 +144,7 @@ def peek_produce(data: bytes, head: Head) -> Peeked:
         raise MalformedError(f"not a Produce request: {fault}") from fault
 
 
-def is_transactional_start(data: bytes, head: Head) -> bool:
+def is_transactional_start(data: Message, head: Head) -> bool:
     """Return whether an InitProducerId request has a transactional id."""
     try:
         if is_flexible(head.key, head.version):
@@ -154,7 +154,7 @@ def is_transactional_start(data: bytes, head: Head) -> bool:
         raise MalformedError(f"not an InitProducerId request: {fault}") from fault
 
 
-def read_body(data: bytes, head: Head) -> Any:
+def read_body(data: Message, head: Head) -> Any:
     """Return the body of a request, an entity of kio's.
 
     What follows it is passed over, as brokers do: librdkafka's Metadata has some bytes too many.
@@ -170,7 +170,7 @@ def read_body(data: bytes, head: Head) -> Any:
     return _read(data, head.body, kind)
 
 
-def read_answer(data: bytes, key: int, version: int) -> Any:
+def read_answer(data: Message, key: int, version: int) -> Any:
     """Return the body of a broker's answer, which begins with its correlation id.
 
     Raises:
@@ -186,7 +186,7 @@ def read_answer(data: bytes, key: int, version: int) -> Any:
     return _read(data, place, kind)
 
 
-def _read(data: bytes, place: int, kind: type[Any]) -> Any:
+def _read(data: Message, place: int, kind: type[Any]) -> Any:
     try:
         body, _ = entity_reader(kind)(data, place)
     except Exception as fault:  # kio raises errors of its own, of struct, and of the types of fields
@@ -232,7 +232,7 @@ def with_body(head: Head, entity: Any) -> bytes:
     return b"".join((start, raw or b"", flexible, body.getvalue()))
 
 
-def framed(data: bytes) -> bytes:
+def framed(data: Message) -> bytes:
     """Return a request or an answer with its length before it."""
     return _CORRELATION.pack(len(data)) + data
 

@@ -15,8 +15,9 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from rollbridge.kafka.ratelimit import limited
-from rollbridge_gateway.bounds import MalformedError
+from rollbridge_gateway.bounds import MalformedError, Message
 from rollbridge_gateway.pace import PIECE_BYTES, Closing, Pace, Traffic
+from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.relay import BrokerGoneError
 from rollbridge_gateway.shell.rooms import Room
 from rollbridge_gateway.wire import Head, read_head
@@ -27,39 +28,38 @@ _strange = limited(logging.getLogger(f"{__name__}.strange"))
 REQUESTS_MAX: Final = 100
 """Most requests of a connection under way."""
 _HEAD_BYTES: Final = 10
-_JOINED_BYTES: Final = 16 << 10
 
-Answer = Awaitable[bytes | None]
+Answer = Awaitable[Message | None]
 """Bytes without their length, or None if the request has no answer."""
 
 
 class Line:
     """A client's connection, as the watch over all of them sees it, and what it takes of the room of answers."""
 
-    def __init__(self, transport: asyncio.WriteTransport, pace: Pace, answers: Room, gone_s: float) -> None:
+    def __init__(self, stream: MessageStream, pace: Pace, answers: Room, gone_s: float) -> None:
         """Begin.
 
         Args:
-            transport: The connection.
+            stream: The connection.
             pace: Says when it is to be closed.
             answers: Room of brokers' answers, of all connections together.
             gone_s: Seconds for which answers are waited for once the client has closed its side.
         """
         self.gone_s = gone_s
-        self._transport = transport
+        self._stream = stream
         self._pace = pace
         self._answers = answers
         self._resting: asyncio.Future[None] | None = None
-        self.requests = self.received = self.written = self.held = self.under_way = 0
+        self.requests = self.written = self.held = self.under_way = 0
         self.is_within = False
         self.is_aborted = False
 
     def look(self, now_s: float, *, is_stranger: bool, requests_wait: bool) -> Closing | None:
         """Return why this connection is to be closed; None if it is not."""
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self._stream.transport.get_write_buffer_size()
         seen = Traffic(
             requests=self.requests,
-            received=self.received,
+            received=self._stream.received // PIECE_BYTES,
             is_within=self.is_within,
             taken=self.written - unsent,
             unsent=unsent,
@@ -72,12 +72,12 @@ class Line:
     def abort(self) -> None:
         """Close it at once; what was written and not taken is lost."""
         self.is_aborted = True
-        self._transport.abort()
+        self._stream.transport.abort()
 
     def broker_gone(self) -> None:
         """Close it, since its broker has; what is under way does not need the broker, or finds out by itself."""
         if not self.under_way:
-            self._transport.close()
+            self._stream.close()
 
     async def rest(self) -> None:
         """Wait until nothing is under way."""
@@ -122,7 +122,7 @@ class Observer(Protocol):
 class Responder(Protocol):
     """Serves the requests of one connection."""
 
-    async def dispatch(self, data: bytes, head: Head) -> Answer:
+    async def dispatch(self, data: Message, head: Head) -> Answer:
         """Begin to serve a request; called in the order of requests, which what is begun here keeps.
 
         Raises:
@@ -145,8 +145,7 @@ class Responder(Protocol):
 
 
 async def serve(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    stream: MessageStream,
     dispatcher: Responder,
     line: Line,
     room: Room,
@@ -156,23 +155,26 @@ async def serve(
     """Serve a connection until its client closes it, or sends what is no request.
 
     Args:
-        reader, writer: The connection, which is closed at the end.
+        stream: The connection, which is closed at the end.
         dispatcher: Serves the requests, and is closed at the end.
         line: Is told what comes and goes.
         room: Bytes that may be under way.
         request_bytes_max: Largest request.
         observer: Is told of it.
     """
-    answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
-    sending = asyncio.create_task(_send(answers, writer, line, room, observer), name="answers")
+    answers: asyncio.Queue[tuple[asyncio.Future[Message | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
+    sending = asyncio.create_task(_send(answers, stream, line, room, observer), name="answers")
     try:
         while not line.is_aborted:
-            size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+            size = await stream.size()
             if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
             await room.take(size)
             try:
-                data = await _read(reader, size, line)
+                line.requests += 1
+                line.is_within = True
+                data = await stream.message(size)
+                line.is_within = False
                 observer.received(size)
                 head = read_head(data)
                 begun = await dispatcher.dispatch(data, head)
@@ -184,7 +186,7 @@ async def serve(
             await answers.put((task, size))
     except MalformedError as fault:
         _tell_strange(fault, observer)
-    except (asyncio.IncompleteReadError, BrokerGoneError, OSError) as fault:
+    except (EOFError, BrokerGoneError, OSError) as fault:
         if isinstance(fault, BrokerGoneError):
             observer.closed(fault)
         logger.debug("a connection ends: %r", fault)
@@ -198,24 +200,7 @@ async def serve(
         await dispatcher.close()
         await asyncio.wait({sending})
         line.give(line.held)
-        writer.close()
-
-
-async def _read(reader: asyncio.StreamReader, size: int, line: Line) -> bytes:
-    """Return a request, counting its pieces."""
-    line.requests += 1
-    line.is_within = True
-    if size <= PIECE_BYTES:
-        data = await reader.readexactly(size)
-    else:
-        pieces, left = [], size
-        while left:
-            pieces.append(await reader.readexactly(min(left, PIECE_BYTES)))
-            left -= len(pieces[-1])
-            line.received += 1
-        data = b"".join(pieces)
-    line.is_within = False
-    return data
+        stream.close()
 
 
 def _tell_strange(fault: MalformedError, observer: Observer) -> None:
@@ -224,7 +209,7 @@ def _tell_strange(fault: MalformedError, observer: Observer) -> None:
     logger.debug("no request: %s", fault)
 
 
-async def _observed(begun: Answer, head: Head, observer: Observer) -> bytes | None:
+async def _observed(begun: Answer, head: Head, observer: Observer) -> Message | None:
     began_s = time.monotonic()
     answer = await begun
     observer.answered(head, time.monotonic() - began_s)
@@ -232,8 +217,8 @@ async def _observed(begun: Answer, head: Head, observer: Observer) -> bytes | No
 
 
 async def _send(
-    answers: asyncio.Queue[tuple[asyncio.Future[bytes | None], int] | None],
-    writer: asyncio.StreamWriter,
+    answers: asyncio.Queue[tuple[asyncio.Future[Message | None], int] | None],
+    stream: MessageStream,
     line: Line,
     room: Room,
     observer: Observer,
@@ -247,10 +232,10 @@ async def _send(
                 continue
             data = await task
             if data is not None:
-                _write(writer, data)
+                stream.send(data)
                 observer.sent(len(data))
                 line.written += 4 + len(data)
-                await writer.drain()
+                await stream.drain()
                 line.give(len(data) if answers.qsize() else line.held)
         except (MalformedError, BrokerGoneError, OSError) as fault:
             if isinstance(fault, MalformedError):
@@ -265,19 +250,9 @@ async def _send(
             line.ended()
             room.give(size)
         if is_broken:
-            writer.close()
+            stream.close()
 
 
-def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write an answer behind its length: a small one in one piece, as each is a call of the system."""
-    length = len(data).to_bytes(4, "big")
-    if len(data) <= _JOINED_BYTES:
-        writer.write(length + data)
-    else:
-        writer.write(length)
-        writer.write(data)
-
-
-def _ignore(task: asyncio.Future[bytes | None]) -> None:
+def _ignore(task: asyncio.Future[Message | None]) -> None:
     if not task.cancelled():
         task.exception()

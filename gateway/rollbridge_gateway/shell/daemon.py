@@ -54,9 +54,8 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     )
     session.start(START_S)
     try:
-        with connected(settings) as bridge:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(settings, bridge, session, ready))
+        with connected(settings) as bridge, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, bridge, session, ready))
     finally:
         session.close()
 

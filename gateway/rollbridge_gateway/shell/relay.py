@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from rollbridge_gateway import wire
+from rollbridge_gateway.bounds import Message
+from rollbridge_gateway.shell.framing import MessageStream
 
 logger = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Largest answer that is passed on; what a broker sends beyond it is no answer."""
 CONNECT_S: Final = 10.0
-_BUFFER_BYTES: Final = 256 << 10
 
 
 class BrokerGoneError(ConnectionError):
@@ -41,19 +42,12 @@ class AnswerRoom(Protocol):
 class Upstream:
     """Connection to one broker. Belongs to the event loop that made it."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        room: AnswerRoom,
-        closed: Callable[[], None],
-    ) -> None:
+    def __init__(self, stream: MessageStream, room: AnswerRoom, closed: Callable[[], None]) -> None:
         """Take over an open connection; applications call :meth:`connect`."""
-        self._reader = reader
-        self._writer = writer
+        self._stream = stream
         self._room = room
         self._closed = closed
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._waiting: deque[asyncio.Future[Message]] = deque()
         self._numbers = itertools.count(1)
         self._failed = False
         self._receiving = asyncio.create_task(self._receive(), name="upstream")
@@ -75,14 +69,12 @@ class Upstream:
         """
         try:
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    host, port, ssl=tls, server_hostname=host if tls else None, limit=_BUFFER_BYTES
-                )
+                stream = await MessageStream.connect(host, port, tls)
         except (OSError, TimeoutError) as fault:
             raise BrokerGoneError(f"broker {host}:{port} cannot be reached: {fault}") from fault
-        return cls(reader, writer, room, closed)
+        return cls(stream, room, closed)
 
-    def send(self, data: bytes, *, is_answered: bool = True) -> asyncio.Future[bytes]:
+    def send(self, data: Message, *, is_answered: bool = True) -> asyncio.Future[Message]:
         """Send a request without its length; return the future answer, likewise.
 
         Raises:
@@ -90,19 +82,18 @@ class Upstream:
         """
         if self._failed:
             raise BrokerGoneError("the broker has closed the connection")
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if is_answered:
             self._waiting.append(answer)
         else:
             answer.set_result(b"")
-        self._writer.write(len(data).to_bytes(4, "big"))
-        self._writer.write(data)
+        self._stream.send(data)
         return answer
 
     async def drain(self) -> None:
         """Wait until the broker has taken most of what was sent."""
         try:
-            await self._writer.drain()
+            await self._stream.drain()
         except ConnectionError as fault:
             raise BrokerGoneError(f"the broker has closed the connection: {fault}") from fault
 
@@ -124,24 +115,24 @@ class Upstream:
         await asyncio.wait({self._receiving})
 
     async def _receive(self) -> None:
-        reader, waiting = self._reader, self._waiting
+        stream, waiting = self._stream, self._waiting
         try:
             while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
+                size = await stream.size()
                 if not 4 <= size <= ANSWER_BYTES_MAX:
                     raise BrokerGoneError(f"an answer of {size} bytes")
                 await self._room.take(size)
-                data = await reader.readexactly(size)
+                data = await stream.message(size)
                 if not waiting:
                     raise BrokerGoneError("an answer that nobody has asked for")
                 answer = waiting.popleft()
                 if not answer.done():
                     answer.set_result(data)
-        except (asyncio.IncompleteReadError, OSError) as fault:
+        except (EOFError, OSError) as fault:
             logger.debug("a broker has closed a connection: %r", fault)
         finally:
             self._fail()
-            self._writer.close()
+            self._stream.close()
 
     def _fail(self) -> None:
         self._failed = True

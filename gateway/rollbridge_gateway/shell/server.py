@@ -25,6 +25,7 @@ from rollbridge_gateway.pace import Closing, Pace
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
 from rollbridge_gateway.shell.connection import Line, serve
+from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
@@ -59,7 +60,6 @@ HANDSHAKE_S: Final = 10.0
 WATCH_S: Final = 20.0
 WATCHES: Final = 4
 """How often, within the shortest limit of time or within :data:`WATCH_S`, connections are looked at."""
-_READ_BUFFER_BYTES: Final = 256 << 10
 _BACKLOG: Final = 512
 
 
@@ -260,11 +260,10 @@ class Server:
         wanted = 0 if first == 0 else first if broker is None else first + 1 + len(self._ports)
         tls = self.settings.tls_context()
         try:
-            listener = await asyncio.start_server(
-                partial(self._accept, broker),
+            listener = await self._loop.create_server(
+                lambda: MessageStream(partial(self._accept_soon, broker)),
                 host,
                 wanted,
-                limit=_READ_BUFFER_BYTES,
                 backlog=_BACKLOG,
                 ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_S if tls else None,
@@ -280,26 +279,30 @@ class Server:
         where = "bootstrap" if broker is None else f"broker {broker}"
         logger.info("%s is at %s:%d", where, host, port)
 
-    async def _accept(self, broker: int | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept_soon(self, broker: int | None, stream: MessageStream) -> None:
         if self.counts.connections >= self.settings.connections_max:
             self.counts.refused_connections += 1
-            writer.close()
+            stream.close()
             return
-        self._clients.add(task)
         self.counts.connections += 1
+        task = self._loop.create_task(self._accept(broker, stream), name="client")
+        self._clients.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self.counts.connections -= 1
+        self._clients.discard(task)
+
+    async def _accept(self, broker: int | None, stream: MessageStream) -> None:
         pace = Pace(self.settings.limits, time.monotonic())
-        line = Line(writer.transport, pace, self.answers, self.settings.request_s)
+        line = Line(stream, pace, self.answers, self.settings.request_s)
         try:
             connection = ClientConnection(self, broker, line)
             self._lines[line] = connection
-            await serve(reader, writer, connection, line, self.room, self.settings.request_bytes_max, self)
+            await serve(stream, connection, line, self.room, self.settings.request_bytes_max, self)
         except asyncio.CancelledError:
-            writer.close()
+            stream.close()
         finally:
-            self.counts.connections -= 1
-            self._clients.discard(task)
             self._lines.pop(line, None)
 
     # What connections tell
