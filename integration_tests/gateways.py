@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Final, Self
 
 from integration_tests.patience import end, eventually
 from rollbridge_devcluster.state import free_port
+from rollbridge_gateway.cluster import Gateway, chosen
 
 SESSION_TIMEOUT_S = 10.0
 """A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for half of it."""
@@ -38,6 +40,15 @@ def port_with_room() -> int:
     one of them would get that very port for its own.
     """
     return free_port(count=BROKERS + 1)
+
+
+def client_of(wanted: Sequence[str], others: Sequence[str], prefix: str = "client-") -> str:
+    """A fresh client id that belongs to one of the wanted gateways while others of the same cluster run."""
+    gateways = [Gateway(name, "", 0, ()) for name in (*wanted, *others)]
+    while True:
+        found = f"{prefix}{uuid.uuid4().hex}"
+        if chosen(found, gateways).name in wanted:
+            return found
 
 
 class GatewayProcess:

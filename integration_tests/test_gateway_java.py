@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,13 +15,12 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.foreign.java import JavaProducer
-from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_gateway.cluster import Gateway, chosen
 
 
 def run_tool(program: str, *arguments: str) -> str:
@@ -137,7 +136,9 @@ def test_a_producer_goes_on_through_another_gateway(
     """Whichever of two gateways serves it is killed while it writes; the counts are exact."""
     one = GatewayProcess(servers, unique_name("gateway"), tmp_path)
     other = GatewayProcess(servers, unique_name("gateway"), tmp_path)
-    name, topic = belonging_to((one, other), gateway, unique_name), topic_of(orders)
+    # Java's client.id, where none is given.
+    name = client_of([one.name, other.name], [gateway.name], "producer-").removeprefix("producer-")
+    topic = topic_of(orders)
     with (
         one,
         other,
@@ -161,15 +162,6 @@ def test_a_producer_goes_on_through_another_gateway(
     found = site.committed(orders)
     assert values(found) == numbered(name, range(40_000))
     assert keys_in_order(found)
-
-
-def belonging_to(wanted: Sequence[GatewayProcess], another: GatewayProcess, unique_name: Callable[[str], str]) -> str:
-    """Return a transactional id whose producer in Java belongs to one of these gateways while another one is there."""
-    gateways = [Gateway(item.name, "", 0, ()) for item in (*wanted, another)]
-    while True:
-        name = unique_name("moved")
-        if chosen(f"producer-{name}", gateways).name != another.name:  # Java's client.id, where none is given
-            return name
 
 
 def serves(gateway: GatewayProcess, pid: int) -> bool:

@@ -28,7 +28,7 @@ from integration_tests.backends.choice import Backend
 from integration_tests.clients import read_committed
 from integration_tests.command_line import run_cli
 from integration_tests.foreign.java import JavaProducer
-from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from integration_tests.secured import (
@@ -59,6 +59,7 @@ ORDERS, SHOP = StreamName.parse("sales/orders"), StreamName.parse("sales/shop")
 GROUP = GroupName("sales")
 VIRTUAL, ADOPTED, SOURCE, HIDDEN = "sales.orders", "shop", "source", "hidden"
 BUFFERS = ORDERS.buffer_topic(), SHOP.buffer_topic()
+GATEWAY = "gateway-1"
 USERS = ("coordinator", "gateway", "alice", "bob", "carol")
 SECRET = "Hush-"
 WRITES = Right(Resource.TOPIC, ADOPTED, ("Write",), "")
@@ -133,7 +134,7 @@ def gateway(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Itera
     servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
     arguments = [CERTIFICATE_OF_SERVER, "--log-level=DEBUG", "--rights-seconds=1"]
     environment = secured.environment("gateway")
-    with GatewayProcess(servers, "gateway-1", tmp_path_factory.mktemp("gateways"), arguments, environment) as process:
+    with GatewayProcess(servers, GATEWAY, tmp_path_factory.mktemp("gateways"), arguments, environment) as process:
         yield process
 
 
@@ -494,6 +495,8 @@ def test_librdkafka_goes_on_over_several_sessions(secured: Secured, forgetful: G
         return bearer_token("alice", 10), time.time() + 10
 
     settings = {key: value for key, value in client(forgetful, "alice", "OAUTHBEARER").items() if "sasl." not in key}
+    # Another gateway of the cluster, which other tests use, has every second client.
+    settings["client.id"] = client_of([forgetful.name], [GATEWAY])
     mine, again, rounds = fresh_id("alice"), "a client authenticates itself again", 0
     before = forgetful.log.read_text(errors="replace").count(again)
     producer = Producer({**settings, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": token, "transactional.id": mine})
