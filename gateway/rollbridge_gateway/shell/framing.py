@@ -152,7 +152,13 @@ class MessageStream(asyncio.BufferedProtocol):
     # Sending
 
     def send(self, data: Message) -> None:
-        """Send a message behind its length; :meth:`drain` waits until most of it has gone."""
+        """Send a message behind its length; :meth:`drain` waits until most of it has gone.
+
+        Raises:
+            ConnectionResetError: the connection is closed.
+        """
+        if self.transport.is_closing():
+            raise ConnectionResetError("the connection is closed")
         length = len(data).to_bytes(_LENGTH_BYTES, "big")
         if len(data) <= _JOINED_BYTES:
             self.transport.write(length + data)
@@ -188,12 +194,16 @@ class MessageStream(asyncio.BufferedProtocol):
         self._opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch if self._body is None else self._body[self._has_come :]
+        if self._body is not None:
+            return self._body[self._has_come :]
+        return self._scratch[: AHEAD_BYTES - len(self._ahead)]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes
         if self._body is not None:
             self._has_come += nbytes
+            if self._has_come == len(self._body):
+                self._body = None  # there may be another read before whoever waits for it goes on
         else:
             self._ahead += self._scratch[:nbytes]
             if len(self._ahead) >= AHEAD_BYTES and not self._is_paused:

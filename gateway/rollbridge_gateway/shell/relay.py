@@ -82,12 +82,15 @@ class Upstream:
         """
         if self._failed:
             raise BrokerGoneError("the broker has closed the connection")
+        try:
+            self._stream.send(data)
+        except ConnectionError as fault:
+            raise BrokerGoneError(f"the broker has closed the connection: {fault}") from fault
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if is_answered:
             self._waiting.append(answer)
         else:
             answer.set_result(b"")
-        self._stream.send(data)
         return answer
 
     async def drain(self) -> None:
