@@ -123,6 +123,28 @@ def test_on_an_adopted_topic_the_producers_partition_holds(
         assert message.timestamp()[1] == 1_000_000 + number
 
 
+def test_requests_of_all_sizes_are_taken_whole(
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str
+) -> None:
+    """A gateway that took one for no request would close the connection, and the library would send it again."""
+    adopt(client, topic)
+    producer = producer_of(gateway, f"large-{topic}", **{"linger.ms": 20})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    wanted = [
+        bytes([number]) * size for number, size in enumerate((1, 10_000, 16_384, 20_000, 70_000, 300_000, 900_000))
+    ]
+    for value in wanted:
+        producer.produce(topic, value, partition=0)
+        assert producer.flush(60) == 0
+    for value in wanted:
+        producer.produce(topic, value, partition=1)
+    producer.commit_transaction(60)
+    found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=3)
+    assert [message.value() for message in found] == [*wanted, *wanted]
+    assert "what is no request" not in gateway.log.read_text(errors="replace")
+
+
 def test_the_newer_producer_of_an_id_fences_the_older(site: Site, gateway: GatewayProcess, ledger: str) -> None:
     old = producer_of(gateway, f"id-{ledger}")
     old.init_transactions(60)

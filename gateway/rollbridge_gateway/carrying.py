@@ -86,13 +86,12 @@ class CarriedFrame(NamedTuple):
     records: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAuthor:
-    """Who writes: the transaction's id, the local sequence number of its part's record 0, and the next count."""
+class BatchAuthor(NamedTuple):
+    """Who writes: the transaction's id, the local sequence number of its part's record 0, and the first count."""
 
     transaction: bytes
     base: int
-    count: int
+    first: int
 
 
 def check_batch(batch: RawBatch) -> BatchHeader:
@@ -150,7 +149,7 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
 
 def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: BatchAuthor) -> CarriedFrame:
     count = header.record_count
-    run = pack_run(author.transaction, author.base + author.count, count, b"\1" * (count - 1))
+    run = pack_run(author.transaction, author.base + author.first, count, b"\1" * (count - 1))
     own = b"".join((_OWN, encode_long(len(run)), run))
     body = memoryview(plain)[HEADER_BYTES:]
     parts: tuple[RawBatch, ...] = with_header(body, own)
@@ -165,7 +164,7 @@ def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: BatchA
         base_timestamp=header.base_timestamp,
         max_timestamp=header.max_timestamp,
     )
-    return CarriedFrame(partition, frame, author.count, author.count + count - 1, count)
+    return CarriedFrame(partition, frame, author.first, author.first + count - 1, count)
 
 
 def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
@@ -248,7 +247,7 @@ def _routed(
     is_timed = limits.adopted is not None
     slots: dict[int, _OpenBatch] = {}
     frames: list[CarriedFrame] = []
-    count = author.count
+    count = author.first
     for record in _records(header, plain):
         key, value, timestamp = record.key, record.value, record.timestamp
         given = record.headers

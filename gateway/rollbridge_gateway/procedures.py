@@ -207,8 +207,7 @@ class GroupCommit:
         return replace(later, offsets={**self.offsets, **later.offsets})
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A batch of a Produce request.
 
     Attributes:
@@ -260,8 +259,7 @@ class StartedProducer:
     ongoing: Pair = NOBODY
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """Answer to a Produce request: of each batch its error or None, and the ticket to wait with; None if there is
     none."""
 

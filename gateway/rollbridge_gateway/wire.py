@@ -188,7 +188,7 @@ def read_answer(data: Message, key: int, version: int) -> Any:
 
 def _read(data: Message, place: int, kind: type[Any]) -> Any:
     try:
-        body, _ = entity_reader(kind)(data, place)
+        body, _ = entity_reader(kind)(memoryview(data).toreadonly(), place)  # kio takes nothing that can be written to
     except Exception as fault:  # kio raises errors of its own, of struct, and of the types of fields
         raise MalformedError(f"not a {kind.__name__}: {fault!r}") from fault
     return body

@@ -63,3 +63,14 @@ def test_no_request_takes_more_memory_for_what_it_claims() -> None:
             assert tracemalloc.get_traced_memory()[1] - before < 4_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("data", [data[4:] for data in captures("topic")], ids=lambda data: data[:4].hex())
+def test_a_large_request_is_read_as_a_small_one(data: bytes) -> None:
+    """Large ones come in memory that can be written to, which kio does not take."""
+    head, large = wire.read_head(data), bytearray(data)
+    assert wire.read_head(large) == head
+    if room_of(head.key, head.version) is not Handling.RELAYED:
+        assert wire.read_body(large, head) == wire.read_body(data, head)
+    if head.key == Api.PRODUCE:
+        assert wire.peek_produce(large, head) == wire.peek_produce(data, head)

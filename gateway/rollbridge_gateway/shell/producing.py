@@ -22,10 +22,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.connection import Bridge
@@ -74,8 +73,7 @@ _ANSWERS: Final = (NotDoneError, InvalidRequestError, NotFoundError)
 """What leaves an id as it is: nothing was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A batch on its way: raw bytes, the stream, and the partition that its producer named."""
 
     stream: str
@@ -84,8 +82,7 @@ class Parcel:
     is_compressed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A savepoint on its way, of one life of an id here."""
 
     serving: Serving

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollbridge.calls import Deadline
 from rollbridge.client.client import Client
+from rollbridge.client.futures import PartStream
 from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
@@ -43,6 +44,7 @@ class Rolling:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._txn: Transaction | None = None
+        self._targets: dict[str, tuple[PartStream, Target]] = {}
 
     @property
     def is_open(self) -> bool:
@@ -52,6 +54,7 @@ class Rolling:
     def drop(self) -> None:
         """Forget the open transaction, which stays open."""
         self._txn = None
+        self._targets.clear()
 
     def close(self) -> None:
         """Forget the client as well."""
@@ -108,16 +111,22 @@ class Rolling:
         txn = self._open()
         try:
             lane = txn.lane(parcel.stream)
-            route = lane.route
-            target = Target(
-                lane.layout, len(route.numbers), lane.bounds, lane.hash_of, lane.each, route.limits is not None
-            )
-            count = txn.records
-            author = BatchAuthor(txn.id.bytes, local_sequence(txn.number, 0), count)
+            target = self._target_of(lane)
+            author = BatchAuthor(txn.completion.key, local_sequence(txn.number, 0), txn.records)
             frames = carry(parcel.batch, parcel.partition, target, author)
         except (InvalidRequestError, CorruptDataError) as fault:
             raise NothingWrittenError(str(fault)) from fault
-        self._put(txn, route.stream, frames)
+        self._put(txn, lane.route.stream, frames)
+
+    def _target_of(self, lane: PartStream) -> Target:
+        """Return what a batch has to know of a stream; of a lane it is the same for its whole life."""
+        known = self._targets.get(lane.route.stream)
+        if known is not None and known[0] is lane:
+            return known[1]
+        route = lane.route
+        found = Target(lane.layout, len(route.numbers), lane.bounds, lane.hash_of, lane.each, route.limits is not None)
+        self._targets[route.stream] = lane, found
+        return found
 
     def _put(self, txn: Transaction, stream: str, frames: list[CarriedFrame]) -> None:
         is_begun = False
@@ -174,7 +183,7 @@ class Rolling:
                 raise LostByOthersError(str(fault)) from fault
         except AlreadyCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
-        self._txn = None
+        self.drop()
 
     def _open(self) -> Transaction:
         if self._txn is None:
