@@ -30,7 +30,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--advertise", metavar="HOST", help="Host that clients are told (default: that of --listen).")
 @click.option("--name", help="Name among the gateways (default: host and process id).")
 @click.option("--partitions", type=int, help="Virtual partitions of a stream with key ranges (default: 8).")
-@click.option("--session-timeout", "session_timeout_s", type=float, help="ZooKeeper session time-out (default: 6 s).")
+@click.option("--session-timeout", "session_timeout_s", type=float, help="ZooKeeper session time-out (default: 4 s).")
 @click.option("--connections-max", type=int, help="Most connections of clients (default: 2,000).")
 @click.option("--ids-max", type=int, help="Most transactional ids served at once (default: 50,000).")
 @click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")

@@ -48,7 +48,7 @@ class GatewaySettings:
     """Host that clients are told; empty for that of ``listen``."""
     partitions: int = option(8, low=1, high=1_000)
     """Virtual partitions of a stream with key ranges: over so many a producer spreads its batches."""
-    session_timeout_s: float = 6.0
+    session_timeout_s: float = 4.0
     """Time-out of the ZooKeeper session in seconds, after which another gateway serves the ids of this one."""
     connections_max: int = option(2_000, low=1)
     """Most connections of clients; one more is closed at once."""

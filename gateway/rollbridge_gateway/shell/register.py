@@ -62,6 +62,8 @@ HANDOVER_S: Final = 15.0
 """Longest wait for another gateway to let go of an id."""
 _LIFE: Final = re.compile(r"[0-9a-f]{32}")
 """What lives are called; whoever says that he has another one has none."""
+LOOKS: Final = 2
+"""How often others are looked at while the own lease is written once."""
 _LOOK_S: Final = 0.2
 """How often the lease of a gateway is looked at that does not let go."""
 
@@ -86,11 +88,12 @@ class Register:
         self._session = session
         self._name = name
         self._sure_s = session_timeout_s * SURE_SHARE
-        self.turn_s = self._sure_s / WRITES
+        self.turn_s = self._sure_s / (WRITES * LOOKS)
         """Seconds after which :meth:`turn` is due."""
         self._lost = lost
         self._me: GatewayRecord | None = None
         self._turning = threading.Lock()  # over what writes the lease
+        self._turns = 0
         self._id, self._life = "", Life(self._sure_s)
         self._versions: dict[str, int | None] = {}
         self._lives: dict[str, str] = {}
@@ -130,7 +133,9 @@ class Register:
 
     def turn(self) -> None:
         """Go on being alive, and see who is not any more; due every :attr:`turn_s` seconds."""
-        self.confirm()
+        if self._turns % LOOKS == 0 or not self._id:
+            self.confirm()
+        self._turns += 1
         self._look_at_others()
 
     def confirm(self) -> None:
