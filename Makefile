@@ -128,7 +128,7 @@ lock: $(VENV)/.dev
 	$(BIN)/uv pip compile $(LOCK) --upgrade --extra demo -o requirements/demo.lock
 	$(BIN)/uv pip compile $(LOCK) --upgrade --extra dev -c requirements/demo.lock -o requirements/dev.lock
 	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra local -o requirements/local.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra coordinator -o requirements/coordinator.lock
+	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra coordinator --extra gateway -o requirements/coordinator.lock
 	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock -o requirements/client.lock
 LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --quiet
