@@ -55,9 +55,7 @@ def test_notes_in_force_are_counted_once(rounds: list[tuple[bool, dict[str, byte
     name = "a name that no other has"
     rest = {name: bytes(left - len(name) + is_one_too_many)}
     if is_one_too_many:
-        with pytest.raises(
-            InvalidRequestError, match=f"{NOTES_BYTES_MAX + 1} bytes of notes; .* was made"
-        ):
+        with pytest.raises(InvalidRequestError, match=f"{NOTES_BYTES_MAX + 1} bytes of notes; .* was made"):
             log.make(Manifest({}), rest, "one")
     else:
         assert log.make(Manifest({}), rest, "one").notes[name] == rest[name]
