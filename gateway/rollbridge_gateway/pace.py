@@ -55,7 +55,7 @@ class Traffic:
 
     Attributes:
         requests: Requests that have begun to come so far.
-        received: Pieces of them that have come so far.
+        received: Pieces, of :data:`PIECE_BYTES`, of all that has come so far.
         is_within: Whether a request has begun to come that is not whole.
         taken: Bytes of answers that its socket has taken so far.
         unsent: Bytes of answers that were written and not taken.

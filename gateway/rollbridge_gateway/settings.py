@@ -66,7 +66,7 @@ class GatewaySettings:
     request_s: float = option(30.0, low=0.1)
     """Seconds within which a client has to go on with a request that it has begun, and to authenticate itself."""
     writers: int = option(8, low=1, high=256)
-    """Threads that write batches."""
+    """Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
     workers: int = option(64, low=4, high=1_024)
     """Threads that wait for leaders and ZooKeeper."""
     certificate: str = ""

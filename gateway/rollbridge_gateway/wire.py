@@ -29,7 +29,8 @@ from rollbridge_gateway.versions import Api
 _HEAD: Final = struct.Struct(">hhih")
 _CORRELATION: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
-_LENGTH_BYTES: Final = 4
+LENGTH_BYTES: Final = 4
+"""Bytes before each request and answer that say how long it is."""
 API_VERSIONS_MAX: Final = 4
 FLEXIBLE_PRODUCE: Final = 9
 """Version of Produce from which lengths are compact."""

@@ -15,7 +15,7 @@ import uvloop
 from rollbridge_gateway.shell.framing import AHEAD_BYTES, MessageStream
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-SIZES = (0, 1, 10, 1_000, 16_383, 16_384, 16_385, AHEAD_BYTES - 5, AHEAD_BYTES, AHEAD_BYTES + 1, 400_000)
+SIZES = (0, 1, 10, 1_000, 16_383, 16_384, 16_385, AHEAD_BYTES - 5, AHEAD_BYTES, AHEAD_BYTES + 1, 400_000, 2_500_000)
 """Around each place where another way is taken."""
 SEEDS = 20
 
@@ -45,7 +45,7 @@ def run(new_loop: NewLoop, what: Callable[[MessageStream, socket.socket], Awaita
         finally:
             theirs.close()
             stream.close()
-            await stream.closed()
+            await stream.close_within(60)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(body())
@@ -99,6 +99,30 @@ def test_messages_go_whole_and_in_order(new_loop: NewLoop, seed: int) -> None:
             stream.send(bytearray(message) if len(message) % 2 else message)
             await stream.drain()
         assert await taking == framed(messages)
+
+    run(new_loop, writing)
+
+
+@LOOPS
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_what_was_written_is_told_piece_by_piece(new_loop: NewLoop, is_encrypted: bool) -> None:
+    """Where TLS takes everything at once, no more than a piece is given to it before the ones before have gone."""
+
+    async def writing(stream: MessageStream, theirs: socket.socket) -> None:
+        gone: list[int] = []
+        stream._is_encrypted = is_encrypted
+        data = random.Random(1).randbytes(10 << 20)
+        delivering = asyncio.create_task(stream.deliver(data, gone.append))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not delivering.done()
+        assert (sum(gone) < len(data)) == is_encrypted
+        found = bytearray()
+        while len(found) < len(data) + 4:
+            found += await asyncio.get_running_loop().sock_recv(theirs, 1 << 20)
+        await delivering
+        assert found == framed([data])
+        assert sum(gone) == len(found)
 
     run(new_loop, writing)
 
@@ -162,6 +186,66 @@ def test_who_does_not_read_holds_its_sender_up(new_loop: NewLoop) -> None:
 
 
 @LOOPS
+def test_all_who_wait_for_their_messages_to_go_are_woken(new_loop: NewLoop) -> None:
+    """Several requests of one client may be on their way to its broker."""
+
+    async def writing(stream: MessageStream, theirs: socket.socket) -> None:
+        async def send(size: int) -> None:
+            stream.send(bytes(size))
+            await stream.drain()
+
+        sending = [asyncio.create_task(send(5 << 20)) for _ in range(3)]
+        taken, wanted = 0, 3 * (4 + (5 << 20))
+        while taken < wanted:
+            taken += len(await asyncio.get_running_loop().sock_recv(theirs, 1 << 20))
+        await asyncio.gather(*sending)
+        sending = [asyncio.create_task(send(5 << 20)) for _ in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        theirs.close()
+        for lost in sending:
+            with pytest.raises(ConnectionError):
+                await lost
+
+    run(new_loop, writing)
+
+
+@LOOPS
+def test_what_is_not_taken_is_lost_in_the_end(new_loop: NewLoop) -> None:
+    async def closing(stream: MessageStream, theirs: socket.socket) -> None:
+        stream.send(bytes(5 << 20))
+        await stream.close_within(0.01)
+        taken = 0
+        while some := len(await asyncio.get_running_loop().sock_recv(theirs, 1 << 20)):
+            taken += some
+        assert taken < 5 << 20
+
+    run(new_loop, closing)
+
+
+@LOOPS
+def test_a_backlog_of_small_messages_is_read_many_at_a_time(new_loop: NewLoop) -> None:
+    async def reading(stream: MessageStream, theirs: socket.socket) -> None:
+        reads, many = 0, 20_000
+        updated = stream.buffer_updated
+
+        def counted(size: int) -> None:
+            nonlocal reads
+            reads += 1
+            updated(size)
+
+        stream.buffer_updated = counted  # type: ignore[method-assign, assignment]
+        sending = asyncio.create_task(in_pieces(theirs, framed([bytes(100)] * many), 1))
+        for _ in range(many):
+            assert len(await received(stream)) == 100
+            await asyncio.sleep(0)
+        await sending
+        assert reads < many // 50
+
+    run(new_loop, reading)
+
+
+@LOOPS
 def test_whoever_gives_up_in_the_middle_of_a_message_closes(new_loop: NewLoop) -> None:
     """A task that is cancelled leaves nothing that the event loop would read into."""
 
@@ -196,9 +280,8 @@ def test_a_connection_is_made_to_a_server(new_loop: NewLoop) -> None:
         other.close()
         with pytest.raises(EOFError):
             await stream.size()
-        await other.closed()
-        stream.close()
-        await stream.closed()
+        await other.close_within(60)
+        await stream.close_within(60)
         server.close()
         with pytest.raises(OSError, match=r"refused|111"):
             await MessageStream.connect("127.0.0.1", server_port, None)

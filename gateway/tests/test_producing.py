@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from rollbridge.errors import BackpressureError, ClientFencedError, RollbridgeError, UnavailableError
+from rollbridge.errors import (
+    BackpressureError,
+    ClientFencedError,
+    InvalidRequestError,
+    RollbridgeError,
+    UnavailableError,
+)
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
@@ -24,7 +30,14 @@ from rollbridge_gateway.procedures import (
     WriteEntry,
 )
 from rollbridge_gateway.producers import Step
-from rollbridge_gateway.shell.producing import PROMPT_BYTES, PROMPT_COMPRESSED_BYTES, Parcel, Producers, Serving, Ticket
+from rollbridge_gateway.shell.producing import (
+    PROMPT_BYTES,
+    PROMPT_RECORDS,
+    Parcel,
+    Producers,
+    Serving,
+    Ticket,
+)
 from rollbridge_gateway.shell.settling import Settling
 
 STREAM, OTHER = "scope/stream", "scope/other"
@@ -38,6 +51,7 @@ class Rolling:
     """
 
     is_open = True
+    is_half = False
 
     def __init__(self, faults: Mapping[str, Exception]) -> None:
         self.done: list[tuple[str, str]] = []
@@ -49,11 +63,15 @@ class Rolling:
         where = LOOP if threading.get_ident() == self._loop else POOL
         fault = self._faults.pop(what, None)
         if fault is not None:
+            self.is_half = isinstance(fault, BackpressureError)
             raise fault
         self.done.append((what, where))
 
     def is_prompt(self, stream: str | None = None) -> bool:
         return stream in (None, STREAM)
+
+    def is_half_carried(self, parcel: Parcel) -> bool:
+        return self.is_half
 
     def carry(self, parcel: Parcel) -> None:
         self._do(bytes(parcel.batch[:5]).decode())
@@ -100,8 +118,8 @@ def no_room() -> Exception:
     return fault
 
 
-def parcel(name: str, stream: str = STREAM, size: int = 10, *, is_compressed: bool = False) -> Parcel:
-    return Parcel(stream, 0, name.encode().ljust(size, b"."), is_compressed)
+def parcel(name: str, stream: str = STREAM, size: int = 10, records: int = 1, *, is_compressed: bool = False) -> Parcel:
+    return Parcel(stream, 0, name.encode().ljust(size, b"."), records, is_compressed)
 
 
 def write(*effects: GatewayEffect) -> Procedure[Any]:
@@ -166,9 +184,10 @@ def test_where_there_is_no_room_a_thread_of_the_pool_goes_on(full: str) -> None:
     [
         Carry(parcel("two..", OTHER)),
         Carry(parcel("two..", size=PROMPT_BYTES - 9)),
-        Carry(parcel("two..", size=PROMPT_COMPRESSED_BYTES + 1, is_compressed=True)),
+        Carry(parcel("two..", is_compressed=True)),
+        Carry(parcel("two..", records=PROMPT_RECORDS)),
     ],
-    ids=["a stream that has not joined", "many bytes in all", "a compressed batch"],
+    ids=["a stream that has not joined", "many bytes in all", "a compressed batch", "many records in all"],
 )
 def test_what_may_take_long_is_done_by_the_pool(waiting: GatewayEffect) -> None:
     effects = (Carry(parcel("one..")), waiting, Carry(parcel("three")), Save({}))
@@ -177,7 +196,11 @@ def test_what_may_take_long_is_done_by_the_pool(waiting: GatewayEffect) -> None:
 
 
 def test_as_many_bytes_as_may_be_are_written_on_the_loops_own_thread() -> None:
-    effects = Carry(parcel("one..", size=PROMPT_BYTES - 10)), Carry(parcel("two..")), Save({})
+    effects = (
+        Carry(parcel("one..", size=PROMPT_BYTES - 10, records=PROMPT_RECORDS - 1)),
+        Carry(parcel("two..")),
+        Save({}),
+    )
     _, rolling, _, _ = carried_out(effects)
     assert {where for _, where in rolling.done} == {LOOP}
 
@@ -228,12 +251,31 @@ def test_what_nobody_foresaw_drops_the_id(at: str, where: str) -> None:
 
 
 def test_half_of_a_batch_is_not_written_again() -> None:
-    """There was no room in the middle of it: what was written of it is not known to the procedure."""
+    """There was no room in the middle of it: a thread of the pool goes on with the rest, which the client knows."""
+    answer, rolling, serving, _ = carried_out(THREE, {"two..": BackpressureError("no room for the rest")})
+    assert answer == [None, None, Ticket(serving, 0, "future")]  # type: ignore[arg-type]
+    assert rolling.done == [("one..", LOOP), ("two..", POOL), ("save", POOL)]
+    assert not rolling.is_dropped
+
+
+def test_half_of_a_batch_for_which_there_is_no_room_drops_the_id() -> None:
     fault = BackpressureError("no room for the rest")
-    answer, rolling, _, _ = carried_out(THREE, {"two..": fault})
+    answer, rolling, _, _ = carried_out(THREE, {"two..": fault}, before=unsure)
     assert answer is fault
-    assert rolling.done == [("one..", LOOP)]
+    assert rolling.done == [("one..", POOL)]
     assert rolling.is_dropped
+
+
+@pytest.mark.parametrize("before", [as_it_is, unsure], ids=[LOOP, POOL])
+def test_what_was_written_without_a_savepoint_is_not_gone_on_with(
+    before: Callable[[Serving, Register], None],
+) -> None:
+    """Sent again it would be a duplicate, and acknowledged, though no savepoint says so."""
+    fault = InvalidRequestError("too many notes")
+    answer, rolling, serving, _ = carried_out(THREE, {"save": fault}, before=before)
+    assert answer is fault
+    assert rolling.is_dropped
+    assert serving.held is None
 
 
 @pytest.mark.parametrize("where", [LOOP, POOL])
@@ -250,7 +292,7 @@ def test_who_is_fenced_lets_go_of_the_id(where: str) -> None:
 
 def test_an_answer_leaves_the_id_as_it_is() -> None:
     def refused(held: Held) -> Procedure[None]:
-        yield THREE[0]
+        yield THREE[2]
         raise RefusedError(Step.STALE, "over")
 
     async def body() -> None:

@@ -69,6 +69,10 @@ class Line:
         )
         return self._pace.look(seen, now_s, requests_wait=requests_wait, answers_wait=self._answers.is_crowded)
 
+    def wrote(self, size: int) -> None:
+        """Note that so many bytes of answers were written."""
+        self.written += size
+
     def abort(self) -> None:
         """Close it at once; what was written and not taken is lost."""
         self.is_aborted = True
@@ -200,7 +204,7 @@ async def serve(
         await dispatcher.close()
         await asyncio.wait({sending})
         line.give(line.held)
-        stream.close()
+        await stream.close_within(line.gone_s)
 
 
 def _tell_strange(fault: MalformedError, observer: Observer) -> None:
@@ -232,10 +236,8 @@ async def _send(
                 continue
             data = await task
             if data is not None:
-                stream.send(data)
+                await stream.deliver(data, line.wrote)
                 observer.sent(len(data))
-                line.written += 4 + len(data)
-                await stream.drain()
                 line.give(len(data) if answers.qsize() else line.held)
         except (MalformedError, BrokerGoneError, OSError) as fault:
             if isinstance(fault, MalformedError):

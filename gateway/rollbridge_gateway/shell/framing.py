@@ -1,8 +1,8 @@
 """Messages of the Kafka protocol on a connection, each behind its length: of clients to this gateway, and of its own.
 
-A large message is received where it stays: its memory is there before its bytes come, and the event loop reads them
-right into it. So what is relayed is copied once by the kernel on each side, and not at all in between. Small ones are
-read together, many with one call of the system::
+A large message is received where it stays: the event loop reads right into its memory, which grows as it fills. So what
+is relayed is copied once by the kernel on each side, and hardly in between. Small ones are read together, many with one
+call of the system::
 
     waiting, not consumed yet               a large message on its way
     +--------+---------+--------+------     +------------------------+-----------------+
@@ -22,11 +22,14 @@ from typing import Final, cast
 from weakref import WeakKeyDictionary
 
 from rollbridge_gateway.bounds import Message
+from rollbridge_gateway.pace import PIECE_BYTES
+from rollbridge_gateway.wire import LENGTH_BYTES
 
 AHEAD_BYTES: Final = 64 << 10
 """Most bytes that are read before they are asked for."""
 _LARGE_BYTES: Final = 16 << 10
-_LENGTH_BYTES: Final = 4
+_FIRST_BYTES: Final = 1 << 20
+"""Memory that a large message has at first."""
 _JOINED_BYTES: Final = 16 << 10
 """A message up to this is written in one piece with its length, as each piece is a call of the system."""
 
@@ -42,7 +45,7 @@ def _scratch_of(loop: asyncio.AbstractEventLoop) -> memoryview:
 
 
 class MessageStream(asyncio.BufferedProtocol):
-    """One connection, as messages. Belongs to one event loop; one task at a time receives, and one sends.
+    """One connection, as messages. Belongs to one event loop; one task receives, any number send.
 
     Attributes:
         received: Bytes that have come.
@@ -60,14 +63,15 @@ class MessageStream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._scratch = _scratch_of(self._loop)
         self._ahead = bytearray()
-        self._body: memoryview | None = None
-        self._has_come = 0
+        self._large_one: bytearray | None = None
+        self._large_bytes = self._has_come = 0
         self._reader: asyncio.Future[None] | None = None
         self._is_paused = False
         self._has_ended = False
         self._is_lost = False
         self._is_full = False
-        self._writer: asyncio.Future[None] | None = None
+        self._is_encrypted = False
+        self._writers: set[asyncio.Future[None]] = set()
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
@@ -96,10 +100,10 @@ class MessageStream(asyncio.BufferedProtocol):
             EOFError: the connection ends before.
         """
         ahead = self._ahead
-        while len(ahead) < _LENGTH_BYTES:
+        while len(ahead) < LENGTH_BYTES:
             await self._more()
-        found = int.from_bytes(ahead[:_LENGTH_BYTES], "big", signed=True)
-        del ahead[:_LENGTH_BYTES]
+        found = int.from_bytes(ahead[:LENGTH_BYTES], "big", signed=True)
+        del ahead[:LENGTH_BYTES]
         return found
 
     async def message(self, size: int) -> Message:
@@ -116,21 +120,19 @@ class MessageStream(asyncio.BufferedProtocol):
                 await self._more()
         data = bytes(memoryview(ahead)[:size])
         del ahead[:size]
-        self._read_on()
+        if len(ahead) <= AHEAD_BYTES // 2:  # or else each message would be read by itself
+            self._read_on()
         return data
 
     async def _large(self, size: int) -> bytearray:
-        data = bytearray(size)
-        self._has_come = len(self._ahead)
-        data[: self._has_come] = self._ahead
-        self._ahead.clear()
-        with memoryview(data) as body:
-            self._body = body
-            try:
-                while self._has_come < size:
-                    await self._more()
-            finally:
-                self._body = None
+        data = self._ahead  # its memory becomes the message's
+        self._ahead, self._has_come = bytearray(), len(data)
+        self._large_one, self._large_bytes = data, size
+        try:
+            while self._has_come < size:
+                await self._more()
+        finally:
+            self._large_one = None
         return data
 
     async def _more(self) -> None:
@@ -157,14 +159,42 @@ class MessageStream(asyncio.BufferedProtocol):
         Raises:
             ConnectionResetError: the connection is closed.
         """
+        length = len(data).to_bytes(LENGTH_BYTES, "big")
+        if len(data) <= _JOINED_BYTES:
+            self._write(length + data)
+        else:
+            self._write(length)
+            self._write(data)
+
+    def _write(self, data: Message | memoryview) -> None:
         if self.transport.is_closing():
             raise ConnectionResetError("the connection is closed")
-        length = len(data).to_bytes(_LENGTH_BYTES, "big")
-        if len(data) <= _JOINED_BYTES:
-            self.transport.write(length + data)
-        else:
-            self.transport.write(length)
-            self.transport.write(data)
+        self.transport.write(data)
+
+    async def deliver(self, data: Message, gone: Callable[[int], None]) -> None:
+        """Send a message, and wait until most of it has gone.
+
+        TLS takes what it is given at once, and does not say how much of it waits: it is given a piece after another.
+
+        Args:
+            data: The message.
+            gone: Told of each piece that was handed over, with its bytes.
+
+        Raises:
+            ConnectionResetError: the connection is closed.
+        """
+        if self._is_encrypted and len(data) > _JOINED_BYTES:
+            self._write(len(data).to_bytes(LENGTH_BYTES, "big"))
+            gone(LENGTH_BYTES)
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = memoryview(data)[at : at + PIECE_BYTES]
+                self._write(piece)
+                gone(len(piece))
+                await self.drain()
+            return
+        self.send(data)
+        gone(LENGTH_BYTES + len(data))
+        await self.drain()
 
     async def drain(self) -> None:
         """Wait until the connection takes more.
@@ -173,8 +203,12 @@ class MessageStream(asyncio.BufferedProtocol):
             ConnectionResetError: it is closed.
         """
         if self._is_full and not self._is_lost:
-            self._writer = self._loop.create_future()
-            await self._writer
+            waiter = self._loop.create_future()
+            self._writers.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._writers.discard(waiter)
         if self._is_lost:
             raise ConnectionResetError("the connection is closed")
 
@@ -183,27 +217,37 @@ class MessageStream(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def closed(self) -> None:
-        """Wait until it is closed."""
-        await asyncio.shield(self._closed)
+    async def close_within(self, seconds: float) -> None:
+        """Close the connection; what has not gone by then is lost."""
+        self.close()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._closed)
+        except TimeoutError:
+            self.transport.abort()
 
     # Of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self._opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._body is not None:
-            return self._body[self._has_come :]
-        return self._scratch[: AHEAD_BYTES - len(self._ahead)]
+        data = self._large_one
+        if data is None:
+            return self._scratch[: AHEAD_BYTES - len(self._ahead)]
+        if self._has_come == len(data):
+            # No memory for what was only announced: there is as much more as has come.
+            data += bytes(min(max(self._has_come, _FIRST_BYTES), self._large_bytes - self._has_come))
+        return memoryview(data)[self._has_come :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes
-        if self._body is not None:
+        if self._large_one is not None:
             self._has_come += nbytes
-            if self._has_come == len(self._body):
-                self._body = None  # there may be another read before whoever waits for it goes on
+            if self._has_come == self._large_bytes:
+                self._large_one = None  # there may be another read before whoever waits for it goes on
         else:
             self._ahead += self._scratch[:nbytes]
             if len(self._ahead) >= AHEAD_BYTES and not self._is_paused:
@@ -214,12 +258,12 @@ class MessageStream(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._has_ended = True
         self._wake(self._reader)
-        return self.transport.get_extra_info("sslcontext") is None  # its answers still go out
+        return not self._is_encrypted  # its answers still go out
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended = self._is_lost = True
         self._wake(self._reader)
-        self._wake(self._writer)
+        self._wake_writers()
         self._wake(self._closed)
 
     def pause_writing(self) -> None:
@@ -227,7 +271,11 @@ class MessageStream(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._wake(self._writer)
+        self._wake_writers()
+
+    def _wake_writers(self) -> None:
+        for waiter in self._writers:
+            self._wake(waiter)
 
     @staticmethod
     def _wake(waiter: asyncio.Future[None] | None) -> None:

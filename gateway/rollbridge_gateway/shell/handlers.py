@@ -92,7 +92,7 @@ class ClientConnection:
         }
 
     async def dispatch(self, data: Message, head: Head) -> Awaitable[Message | None]:
-        """Begin to serve a request. See :class:`rollbridge_gateway.shell.connection.Dispatcher`."""
+        """Begin to serve a request. See :class:`rollbridge_gateway.shell.connection.Responder`."""
         if head.key == Api.API_VERSIONS:
             return self._api_versions(data, head)
         room = room_of(head.key, head.version)

@@ -79,6 +79,7 @@ class Parcel(NamedTuple):
     stream: str
     partition: int
     batch: bytes
+    records: int
     is_compressed: bool = False
 
 
@@ -91,9 +92,10 @@ class Ticket(NamedTuple):
 
 
 PROMPT_BYTES: Final = 64 << 10
-"""Most bytes of batches that a procedure writes on the loop's own thread."""
-PROMPT_COMPRESSED_BYTES: Final = 4 << 10
-"""The same of a compressed batch, which may become a thousand times as large."""
+"""Most bytes of batches that a procedure writes on the loop's own thread. None of them is compressed, since few bytes
+may become many then."""
+PROMPT_RECORDS: Final = 1_000
+"""Most records of them: a record may take a microsecond, or seven bytes."""
 
 
 class Progress(Generic[T]):
@@ -105,10 +107,11 @@ class Progress(Generic[T]):
         go_on: Takes the result of the last effect, and returns the next one.
         result: Result of the last effect, or its error.
         answer: Its answer, once it has ended.
-        prompt_left: Bytes that may still be written on the loop's own thread.
+        bytes_left, records_left: What may still be written on the loop's own thread.
+        is_unsaved: Whether something was written behind which there is no savepoint.
     """
 
-    __slots__ = ("answer", "effect", "go_on", "procedure", "prompt_left", "result")
+    __slots__ = ("answer", "bytes_left", "effect", "go_on", "is_unsaved", "procedure", "records_left", "result")
 
     def __init__(self, procedure: Procedure[T]) -> None:
         self.procedure = procedure
@@ -116,7 +119,8 @@ class Progress(Generic[T]):
         self.go_on: Callable[[Any], GatewayEffect] = procedure.send
         self.result: Any = None
         self.answer: T
-        self.prompt_left = PROMPT_BYTES
+        self.bytes_left, self.records_left = PROMPT_BYTES, PROMPT_RECORDS
+        self.is_unsaved = False
 
 
 class Serving:
@@ -157,7 +161,7 @@ class Producers:
         Args:
             bridge: Connection whose clients the ids are.
             register: Where ids are held; its ``lost`` is :meth:`wanted`.
-            writers: Threads for what writes, which waits for little.
+            writers: Threads for what writes and may not be written on the loop's own.
             others: Threads for what waits for leaders and ZooKeeper.
             ids_max: Most ids that are served at once; those that are not in use make room.
             fresh_ms: Age of an entry from which on the use of its id shows in it.
@@ -223,7 +227,8 @@ class Producers:
             except Exception as fault:
                 serving.drop()
                 if isinstance(fault, ClientFencedError | NotHeldError):
-                    await self._loop.run_in_executor(self._pool, self._close, serving)
+                    with suppress(RuntimeError):  # the gateway ends, and with it what it holds
+                        await self._loop.run_in_executor(self._writers, self._close, serving)
                 raise
 
     def _is_at_hand(self, serving: Serving) -> bool:
@@ -365,13 +370,19 @@ class Producers:
                 try:
                     progress.result, progress.go_on = self._effect(serving, progress.effect), procedure.send
                 except Exception as fault:
-                    if not may_wait and _has_no_room(progress.effect, fault):
+                    if not may_wait and _has_no_room(serving, progress.effect, fault):
                         return False
                     progress.result, progress.go_on = fault, procedure.throw
+                else:
+                    progress.is_unsaved = isinstance(progress.effect, Carry | AddOffsets)
                 progress.effect = None
         except StopIteration as stop:
             progress.answer = stop.value
             return True
+        except _ANSWERS:
+            if progress.is_unsaved:
+                serving.drop()  # or else what was written would be taken for acknowledged when it is sent again
+            raise
 
     def _effect(self, serving: Serving, effect: GatewayEffect) -> Any:
         rolling, bridge = serving.rolling, self._bridge
@@ -415,10 +426,10 @@ def _is_prompt(serving: Serving, progress: Progress[Any]) -> bool:
     assert rolling is not None
     match progress.effect:
         case Carry(parcel):
-            size = len(parcel.batch)
-            if size > (PROMPT_COMPRESSED_BYTES if parcel.is_compressed else progress.prompt_left):
+            progress.bytes_left -= len(parcel.batch)
+            progress.records_left -= parcel.records
+            if parcel.is_compressed or progress.bytes_left < 0 or progress.records_left < 0:
                 return False
-            progress.prompt_left -= size
             return rolling.is_prompt(parcel.stream)
         case Save():
             return rolling.is_prompt()
@@ -426,11 +437,14 @@ def _is_prompt(serving: Serving, progress: Progress[Any]) -> bool:
             return False
 
 
-def _has_no_room(effect: GatewayEffect, fault: Exception) -> bool:
-    """Return whether nothing of an effect was done, as there was no room for it at once."""
+def _has_no_room(serving: Serving, effect: GatewayEffect, fault: Exception) -> bool:
+    """Return whether there was no room at once for an effect, of which nothing was done, or which goes on."""
+    rolling = serving.rolling
     match effect:
-        case Carry():
-            return isinstance(fault, NothingWrittenError) and isinstance(fault.__cause__, BackpressureError)
+        case Carry(parcel) if isinstance(fault, NothingWrittenError):
+            return isinstance(fault.__cause__, BackpressureError)
+        case Carry(parcel):
+            return isinstance(fault, BackpressureError) and rolling is not None and rolling.is_half_carried(parcel)
         case Save():
             return isinstance(fault, BackpressureError)
         case _:

@@ -45,6 +45,7 @@ class Rolling:
         self._client = client
         self._txn: Transaction | None = None
         self._targets: dict[str, tuple[PartStream, Target]] = {}
+        self._rest: tuple[Any, list[CarriedFrame]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +54,7 @@ class Rolling:
 
     def drop(self) -> None:
         """Forget the open transaction, which stays open."""
-        self._txn = None
+        self._txn = self._rest = None
         self._targets.clear()
 
     def close(self) -> None:
@@ -103,12 +104,17 @@ class Rolling:
         return self._txn is not None and self._txn.is_prompt(stream)
 
     def carry(self, parcel: Any) -> None:
-        """Write a batch, all of it or nothing.
+        """Write a batch, all of it or nothing; one that is half written goes on.
 
         Raises:
-            NothingWritten: its cause says why.
+            NothingWrittenError: its cause says why.
+            BackpressureError: there was no room for the rest of it, see :meth:`is_half_carried`.
         """
         txn = self._open()
+        if self.is_half_carried(parcel):
+            assert self._rest is not None
+            self._put(txn, parcel, self._rest[1], is_begun=True)
+            return
         try:
             lane = txn.lane(parcel.stream)
             target = self._target_of(lane)
@@ -116,7 +122,11 @@ class Rolling:
             frames = carry(parcel.batch, parcel.partition, target, author)
         except (InvalidRequestError, CorruptDataError) as fault:
             raise NothingWrittenError(str(fault)) from fault
-        self._put(txn, lane.route.stream, frames)
+        self._put(txn, parcel, frames)
+
+    def is_half_carried(self, parcel: Any) -> bool:
+        """Return whether some frames of a batch were written, and the others were not for lack of room."""
+        return self._rest is not None and self._rest[0] is parcel
 
     def _target_of(self, lane: PartStream) -> Target:
         """Return what a batch has to know of a stream; of a lane it is the same for its whole life."""
@@ -128,15 +138,17 @@ class Rolling:
         self._targets[route.stream] = lane, found
         return found
 
-    def _put(self, txn: Transaction, stream: str, frames: list[CarriedFrame]) -> None:
-        is_begun = False
-        for frame in frames:
+    def _put(self, txn: Transaction, parcel: Any, frames: list[CarriedFrame], *, is_begun: bool = False) -> None:
+        self._rest = None
+        for number, frame in enumerate(frames):
             try:
-                txn.put_batch(stream, frame.at, frame.batch, frame.first, frame.last, frame.records)
+                txn.put_batch(parcel.stream, frame.at, frame.batch, frame.first, frame.last, frame.records)
             except (TransactionTooLargeError, BackpressureError) as fault:
-                if is_begun:
-                    raise  # some of it was written: the id is dropped, and goes on from its last savepoint
-                raise NothingWrittenError(str(fault)) from fault
+                if not is_begun:
+                    raise NothingWrittenError(str(fault)) from fault
+                if isinstance(fault, BackpressureError):
+                    self._rest = parcel, frames[number:]
+                raise  # unless it goes on, the id is dropped, and served again from its last savepoint
             is_begun = True
 
     def send_offsets(self, offsets: GroupCommit) -> None:

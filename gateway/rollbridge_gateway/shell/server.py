@@ -34,7 +34,7 @@ from rollbridge_gateway.shell.rooms import Room
 from rollbridge_gateway.shell.topics import REFRESH_S, Topics
 from rollbridge_gateway.shell.world import Brokers, BrokerWatch
 from rollbridge_gateway.versions import Api
-from rollbridge_gateway.wire import Head
+from rollbridge_gateway.wire import LENGTH_BYTES, Head
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ RIGHTS_S: Final = 60.0
 """Between two looks at this gateway's own rights."""
 RIGHTS_MAX: Final = 1_000
 """Topics of which it looks at its rights."""
-LENGTH_BYTES: Final = 4
-"""Bytes before each request and answer."""
 ASKED_MAX: Final = 100_000
 """Client ids of which it is remembered what they have asked Metadata about."""
 HOMES_MAX: Final = 100
@@ -287,9 +285,10 @@ class Server:
         self.counts.connections += 1
         task = self._loop.create_task(self._accept(broker, stream), name="client")
         self._clients.add(task)
-        task.add_done_callback(self._left)
+        task.add_done_callback(partial(self._left, stream))
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _left(self, stream: MessageStream, task: asyncio.Task[None]) -> None:
+        stream.close()
         self.counts.connections -= 1
         self._clients.discard(task)
 

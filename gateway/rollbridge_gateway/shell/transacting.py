@@ -439,7 +439,7 @@ def _incoming(where: Where, stream: str, records: Any) -> Incoming:
         Pair(header.producer_id, header.producer_epoch),
         header.base_sequence,
         header.record_count,
-        Parcel(stream, where[1], batch, header.compression != Compression.NONE),
+        Parcel(stream, where[1], batch, header.record_count, header.compression != Compression.NONE),
     )
 
 
