@@ -84,7 +84,7 @@ def test_a_request_goes_with_the_process_that_asked(client: rollbridge.Bridge, s
 
 
 @pytest.mark.long
-def test_a_stream_with_thousands_of_epochs_is_deleted(client: rollbridge.Bridge, scope: str) -> None:
+def test_a_stream_with_thousands_of_epochs_is_deleted(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
     client.admin.create_stream(f"{scope}/old")
     name = StreamName.parse(f"{scope}/old")
@@ -94,7 +94,8 @@ def test_a_stream_with_thousands_of_epochs_is_deleted(client: rollbridge.Bridge,
     assert client._metadata.session.exists(paths.stream(name)) is None
     with client.transaction(f"{scope}/orders") as transaction:
         transaction.write(f"{scope}/orders", key=b"k", value=b"goes on")
-    assert controller_epoch(client._metadata.session, GroupName(scope)) == before, "the lead has changed"
+    has_led_on = controller_epoch(client._metadata.session, GroupName(scope)) == before
+    assert has_led_on or site.lost_its_session(), "the lead has changed"
 
 
 def test_a_deletion_that_was_begun_is_answered_by_who_ends_it(

@@ -103,8 +103,8 @@ def test_what_stood_on_the_volumes_is_served_again_and_nothing_of_it_twice(
             left.flush()
             with at_work(site) as done:
                 until(lambda: done() > 20)
-                volumes.snapshot("kafka")
                 certain = done()
+                volumes.snapshot("kafka")
                 until(lambda: done() > certain + 20)
             client.admin.scale(STREAM, seal=[1], ranges=[(0.5, 0.75), (0.75, 1.0)])
             with client.cas_writer(ACCOUNTS) as writer:
