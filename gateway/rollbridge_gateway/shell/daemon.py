@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterable
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 START_S: Final = 30.0
 """Longest wait for ZooKeeper at the start."""
+_GARBAGE: Final = (20_000, 10, 10)
+"""Objects made, and collections, between two collections of garbage: a request makes a hundred, and leaves no cycle."""
 ANSWER_S: Final = 2.0
 """Longest wait for the event loop to say what it has counted; who asks for health waits a second longer."""
 
@@ -53,6 +56,8 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
         security=settings.connection.zookeeper_security,
     )
     session.start(START_S)
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(*_GARBAGE)
     try:
         with connected(settings) as bridge, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, bridge, session, ready))

@@ -29,7 +29,7 @@ AHEAD_BYTES: Final = 64 << 10
 """Most bytes that are read before they are asked for."""
 _LARGE_BYTES: Final = 16 << 10
 _FIRST_BYTES: Final = 1 << 20
-"""Memory that a large message has at first."""
+"""Memory that a client's large message has at first."""
 _JOINED_BYTES: Final = 16 << 10
 """A message up to this is written in one piece with its length, as each piece is a call of the system."""
 
@@ -51,19 +51,23 @@ class MessageStream(asyncio.BufferedProtocol):
         received: Bytes that have come.
     """
 
-    def __init__(self, opened: Callable[[MessageStream], None] = lambda stream: None) -> None:
+    def __init__(
+        self, opened: Callable[[MessageStream], None] = lambda stream: None, *, is_trusted: bool = False
+    ) -> None:
         """Prepare.
 
         Args:
             opened: Called once it is connected, with TLS where that is used.
+            is_trusted: Whether the other side is a broker: what it announces comes.
         """
         self.received = 0
+        self._is_trusted = is_trusted
         self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._scratch = _scratch_of(self._loop)
         self._ahead = bytearray()
-        self._large_one: bytearray | None = None
+        self._body, self._is_filling = bytearray(), False
         self._large_bytes = self._has_come = 0
         self._reader: asyncio.Future[None] | None = None
         self._is_paused = False
@@ -76,13 +80,15 @@ class MessageStream(asyncio.BufferedProtocol):
 
     @classmethod
     async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None) -> MessageStream:
-        """Connect to a server.
+        """Connect to a broker.
 
         Raises:
             OSError: it cannot be reached.
         """
         loop = asyncio.get_running_loop()
-        _, stream = await loop.create_connection(cls, host, port, ssl=tls, server_hostname=host if tls else None)
+        _, stream = await loop.create_connection(
+            lambda: cls(is_trusted=True), host, port, ssl=tls, server_hostname=host if tls else None
+        )
         return stream
 
     @property
@@ -125,14 +131,15 @@ class MessageStream(asyncio.BufferedProtocol):
         return data
 
     async def _large(self, size: int) -> bytearray:
-        data = self._ahead  # its memory becomes the message's
-        self._ahead, self._has_come = bytearray(), len(data)
-        self._large_one, self._large_bytes = data, size
+        self._body, self._has_come, self._large_bytes = self._ahead, len(self._ahead), size
+        self._ahead = bytearray()
+        self._is_filling = True
         try:
             while self._has_come < size:
                 await self._more()
         finally:
-            self._large_one = None
+            self._is_filling = False
+        data, self._body = self._body, bytearray()
         return data
 
     async def _more(self) -> None:
@@ -234,20 +241,25 @@ class MessageStream(asyncio.BufferedProtocol):
         self._opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        data = self._large_one
-        if data is None:
+        if not self._is_filling:
             return self._scratch[: AHEAD_BYTES - len(self._ahead)]
-        if self._has_come == len(data):
-            # No memory for what was only announced: there is as much more as has come.
-            data += bytes(min(max(self._has_come, _FIRST_BYTES), self._large_bytes - self._has_come))
-        return memoryview(data)[self._has_come :]
+        if self._has_come == len(self._body):
+            self._grow()
+        return memoryview(self._body)[self._has_come :]
+
+    def _grow(self) -> None:
+        """Make room for the rest of a large message, of a client for no more than twice what has come."""
+        size = self._large_bytes if self._is_trusted else min(self._large_bytes, max(2 * self._has_come, _FIRST_BYTES))
+        larger = bytearray(size)  # which costs nothing before it is written to
+        larger[: self._has_come] = self._body
+        self._body = larger
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes
-        if self._large_one is not None:
+        if self._is_filling:
             self._has_come += nbytes
-            if self._has_come == self._large_bytes:
-                self._large_one = None  # there may be another read before whoever waits for it goes on
+            # There may be another read before whoever waits for it goes on.
+            self._is_filling = self._has_come < self._large_bytes
         else:
             self._ahead += self._scratch[:nbytes]
             if len(self._ahead) >= AHEAD_BYTES and not self._is_paused:

@@ -69,6 +69,7 @@ END_S: Final = 20.0
 """Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
+_WRITES: Final = (Carry, AddOffsets)
 _ANSWERS: Final = (NotDoneError, InvalidRequestError, NotFoundError)
 """What leaves an id as it is: nothing was written."""
 
@@ -374,7 +375,7 @@ class Producers:
                         return False
                     progress.result, progress.go_on = fault, procedure.throw
                 else:
-                    progress.is_unsaved = isinstance(progress.effect, Carry | AddOffsets)
+                    progress.is_unsaved = isinstance(progress.effect, _WRITES)
                 progress.effect = None
         except StopIteration as stop:
             progress.answer = stop.value
