@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -64,6 +65,11 @@ class Gateway:
         return dict(self.ports).get(broker, self.port)
 
 
+MOVED_S: Final = 300.0
+"""Seconds for which it is known that a client belonged to another gateway; its connections to that one have long failed
+by then, and each time it has asked for its coordinator."""
+
+
 def chosen(key: str, gateways: Iterable[Gateway]) -> Gateway:
     """Return the gateway that a client belongs to; when one goes, only its own clients move.
 
@@ -86,6 +92,46 @@ def chosen_broker(key: str, brokers: Iterable[int]) -> int:
         ValueError: there is none.
     """
     return max(brokers, key=lambda broker: (_weight(key, str(broker)), broker))
+
+
+class Moves:
+    """Which clients belong to another gateway than a while ago.
+
+    A broker's id is the same at each gateway. librdkafka, told that its coordinator is the broker that it was, goes on
+    with the address that it had, for ever: whoever has moved, and asks again, is told that there is none, which
+    makes it forget that address. Each connection tells it, since nobody knows which one it asked before.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._changes: deque[tuple[int, float, tuple[Gateway, ...]]] = deque()
+        self._count = 0
+
+    def changed(self, former: Sequence[Gateway], now_s: float) -> None:
+        """Note that other gateways are live than these; at the start there were none."""
+        if former:
+            self._count += 1
+            self._changes.append((self._count, now_s, tuple(former)))
+
+    def latest(self, client_id: str | None, gateways: Sequence[Gateway], now_s: float) -> int:
+        """Return the number of the last change since which a client belongs where it does; 0 if it was long ago.
+
+        Args:
+            client_id: The client.
+            gateways: The gateways that are live now.
+            now_s: The time, of the same clock.
+        """
+        while self._changes and self._changes[0][1] < now_s - MOVED_S:
+            self._changes.popleft()
+        present = _place(client_id, gateways)
+        return next(
+            (number for number, _, former in reversed(self._changes) if _place(client_id, former) != present), 0
+        )
+
+
+def _place(client_id: str | None, gateways: Iterable[Gateway]) -> tuple[str, str, int]:
+    mine = chosen(client_id or "", gateways)
+    return mine.name, mine.host, mine.port
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class ClientConnection:
         self.broker = broker
         self.line = line
         self.login = Login(is_needed=server.needs_login)
+        self._last_move = self._asked = 0
         self._connecting: asyncio.Future[Upstream] | None = None
         self._access = Rights(self.upstream, server.rights_s)
         self._transacting = transacting = Transacting(server, self._access)
@@ -276,6 +277,8 @@ class ClientConnection:
 
     async def _find_coordinator(self, data: Message, head: Head) -> Message:
         body = wire.read_body(data, head)
+        if self._is_to_forget(head.client_id):
+            return self._no_coordinator(body, head)
         if getattr(body, "key_type", 0) != _TRANSACTION:
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)
@@ -283,6 +286,26 @@ class ClientConnection:
         keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
         found_all = [self._coordinator(key, head.client_id) for key in keys]
         values: Mapping[str, Any] = {"coordinators": found_all} if head.version >= 4 else found_all[0]
+        return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    def _is_to_forget(self, client_id: str | None) -> bool:
+        """Return whether a client is to be told that there is no coordinator, see ``cluster.Moves``.
+
+        So it is each second time that it asks since it has moved. Once its library has learnt by Metadata where the
+        broker is now, it takes that address when there is a coordinator again; before that it goes on asking.
+        """
+        move = self.server.last_move(client_id)
+        if move != self._last_move:
+            self._last_move, self._asked = move, 0
+        self._asked += 1
+        return move > 0 and self._asked % 2 == 0
+
+    def _no_coordinator(self, body: Any, head: Head) -> bytes:
+        """Answer that there is none; see :class:`rollbridge_gateway.cluster.Moves`."""
+        keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
+        code = ErrorCode.coordinator_not_available
+        none_of = [{"key": key, "node_id": -1, "host": "", "port": -1, "error_code": code} for key in keys]
+        values: Mapping[str, Any] = {"coordinators": none_of} if head.version >= 4 else none_of[0]
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
     def _coordinator(self, key: str, client_id: str | None) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class Services(Protocol):
     def is_chosen(self, client_id: str | None) -> bool:
         """Return whether this is the gateway that a client belongs to."""
 
+    def last_move(self, client_id: str | None) -> int:
+        """Return the number of the change of gateways by which a client has moved lately; 0 if it has not."""
+
     def address_of(self, broker: int | None) -> tuple[str, int]:
         """Return the address of a broker, or of any."""
 
