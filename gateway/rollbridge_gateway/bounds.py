@@ -23,7 +23,7 @@ _STRING: Final = "string"
 _RECORDS: Final = "records"
 
 
-Message = bytes | bytearray
+RawMessage = bytes | bytearray
 """A request or an answer, as it came."""
 
 
@@ -64,7 +64,7 @@ def _plan(kind: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def check_bounds(data: Message, place: int, kind: Any) -> int:
+def check_bounds(data: RawMessage, place: int, kind: Any) -> int:
     """Walk through an entity, and return the place behind it.
 
     Args:
@@ -95,7 +95,7 @@ def check_bounds(data: Message, place: int, kind: Any) -> int:
     return place
 
 
-def _one(data: Message, place: int, field: _Field, *, flexible: bool) -> int:
+def _one(data: RawMessage, place: int, field: _Field, *, flexible: bool) -> int:
     if field.entity is not None:
         return check_bounds(data, place, field.entity)
     if field.size:
@@ -104,14 +104,14 @@ def _one(data: Message, place: int, field: _Field, *, flexible: bool) -> int:
     return _past(data, place, max(size, 0))
 
 
-def _past(data: Message, place: int, size: int) -> int:
+def _past(data: RawMessage, place: int, size: int) -> int:
     place += size
     if place > len(data):
         raise OutOfBoundsError(f"{size} bytes are claimed, and the request ends {place - len(data)} before")
     return place
 
 
-def _length(data: Message, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
+def _length(data: RawMessage, place: int, form: struct.Struct, *, flexible: bool) -> tuple[int, int]:
     """Return a length, -1 for null, and the place behind it."""
     if flexible:
         found, place = read_unsigned(data, place)
@@ -122,7 +122,7 @@ def _length(data: Message, place: int, form: struct.Struct, *, flexible: bool) -
     return found, place + form.size
 
 
-def read_unsigned(data: Message, place: int) -> tuple[int, int]:
+def read_unsigned(data: RawMessage, place: int) -> tuple[int, int]:
     """Return an unsigned varint and the place behind it.
 
     Raises:

@@ -23,7 +23,7 @@ from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
 
-from rollbridge_gateway.bounds import MalformedError, Message, OutOfBoundsError, check_bounds, read_unsigned
+from rollbridge_gateway.bounds import MalformedError, OutOfBoundsError, RawMessage, check_bounds, read_unsigned
 from rollbridge_gateway.versions import Api
 
 _HEAD: Final = struct.Struct(">hhih")
@@ -85,7 +85,7 @@ def is_flexible(key: int, version: int) -> bool:
     return bool(schema(key, version, EntityType.request).__header_schema__.__flexible__)
 
 
-def read_head(data: Message, *, is_flexible_request: Callable[[int, int], bool] = is_flexible) -> Head:
+def read_head(data: RawMessage, *, is_flexible_request: Callable[[int, int], bool] = is_flexible) -> Head:
     """Return the head of a request.
 
     Raises:
@@ -109,7 +109,7 @@ def read_head(data: Message, *, is_flexible_request: Callable[[int, int], bool] 
     return Head(key, version, correlation, client_id, place)
 
 
-def _skip_tags(data: Message, place: int) -> int:
+def _skip_tags(data: RawMessage, place: int) -> int:
     count, place = read_unsigned(data, place)
     for _ in range(count):
         _, place = read_unsigned(data, place)
@@ -120,7 +120,7 @@ def _skip_tags(data: Message, place: int) -> int:
     return place
 
 
-def peek_produce(data: Message, head: Head) -> Peeked:
+def peek_produce(data: RawMessage, head: Head) -> Peeked:
     """Return the transactional id of a Produce request of version 3 or newer, and its acks, without decoding it.
 
     Raises:
@@ -145,7 +145,7 @@ def peek_produce(data: Message, head: Head) -> Peeked:
         raise MalformedError(f"not a Produce request: {fault}") from fault
 
 
-def is_transactional_start(data: Message, head: Head) -> bool:
+def is_transactional_start(data: RawMessage, head: Head) -> bool:
     """Return whether an InitProducerId request has a transactional id."""
     try:
         if is_flexible(head.key, head.version):
@@ -155,7 +155,7 @@ def is_transactional_start(data: Message, head: Head) -> bool:
         raise MalformedError(f"not an InitProducerId request: {fault}") from fault
 
 
-def read_body(data: Message, head: Head) -> Any:
+def read_body(data: RawMessage, head: Head) -> Any:
     """Return the body of a request, an entity of kio's.
 
     What follows it is passed over, as brokers do: librdkafka's Metadata has some bytes too many.
@@ -171,7 +171,7 @@ def read_body(data: Message, head: Head) -> Any:
     return _read(data, head.body, kind)
 
 
-def read_answer(data: Message, key: int, version: int) -> Any:
+def read_answer(data: RawMessage, key: int, version: int) -> Any:
     """Return the body of a broker's answer, which begins with its correlation id.
 
     Raises:
@@ -187,7 +187,7 @@ def read_answer(data: Message, key: int, version: int) -> Any:
     return _read(data, place, kind)
 
 
-def _read(data: Message, place: int, kind: type[Any]) -> Any:
+def _read(data: RawMessage, place: int, kind: type[Any]) -> Any:
     try:
         body, _ = entity_reader(kind)(memoryview(data).toreadonly(), place)  # kio takes nothing that can be written to
     except Exception as fault:  # kio raises errors of its own, of struct, and of the types of fields
@@ -233,7 +233,7 @@ def with_body(head: Head, entity: Any) -> bytes:
     return b"".join((start, raw or b"", flexible, body.getvalue()))
 
 
-def framed(data: Message) -> bytes:
+def framed(data: RawMessage) -> bytes:
     """Return a request or an answer with its length before it."""
     return _CORRELATION.pack(len(data)) + data
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from rollbridge.kafka.ratelimit import limited
-from rollbridge_gateway.bounds import MalformedError, Message
+from rollbridge_gateway.bounds import MalformedError, RawMessage
 from rollbridge_gateway.pace import PIECE_BYTES, Closing, Pace, Traffic
 from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.relay import BrokerGoneError
@@ -29,7 +29,7 @@ REQUESTS_MAX: Final = 100
 """Most requests of a connection under way."""
 _HEAD_BYTES: Final = 10
 
-Answer = Awaitable[Message | None]
+Answer = Awaitable[RawMessage | None]
 """Bytes without their length, or None if the request has no answer."""
 
 
@@ -126,7 +126,7 @@ class Observer(Protocol):
 class Responder(Protocol):
     """Serves the requests of one connection."""
 
-    async def dispatch(self, data: Message, head: Head) -> Answer:
+    async def dispatch(self, data: RawMessage, head: Head) -> Answer:
         """Begin to serve a request; called in the order of requests, which what is begun here keeps.
 
         Raises:
@@ -166,7 +166,7 @@ async def serve(
         request_bytes_max: Largest request.
         observer: Is told of it.
     """
-    answers: asyncio.Queue[tuple[asyncio.Future[Message | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
+    answers: asyncio.Queue[tuple[asyncio.Future[RawMessage | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
     sending = asyncio.create_task(_send(answers, stream, line, room, observer), name="answers")
     try:
         while not line.is_aborted:
@@ -213,7 +213,7 @@ def _tell_strange(fault: MalformedError, observer: Observer) -> None:
     logger.debug("no request: %s", fault)
 
 
-async def _observed(begun: Answer, head: Head, observer: Observer) -> Message | None:
+async def _observed(begun: Answer, head: Head, observer: Observer) -> RawMessage | None:
     began_s = time.monotonic()
     answer = await begun
     observer.answered(head, time.monotonic() - began_s)
@@ -221,7 +221,7 @@ async def _observed(begun: Answer, head: Head, observer: Observer) -> Message | 
 
 
 async def _send(
-    answers: asyncio.Queue[tuple[asyncio.Future[Message | None], int] | None],
+    answers: asyncio.Queue[tuple[asyncio.Future[RawMessage | None], int] | None],
     stream: MessageStream,
     line: Line,
     room: Room,
@@ -255,6 +255,6 @@ async def _send(
             stream.close()
 
 
-def _ignore(task: asyncio.Future[Message | None]) -> None:
+def _ignore(task: asyncio.Future[RawMessage | None]) -> None:
     if not task.cancelled():
         task.exception()

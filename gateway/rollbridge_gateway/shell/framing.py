@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, cast
 from weakref import WeakKeyDictionary
 
-from rollbridge_gateway.bounds import Message
+from rollbridge_gateway.bounds import RawMessage
 from rollbridge_gateway.pace import PIECE_BYTES
 from rollbridge_gateway.wire import LENGTH_BYTES
 
@@ -112,7 +112,7 @@ class MessageStream(asyncio.BufferedProtocol):
         del ahead[:LENGTH_BYTES]
         return found
 
-    async def message(self, size: int) -> Message:
+    async def message(self, size: int) -> RawMessage:
         """Return the next message, of so many bytes.
 
         Raises:
@@ -160,7 +160,7 @@ class MessageStream(asyncio.BufferedProtocol):
 
     # Sending
 
-    def send(self, data: Message) -> None:
+    def send(self, data: RawMessage) -> None:
         """Send a message behind its length; :meth:`drain` waits until most of it has gone.
 
         Raises:
@@ -173,12 +173,12 @@ class MessageStream(asyncio.BufferedProtocol):
             self._write(length)
             self._write(data)
 
-    def _write(self, data: Message | memoryview) -> None:
+    def _write(self, data: RawMessage | memoryview) -> None:
         if self.transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         self.transport.write(data)
 
-    async def deliver(self, data: Message, gone: Callable[[int], None]) -> None:
+    async def deliver(self, data: RawMessage, gone: Callable[[int], None]) -> None:
         """Send a message, and wait until most of it has gone.
 
         TLS takes what it is given at once, and does not say how much of it waits: it is given a piece after another.

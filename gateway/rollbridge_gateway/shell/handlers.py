@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
-from rollbridge_gateway.bounds import MalformedError, Message
+from rollbridge_gateway.bounds import MalformedError, RawMessage
 from rollbridge_gateway.cluster import View, chosen_broker
 from rollbridge_gateway.logins import Login
 from rollbridge_gateway.pace import Closing
@@ -57,7 +57,7 @@ _BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL
 
 _NO_TIME: Final = timedelta(0)
 
-Handler = Callable[[Message, Head], Awaitable[Message | None]]
+Handler = Callable[[RawMessage, Head], Awaitable[RawMessage | None]]
 
 
 class ClientConnection:
@@ -92,7 +92,7 @@ class ClientConnection:
             Api.LIST_TRANSACTIONS: self._list_transactions,
         }
 
-    async def dispatch(self, data: Message, head: Head) -> Awaitable[Message | None]:
+    async def dispatch(self, data: RawMessage, head: Head) -> Awaitable[RawMessage | None]:
         """Begin to serve a request. See :class:`rollbridge_gateway.shell.connection.Responder`."""
         if head.key == Api.API_VERSIONS:
             return self._api_versions(data, head)
@@ -149,14 +149,14 @@ class ClientConnection:
             self._connecting = asyncio.ensure_future(connecting)
         return await asyncio.shield(self._connecting)
 
-    async def relay(self, data: Message, *, is_answered: bool = True) -> asyncio.Future[Message]:
+    async def relay(self, data: RawMessage, *, is_answered: bool = True) -> asyncio.Future[RawMessage]:
         """Send a request to the broker as it is; return its answer to come."""
         upstream = await self.upstream()
         answer = upstream.send(data, is_answered=is_answered)
         await upstream.drain()
         return answer
 
-    async def _passed_on(self, answer: asyncio.Future[Message], head: Head) -> Message:
+    async def _passed_on(self, answer: asyncio.Future[RawMessage], head: Head) -> RawMessage:
         """Return the answer to a plain Produce, without the addresses of brokers that newer ones may have."""
         data = await answer
         if head.version >= 10 and any(host.encode() in data for host in self.server.broker_hosts):
@@ -164,7 +164,7 @@ class ClientConnection:
             return wire.write_entity(replace(body, node_endpoints=()), head.correlation)
         return data
 
-    async def _authenticate(self, data: Message, head: Head) -> Message:
+    async def _authenticate(self, data: RawMessage, head: Head) -> RawMessage:
         answer = await (await self.relay(data))
         body = wire.read_answer(answer, head.key, head.version)
         lifetime_s = getattr(body, "session_lifetime", _NO_TIME).total_seconds()
@@ -203,7 +203,7 @@ class ClientConnection:
 
     # What brokers know
 
-    async def _api_versions(self, data: Message, head: Head) -> Message:
+    async def _api_versions(self, data: RawMessage, head: Head) -> RawMessage:
         versions = offered(self.server.brokers.versions)
         if self.server.needs_login:
             versions[Api.SASL_HANDSHAKE] = VersionRange(1, 1)  # version 0 is followed by bytes that are no requests
@@ -237,7 +237,7 @@ class ClientConnection:
         await self.server.fresh_topics()
         return self.server.view()
 
-    async def _metadata(self, data: Message, head: Head) -> Message:
+    async def _metadata(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         asked = body.topics
         if head.version == 0 and not asked:
@@ -270,12 +270,12 @@ class ClientConnection:
         denied = await self._access.without(operation, places.values())
         return {name for name, place in places.items() if place in denied}
 
-    async def _describe_cluster(self, data: Message, head: Head) -> Message:
+    async def _describe_cluster(self, data: RawMessage, head: Head) -> RawMessage:
         answer = await (await self.relay(data))
         found = wire.read_answer(answer, head.key, head.version)
         return wire.write_entity(self.server.view().describe_cluster(found, head.client_id), head.correlation)
 
-    async def _find_coordinator(self, data: Message, head: Head) -> Message:
+    async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         if self._is_to_forget(head.client_id):
             return self._no_coordinator(body, head)
@@ -317,7 +317,7 @@ class ClientConnection:
 
     # What lists transactions
 
-    async def _list_transactions(self, data: Message, head: Head) -> Message:
+    async def _list_transactions(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         answer = await (await self.relay(data)) if self.broker is not None else b""
         theirs = wire.read_answer(answer, head.key, head.version) if answer else None
@@ -326,7 +326,7 @@ class ClientConnection:
         ours = [item for item in listed if item.transactional_id in allowed]
         return wire.write_answer(head.key, head.version, head.correlation, list_transactions(body, theirs, ours))
 
-    async def _describe_transactions(self, data: Message, head: Head) -> Message:
+    async def _describe_transactions(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         names = [str(name) for name in body.transactional_ids]
         allowed = await self._access.describable(names)
@@ -338,7 +338,7 @@ class ClientConnection:
         shown = {topic for topic, place in places.items() if place not in hidden}
         return wire.write_entity(describe_transactions(names, found, shown), head.correlation)
 
-    async def _describe_producers(self, data: Message, head: Head) -> Message:
+    async def _describe_producers(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         view = await self._view()
         theirs = tuple(item for item in body.topics if str(item.name) not in view.virtual)
@@ -352,5 +352,5 @@ class ClientConnection:
         return wire.write_entity(values, head.correlation)
 
 
-async def _nothing(answer: asyncio.Future[Message]) -> None:
+async def _nothing(answer: asyncio.Future[RawMessage]) -> None:
     await answer

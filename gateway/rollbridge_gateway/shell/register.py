@@ -133,7 +133,7 @@ class Register:
 
     def turn(self) -> None:
         """Go on being alive, and see who is not any more; due every :attr:`turn_s` seconds."""
-        if self._turns % LOOKS == 0 or not self._id:
+        if self._turns % LOOKS == 0 or not self.is_alive():
             self.confirm()
         self._turns += 1
         self._look_at_others()

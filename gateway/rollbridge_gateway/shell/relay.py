@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from rollbridge_gateway import wire
-from rollbridge_gateway.bounds import Message
+from rollbridge_gateway.bounds import RawMessage
 from rollbridge_gateway.shell.framing import MessageStream
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Upstream:
         self._stream = stream
         self._room = room
         self._closed = closed
-        self._waiting: deque[asyncio.Future[Message]] = deque()
+        self._waiting: deque[asyncio.Future[RawMessage]] = deque()
         self._numbers = itertools.count(1)
         self._failed = False
         self._receiving = asyncio.create_task(self._receive(), name="upstream")
@@ -74,7 +74,7 @@ class Upstream:
             raise BrokerGoneError(f"broker {host}:{port} cannot be reached: {fault}") from fault
         return cls(stream, room, closed)
 
-    def send(self, data: Message, *, is_answered: bool = True) -> asyncio.Future[Message]:
+    def send(self, data: RawMessage, *, is_answered: bool = True) -> asyncio.Future[RawMessage]:
         """Send a request without its length; return the future answer, likewise.
 
         Raises:
@@ -86,7 +86,7 @@ class Upstream:
             self._stream.send(data)
         except ConnectionError as fault:
             raise BrokerGoneError(f"the broker has closed the connection: {fault}") from fault
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
         if is_answered:
             self._waiting.append(answer)
         else:

@@ -21,7 +21,7 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeE
 from rollbridge.kafka.batches import Compression
 from rollbridge.model.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway import procedures, wire
-from rollbridge_gateway.bounds import Message
+from rollbridge_gateway.bounds import RawMessage
 from rollbridge_gateway.carrying import check_batch
 from rollbridge_gateway.errors import KafkaFault, code_of, code_of_error, fault_of
 from rollbridge_gateway.identity import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
@@ -134,7 +134,7 @@ class Transacting:
 
     # InitProducerId
 
-    async def init_producer_id(self, data: Message, head: Head) -> bytes:
+    async def init_producer_id(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
         name = str(body.transactional_id)
         pair = Pair(int(getattr(body, "producer_id", -1)), int(getattr(body, "producer_epoch", -1)))
@@ -176,7 +176,7 @@ class Transacting:
 
     # AddPartitionsToTxn, AddOffsetsToTxn
 
-    async def add_partitions(self, data: Message, head: Head) -> bytes:
+    async def add_partitions(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
         name = str(body.v3_and_below_transactional_id)
         pair = Pair(int(body.v3_and_below_producer_id), int(body.v3_and_below_producer_epoch))
@@ -203,7 +203,7 @@ class Transacting:
         }
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
-    async def add_offsets(self, data: Message, head: Head) -> bytes:
+    async def add_offsets(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
         name = str(body.transactional_id)
         pair, ticket = Pair(int(body.producer_id), int(body.producer_epoch)), None
@@ -264,7 +264,7 @@ class Transacting:
 
     # Produce
 
-    async def produce(self, data: Message, head: Head) -> bytes | None:
+    async def produce(self, data: RawMessage, head: Head) -> bytes | None:
         body = wire.read_body(data, head)
         name = str(body.transactional_id)
         codes: dict[Where, ErrorCode] = {}
@@ -339,7 +339,7 @@ class Transacting:
 
     # TxnOffsetCommit
 
-    async def commit_offsets(self, data: Message, head: Head) -> bytes:
+    async def commit_offsets(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
         name, group = str(body.transactional_id), str(body.group_id)
         offsets = {
@@ -402,7 +402,7 @@ class Transacting:
 
     # EndTxn
 
-    async def end(self, data: Message, head: Head) -> bytes:
+    async def end(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
         name = str(body.transactional_id)
         pair = Pair(int(body.producer_id), int(body.producer_epoch))
