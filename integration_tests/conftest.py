@@ -6,6 +6,7 @@ import itertools
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -193,3 +194,17 @@ def payments(client: rollbridge.Bridge, scope: str) -> str:
     name = f"{scope}/payments"
     client.admin.create_stream(name, segments=3)
     return name
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[AnyCluster]:
+    """Servers of a module's own, which its tests may stop, pause and kill."""
+    with new_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
+    """A rollbridge on them."""
+    with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
+        yield site

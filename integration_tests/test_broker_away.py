@@ -17,7 +17,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 import rollbridge
-from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, write
@@ -43,20 +42,6 @@ with rollbridge.Consumer(config) as consumer:
             if message.error() is None:
                 print(message.value().decode(), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def own_cluster() -> Iterator[AnyCluster]:
-    """Servers that these tests may stop and kill."""
-    with new_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
-    """A rollbridge on them."""
-    with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
-        yield site
 
 
 @pytest.fixture

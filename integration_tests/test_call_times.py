@@ -11,17 +11,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
 import rollbridge
-from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, write
@@ -170,20 +168,6 @@ def with_time_outs() -> set[str]:
 def test_no_call_with_a_time_out_is_forgotten() -> None:
     assert with_time_outs() == CALLS | ELSEWHERE.keys() | SAME.keys()
     assert set(SAME.values()) <= CALLS
-
-
-@pytest.fixture(scope="module")
-def own_cluster() -> Iterator[AnyCluster]:
-    """Servers that these tests may stop."""
-    with new_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
-    """A rollbridge on them."""
-    with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
-        yield site
 
 
 class Lanes:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 import rollbridge
-from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, until
 from rollbridge.errors import (
@@ -22,20 +20,6 @@ from rollbridge.errors import (
 from rollbridge_devcluster.state import free_port
 
 QUICK = rollbridge.ClientOptions(connect_timeout_s=2.0)
-
-
-@pytest.fixture(scope="module")
-def own_cluster() -> Iterator[AnyCluster]:
-    """Servers that these tests may stop and kill."""
-    with new_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
-    """A rollbridge on them."""
-    with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
-        yield site
 
 
 @pytest.fixture

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.gateways import GatewayProcess, Servers
@@ -22,19 +19,6 @@ ANSWER_S = 15.0
 """A broker that does not answer is given up after 30 s: an answer that waits for that is none."""
 SMALL, LARGE = 3_000, 900_000
 ROUNDS = 20
-
-
-@pytest.fixture(scope="module")
-def own_cluster() -> Iterator[AnyCluster]:
-    """Servers that are paused here."""
-    with new_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def own_site(own_cluster: AnyCluster, tmp_path: Path) -> Iterator[Site]:
-    with Site(own_cluster, f"/{tmp_path.name}", tmp_path) as site:
-        yield site
 
 
 def answers(gateway: GatewayProcess) -> None:
