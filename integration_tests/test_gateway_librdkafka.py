@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import rollbridge
 from integration_tests.adapter_tools import stored_offsets
 from integration_tests.clients import Site, adopt, read_committed
-from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.patience import eventually
 
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -360,3 +361,86 @@ def test_a_producer_that_writes_to_several_groups_is_found_where_it_wrote_last(
     for stream, numbers in ((orders, (0, 2)), (other, (1, 3))):
         expected = (f"v-{number}-{half}-{i}" for number in numbers for half in range(2) for i in range(20))
         assert values(site.committed(stream)) == Counter(value.encode() for value in expected)
+
+
+@contextmanager
+def two_of_which_one_is_killed(
+    site: Site, gateway: GatewayProcess, logs: Path, unique_name: Callable[[str], str]
+) -> Iterator[tuple[GatewayProcess, GatewayProcess, str]]:
+    """A gateway that stays, one that is to be killed, and a client id that belongs to that one.
+
+    A client that knows the address of the first one alone is connected to it, and hears from it about its coordinator
+    before that one knows of the death. librdkafka keeps the address of a coordinator that is the broker that it was.
+    """
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    soon = ["--session-timeout=4"]
+    with (
+        GatewayProcess(servers, unique_name("left"), logs, soon) as left,
+        GatewayProcess(servers, unique_name("killed"), logs, soon) as killed,
+    ):
+        yield left, killed, client_of([killed.name], [left.name, gateway.name])
+
+
+def test_a_producer_whose_coordinator_moves_finds_it(
+    site: Site, gateway: GatewayProcess, tmp_path: Path, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    with two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, killed, name):
+        producer = producer_of(left, unique_name("moves"), **{"client.id": name})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic_of(ledger), b"before")
+        assert producer.flush(60) == 0
+        killed.kill()
+        producer.produce(topic_of(ledger), b"after")
+        producer.commit_transaction(120)
+    assert values(site.committed(ledger)) == {b"before": 1, b"after": 1}
+
+
+def test_a_consumer_whose_coordinator_moves_finds_it(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    with two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, killed, name):
+        consumer = Consumer(
+            {
+                "bootstrap.servers": left.address,
+                "client.id": name,
+                "group.id": unique_name("group"),
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        with closing(consumer):
+            consumer.subscribe([topic])
+            eventually(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 3, "it is a member")
+            killed.kill()
+            place = TopicPartition(topic, 0, 7)
+
+            def has_committed_again() -> bool:
+                consumer.poll(0)
+                try:
+                    consumer.commit(offsets=[place], asynchronous=False)
+                except KafkaException:
+                    return False
+                return True
+
+            eventually(has_committed_again, "its coordinator has taken an offset")
+            assert consumer.committed([place], 60)[0].offset == 7
+
+
+def test_who_asks_all_nodes_hears_of_each_group_once(
+    gateway: GatewayProcess, topic: str, unique_name: Callable[[str], str]
+) -> None:
+    """A gateway is listed beside the brokers whose groups its ports tell of."""
+    name = unique_name("group")
+    consumer = Consumer({"bootstrap.servers": gateway.address, "group.id": name})
+    admin = AdminClient({"bootstrap.servers": gateway.address})
+    with closing(consumer):
+        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        eventually(lambda: name in _groups(admin), "the group is listed")
+        assert Counter(_groups(admin))[name] == 1
+
+
+def _groups(admin: AdminClient) -> list[str]:
+    found = admin.list_consumer_groups(request_timeout=60).result(60)
+    assert not found.errors
+    return [item.group_id for item in found.valid]

@@ -2,16 +2,19 @@
 
 A client keeps the ids of brokers, and all of their addresses are those of one gateway: that to which rendezvous hashing
 of its ``client.id`` gives it. So a producer's coordinator and all leaders it writes to are one process, and when that
-one dies, the others agree on the next, without asking each other. The other gateways are listed as well, as brokers
-that lead nothing, under ids of their own: clients that ask only brokers they know of find the way by them.
+one dies, the others agree on the next, without asking each other. Gateways are listed as well, as brokers that lead
+nothing, under ids of their own: clients that ask only brokers they know of find the way by them, and a transaction's
+coordinator has the id of the gateway that serves it. librdkafka, told that its coordinator is the broker that it was,
+goes on with the address that it had; told of another one, it does not.
 
 ::
 
     client --- port of broker 1 ---+
            --- port of broker 2 ---+  gateway a  --- broker 1, broker 2, broker 3
            --- port of broker 3 ---+
-           --- first port ---------+  (bootstrap: relayed to any broker)
-           --- first port of gateway b: known as broker 1,000,000,000 and above, leads nothing
+           --- first port ---------+  (bootstrap, relayed to any broker; coordinator of transactions)
+           --- first port of gateway b
+           first ports are known as brokers 1,000,000,000 and above
 
 A stream with key ranges is a topic ``scope.stream`` with a fixed number of virtual partitions, all led by one broker. A
 partition there is no place: the key decides. Topics that streams have adopted, and all others, are the brokers' own.
@@ -56,8 +59,11 @@ class Gateway:
 
     @property
     def node_id(self) -> int:
-        """Id under which it is listed as a broker; the same wherever and whenever it is worked out."""
-        digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
+        """Id under which it is listed as a broker; the same wherever and whenever it is worked out.
+
+        At another address it is another one, see above.
+        """
+        digest = hashlib.blake2b(f"{self.name}@{self.host}:{self.port}".encode(), digest_size=8).digest()
         return GATEWAYS_FROM + int.from_bytes(digest, "big") % _GATEWAY_IDS
 
     def port_of(self, broker: int) -> int:
@@ -86,7 +92,7 @@ def _weight(key: str, name: str) -> bytes:
 
 
 def chosen_broker(key: str, brokers: Iterable[int]) -> int:
-    """Return the broker that is named as coordinator of a transactional id, or as leader of a virtual topic.
+    """Return the broker that tells of the transactions of a transactional id, or leads a virtual topic.
 
     Raises:
         ValueError: there is none.
@@ -97,9 +103,10 @@ def chosen_broker(key: str, brokers: Iterable[int]) -> int:
 class Moves:
     """Which clients belong to another gateway than a while ago.
 
-    A broker's id is the same at each gateway. librdkafka, told that its coordinator is the broker that it was, goes on
-    with the address that it had, for ever: whoever has moved, and asks again, is told that there is none, which
-    makes it forget that address. Each connection tells it, since nobody knows which one it asked before.
+    A group's coordinator is a broker, whose id is the same at each gateway. librdkafka, told that it is the broker
+    that it was, goes on with the address that it had, for ever: whoever has moved, and asks again, is told that there
+    is none, which makes it forget that address; it takes the next one from the answer. Each connection tells it
+    once, since nobody knows which one it asked before.
     """
 
     def __init__(self) -> None:
@@ -164,12 +171,10 @@ class View:
         """
         brokers = [self._moved(item, client_id) for item in answer.brokers]
         ids = [int(item.node_id) for item in answer.brokers]
-        mine = chosen(client_id or "", self.gateways)
-        others = sorted(item for item in self.gateways if item.name != mine.name)
         if brokers:
             brokers += [
                 replace(brokers[0], node_id=BrokerId(item.node_id), host=item.host, port=i32(item.port))
-                for item in others
+                for item in sorted(self.gateways)
             ]
         return replace(answer, brokers=tuple(brokers), topics=tuple(self._topics(answer, ids, asked, denied)))
 
@@ -213,6 +218,11 @@ class View:
             is_internal=False,
             partitions=partitions,
         )
+
+    def coordinator(self, client_id: str | None) -> tuple[int, str, int]:
+        """Return the coordinator of a client's transactions: id, host and port."""
+        mine = chosen(client_id or "", self.gateways)
+        return mine.node_id, mine.host, mine.port
 
     def describe_cluster(self, answer: Any, client_id: str | None) -> Any:
         """Return a broker's answer to DescribeCluster with addresses of gateways."""

@@ -3,7 +3,8 @@
 An API is in one of three rooms:
 
 * ``OWN``: answered here. Transactions are ours; brokers never hear of them.
-* ``REWRITTEN``: asked of a broker, whose answer has addresses of brokers in it. Those become the gateway's.
+* ``REWRITTEN``: asked of a broker, whose answer has addresses of brokers in it. Those become the gateway's, which also
+  lists itself: what clients collect from all brokers they know of is not told twice.
 * ``RELAYED``: bytes to a broker and back. Nothing is decoded, so any content passes.
 
 What is in none of them is not advertised, and a client that sends it all the same is disconnected, as by a broker. A
@@ -39,6 +40,7 @@ class Api(IntEnum):
     FETCH = 1
     METADATA = 3
     FIND_COORDINATOR = 10
+    LIST_GROUPS = 16
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     INIT_PRODUCER_ID = 22
@@ -83,6 +85,7 @@ TABLE: Final[Mapping[int, Served]] = {
     Api.PRODUCE: Served(Handling.OWN, 0, 12, "v12 is transactions v2; v13 names topics by id"),
     Api.METADATA: Served(Handling.REWRITTEN, 0, 12, "v13 has an error for all of it, of which no broker makes use"),
     Api.FIND_COORDINATOR: Served(Handling.REWRITTEN, 0, 6, "several keys since v4; share groups since v6"),
+    Api.LIST_GROUPS: Served(Handling.REWRITTEN, 0, 5, "none at the first port: who asks all nodes hears of each once"),
     Api.API_VERSIONS: Served(Handling.OWN, 0, 4, "finalized features tell clients of transactions v2"),
     Api.INIT_PRODUCER_ID: Served(Handling.OWN, 0, 6, "v3 renews a pair (KIP-360); v6 keeps what is prepared (KIP-939)"),
     Api.ADD_PARTITIONS_TO_TXN: Served(Handling.OWN, 0, 3, "v4 and v5 are for brokers among themselves"),
@@ -106,7 +109,6 @@ TABLE: Final[Mapping[int, Served]] = {
     13: _relayed(5),  # LeaveGroup
     14: _relayed(5),  # SyncGroup
     15: _relayed(6),  # DescribeGroups
-    16: _relayed(5),  # ListGroups
     19: _relayed(7),  # CreateTopics
     20: _relayed(6),  # DeleteTopics
     21: _relayed(2),  # DeleteRecords

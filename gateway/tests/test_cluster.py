@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,24 @@ def test_node_ids_are_not_brokers_and_stay() -> None:
     ids = [item.node_id for item in GATEWAYS]
     assert len(set(ids)) == 4
     assert all(GATEWAYS_FROM <= node < 1 << 31 for node in ids)
-    assert Gateway("gateway-0", "elsewhere", 1).node_id == ids[0]
+    assert replace(GATEWAYS[0], ports=()).node_id == ids[0]
+
+
+@given(st.sampled_from(GATEWAYS), NAMES, st.integers(1, 65_535))
+def test_a_coordinator_at_another_address_is_another_one(gateway: Gateway, host: str, port: int) -> None:
+    """So that librdkafka does not go on with the address that it has, see ``rollbridge_gateway.cluster``."""
+    moved = replace(gateway, host=host, port=port)
+    assert (moved.node_id == gateway.node_id) == ((host, port) == (gateway.host, gateway.port))
+    assert View((moved,), {}).coordinator("me") == (moved.node_id, host, port)
+
+
+@given(NAMES, st.sets(st.sampled_from(GATEWAYS), min_size=1))
+def test_a_coordinator_is_listed_by_each_gateway(key: str, live: set[Gateway]) -> None:
+    """librdkafka takes none that Metadata has not told it of, and Java's admin waits until it has."""
+    view = View(tuple(live), {})
+    for asks in (key, None, "another client"):
+        found = view.metadata(answer(Api.METADATA, 12, {"brokers": BROKERS}), asks, None)
+        assert view.coordinator(key) in {(int(item.node_id), item.host, int(item.port)) for item in found.brokers}
 
 
 def answer(key: int, version: int, values: dict[str, Any]) -> Any:
@@ -64,7 +82,7 @@ def test_metadata(version: int) -> None:
     listed = {int(item.node_id): (item.host, int(item.port)) for item in found.brokers}
     for node in (1, 2, 3):
         assert listed.pop(node) == (mine.host, mine.port_of(node))
-    assert listed == {item.node_id: (item.host, item.port) for item in GATEWAYS if item != mine}
+    assert listed == {item.node_id: (item.host, item.port) for item in GATEWAYS}
     topics = {item.name: item for item in found.topics}
     assert topics["plain"] == answer(Api.METADATA, version, {"topics": [TOPIC]}).topics[0]
     virtual = topics["sales.orders"]

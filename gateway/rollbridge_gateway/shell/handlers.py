@@ -19,7 +19,7 @@ from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
 from rollbridge_gateway.bounds import MalformedError, RawMessage
-from rollbridge_gateway.cluster import View, chosen_broker
+from rollbridge_gateway.cluster import View
 from rollbridge_gateway.logins import Login
 from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
@@ -72,7 +72,7 @@ class ClientConnection:
         self.broker = broker
         self.line = line
         self.login = Login(is_needed=server.needs_login)
-        self._last_move = self._asked = 0
+        self._last_move = 0
         self._connecting: asyncio.Future[Upstream] | None = None
         self._access = Rights(self.upstream, server.rights_s)
         self._transacting = transacting = Transacting(server, self._access)
@@ -86,6 +86,7 @@ class ClientConnection:
             Api.API_VERSIONS: self._api_versions,
             Api.METADATA: self._metadata,
             Api.FIND_COORDINATOR: self._find_coordinator,
+            Api.LIST_GROUPS: self._list_groups,
             Api.DESCRIBE_CLUSTER: self._describe_cluster,
             Api.DESCRIBE_PRODUCERS: self._describe_producers,
             Api.DESCRIBE_TRANSACTIONS: self._describe_transactions,
@@ -277,9 +278,9 @@ class ClientConnection:
 
     async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
-        if self._is_to_forget(head.client_id):
-            return self._no_coordinator(body, head)
         if getattr(body, "key_type", 0) != _TRANSACTION:
+            if self._is_to_forget(head.client_id):
+                return self._no_coordinator(body, head)
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)
             return wire.write_entity(self.server.view().find_coordinator(found, head.client_id), head.correlation)
@@ -291,14 +292,13 @@ class ClientConnection:
     def _is_to_forget(self, client_id: str | None) -> bool:
         """Return whether a client is to be told that there is no coordinator, see ``cluster.Moves``.
 
-        So it is each second time that it asks since it has moved. Once its library has learnt by Metadata where the
-        broker is now, it takes that address when there is a coordinator again; before that it goes on asking.
+        So it is when it asks for a group's for the first time since it has moved, and once only: librdkafka asks again
+        at once when it is told of one, and told then that there is none it would begin anew, for ever.
         """
         move = self.server.last_move(client_id)
-        if move != self._last_move:
-            self._last_move, self._asked = move, 0
-        self._asked += 1
-        return move > 0 and self._asked % 2 == 0
+        has_moved = move > 0 and move != self._last_move
+        self._last_move = move
+        return has_moved
 
     def _no_coordinator(self, body: Any, head: Head) -> bytes:
         """Answer that there is none; see :class:`rollbridge_gateway.cluster.Moves`."""
@@ -311,9 +311,14 @@ class ClientConnection:
     def _coordinator(self, key: str, client_id: str | None) -> dict[str, Any]:
         if not key:
             return {"key": key, "node_id": -1, "host": "", "port": -1, "error_code": ErrorCode.invalid_request}
-        node = chosen_broker(key, self.server.brokers.addresses)
-        host, port = self.server.view().address(client_id, node)
+        node, host, port = self.server.view().coordinator(client_id)
         return {"key": key, "node_id": node, "host": host, "port": port, "error_code": ErrorCode.none}
+
+    async def _list_groups(self, data: RawMessage, head: Head) -> RawMessage:
+        if self.broker is None:
+            wire.read_body(data, head)
+            return wire.write_answer(head.key, head.version, head.correlation, {"groups": ()})
+        return await (await self.relay(data))
 
     # What lists transactions
 

@@ -1,7 +1,7 @@
 """Answers about open transactions: those of every gateway, as leaders have put them on record, beside the brokers' own.
 
-A transaction is on record once it has been open for about half a second. Each is told of by one broker's port, the one
-that FindCoordinator names, as by one coordinator in Kafka.
+A transaction is on record once it has been open for about half a second. Each is listed at one broker's port, so that
+who asks all brokers hears of it once, and described at all of them.
 
 Source: KIP-664; ``kafka-transactions.sh`` and Flink's ``TransactionAbortStrategyImpl`` ask these.
 """
