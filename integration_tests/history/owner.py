@@ -115,8 +115,21 @@ class Owner:
             self._kafka.create_partitions([NewPartitions(self._topic, count + 1)])[self._topic].result(KAFKA_S)
 
     def _make_anew(self) -> None:
-        self._kafka.delete_topics([self._topic])[self._topic].result(KAFKA_S)
-        eventually(self._is_created, f"topic {self._topic} is made again", KAFKA_S)
+        """Delete the topic and make it again.
+
+        The controller has made it before brokers have heard of it: until then, they acknowledge what they write into
+        the log that they are to delete.
+        """
+        with closing(TopicAdmin(self._bootstrap_servers)) as admin:
+            former = admin.topic_ids([self._topic]).get(self._topic)
+            self._kafka.delete_topics([self._topic])[self._topic].result(KAFKA_S)
+            eventually(self._is_created, f"topic {self._topic} is made again", KAFKA_S)
+            eventually(
+                lambda: admin.topic_ids([self._topic]).get(self._topic, former) != former,
+                f"brokers know of topic {self._topic}",
+                KAFKA_S,
+            )
+        self.since = time.monotonic_ns()
 
     def _is_created(self) -> bool:
         """Whether it could be made: where it is not gone yet, it exists."""
@@ -128,7 +141,6 @@ class Owner:
 
     def _create(self) -> None:
         self._kafka.create_topics([NewTopic(self._topic, PARTITIONS)])[self._topic].result(KAFKA_S)
-        self.since = time.monotonic_ns()
 
     def _connect(self) -> rollbridge.Bridge:
         options = rollbridge.ClientOptions(admin_timeout_s=KAFKA_S)
