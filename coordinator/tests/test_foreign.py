@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.tests.test_faults import run
 from rollbridge.model.conditions import ForeignTransaction
-from rollbridge_coordinator.procedures.suspended import LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
+from rollbridge_coordinator.procedures.suspended import FAR_MS, LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import Wait
 
@@ -15,7 +15,7 @@ NOW_MS = 5_000
 
 
 def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000) -> Wait:
-    return Wait(since_ms, 0, frozenset(open_ones))
+    return Wait(since_ms, NOW_MS, frozenset(open_ones))
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_what_is_open_at_two_looks_is_waited_for(
     else:
         since_ms, pause_ms, lasting = after
         assert wait == Wait(since_ms, NOW_MS + pause_ms, frozenset(found), frozenset(lasting))
+
+
+@pytest.mark.parametrize("late_ms", [FAR_MS - 1, FAR_MS, 60_000])
+@pytest.mark.parametrize("third", [[], [ONE], [OTHER]], ids=["over", "lasts", "another"])
+def test_what_has_begun_since_a_look_long_ago_is_waited_for_if_it_lasts(
+    late_ms: int, third: list[ForeignTransaction]
+) -> None:
+    """Or else a leader that had much to do would have its seal wait for it, and all writers with it."""
+    looks = iter([[ONE], third])
+    before = Wait(1_000, NOW_MS - late_ms, frozenset({OTHER}))
+    wait = run(look_again([("topic", 0)], before, NOW_MS), lambda _: next(looks))
+    if late_ms < FAR_MS or not third:
+        assert wait is None
+    else:
+        assert wait == Wait(1_000, NOW_MS + LOOK_AGAIN_MS, frozenset(third), frozenset(third))

@@ -83,6 +83,8 @@ LOOK_SOON_MS: Final = 20
 """Delay of the second look: most native transactions, our own among them, end within milliseconds."""
 LOOK_AGAIN_MS: Final = 200
 """Interval of the looks after that."""
+FAR_MS: Final = 1_000
+"""Between looks that are this far apart there may have begun what lasts, so that a third one is made."""
 TELL_MS: Final = 60_000
 """Interval of log lines that say what a change waits for."""
 
@@ -90,13 +92,18 @@ TELL_MS: Final = 60_000
 def look_again(places: Sequence[Partition], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
     """Look for obstacles to a seal; return the next state of the wait, None if nothing lasts over two looks.
 
-    A wait that has seen nothing yet was for something else, so this counts as the first look.
+    A wait that has seen nothing yet was for something else, so this counts as the first look. A leader that comes late
+    to its second look, because it has had much to do, looks twice.
     """
     found = frozenset((yield from LookForObstacles(places)))
     if before is None or not before.seen:
         since_ms = now_ms if before is None else before.since_ms
         return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
-    lasting = found & before.seen
+    seen = before.seen
+    if found and now_ms - before.due_ms >= FAR_MS:
+        seen |= found
+        found = frozenset((yield from LookForObstacles(places)))
+    lasting = found & seen
     if not lasting:
         return None
     return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting)
