@@ -76,8 +76,11 @@ class RecordingSender:
     sent: list[Sent] = field(default_factory=list)
     full_after: int = 1_000_000
     acknowledged: int = 0
+    asked: Callable[[], None] = lambda: None
+    """Called before a frame is taken, while the transaction waits for it."""
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Any) -> None:
+        self.asked()
         if len(self.sent) >= self.full_after:
             raise BackpressureError("full")
         self._note(topic, partition, key, value, delivered, soon=False)
@@ -472,6 +475,19 @@ def test_what_waits_in_the_outbox_goes_after_a_moment(bench: Bench) -> None:
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN]
     transaction.cut_older(long_ago)
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN], "and only once"
+
+
+def test_a_transaction_whose_frames_wait_for_room_is_not_prompt(bench: Bench) -> None:
+    """Housekeeping holds its lock meanwhile, for which the thread of an event loop must not wait."""
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    found: list[bool] = []
+    bench.sender.asked = lambda: found.append(transaction.is_prompt())
+    while not found:
+        assert transaction.is_prompt()
+        transaction.cut_older(time.monotonic() - 60)
+    assert found == [False]
+    assert transaction.is_prompt()
 
 
 def test_large_frames_go_by_themselves_behind_what_waits(bench: Bench) -> None:

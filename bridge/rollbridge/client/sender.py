@@ -277,12 +277,7 @@ class FrameSender(Sender[FrameBatch]):
         queue.open = None
         self._opened.pop(queue, None)
         queue.pending.append(batch)
-        if may_send:
-            self.queued(queue, batch)
-        else:
-            self.bytes += len(batch.data)
-            self._dispatch.ready[queue] = None
-            self.wake()
+        self.queued(queue, batch, may_send=may_send)
 
     # Fate of batches, under the lock ----------------------------------------------------------------------------------
 

@@ -179,10 +179,12 @@ class Writing:
     def is_prompt(self, stream: str | None = None) -> bool:
         """Return True if a savepoint, and a batch for a stream, are handed over without asking anybody else.
 
-        So it is where everything goes to one buffer partition, and the stream has joined. A prompt thread may hand them
-        over then, see :mod:`rollbridge.client.sender`.
+        So it is where everything goes to one buffer partition, and the stream has joined, unless another thread, which
+        may wait for room, is writing. A prompt thread may hand them over then, see :mod:`rollbridge.client.sender`.
         """
-        return self._outbox is not None and (stream is None or stream in self._writer.lanes)
+        if self._outbox is None or self._lock.locked():
+            return False
+        return stream is None or stream in self._writer.lanes
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Write a ready-made record batch; see ``PartWriter.put_batch``.

@@ -145,12 +145,16 @@ class Sender(BatchOwner[P]):
                 "nothing, or a segment's successors are awaited; this record was not written"
             )
 
-    def queued(self, queue: PartitionQueue[P], batch: P) -> None:
-        """Send a batch that was closed and queued, if it may be sent now. The caller holds the lock."""
-        self.bytes += len(batch.data)
-        self._dispatch.ready[queue] = None
-        self._dispatch.pump()
+    def queued(self, queue: PartitionQueue[P], batch: P, *, may_send: bool = True) -> None:
+        """Send a batch that was closed and queued, if it may be sent now. The caller holds the lock.
+
+        Without ``may_send`` the sender's thread sends it.
+        """
         dispatch = self._dispatch
+        self.bytes += len(batch.data)
+        dispatch.ready[queue] = None
+        if may_send:
+            dispatch.pump()
         if dispatch.ready or dispatch.is_cut_off or dispatch.has_new_link:
             self.wake()
 
