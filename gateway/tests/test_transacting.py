@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -208,5 +209,6 @@ def test_of_a_request_the_offsets_are_taken_whose_metadata_a_broker_takes() -> N
     }
     [commit] = server.producers.committed
     assert set(commit.offsets) == {("a", 1)}
+    assert Counter(server.refused) == {"offset_metadata_too_large": 1, "topic_authorization_failed": 1}
     server, codes = commit_offsets(5, ("a", 0, large))
     assert (server.producers.committed, codes) == ([], {("a", 0): ErrorCode.offset_metadata_too_large})

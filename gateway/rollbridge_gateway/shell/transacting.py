@@ -358,6 +358,8 @@ class Transacting:
             large = {where for where, item in offsets.items() if is_too_large(item.metadata)}
             offsets = {where: item for where, item in offsets.items() if where not in large}
             self._count(head, bad.values())
+            if code is ErrorCode.none:
+                self._count(head, [ErrorCode.offset_metadata_too_large] * len(large))
             if code is ErrorCode.none and offsets:
                 code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
