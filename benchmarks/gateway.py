@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,6 +32,7 @@ from rollbridge.model.gateways import Holder
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.programs import program_command
+from rollbridge_devcluster.services import gateway_command
 from rollbridge_devcluster.state import KAFKA
 from rollbridge_gateway.identity import client_name
 
@@ -47,16 +47,8 @@ class GatewayUnderLoad:
     """A gateway in a process of its own."""
 
     def __init__(self, site: Site, name: str, log: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "rollbridge_gateway",
-            f"--bootstrap-servers={site.bootstrap_servers}",
-            f"--zookeeper={site.cluster.zookeeper}",
-            "--listen=127.0.0.1:0",
-            f"--name={name}",
-            "--log-level=WARNING",
-        ]
+        options = ("--listen=127.0.0.1:0", f"--name={name}", "--log-level=WARNING")
+        command = gateway_command(site.bootstrap_servers, site.cluster.zookeeper, *options)
         self.name = name
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from integration_tests.patience import end, eventually
+from rollbridge_devcluster.services import gateway_command
 from rollbridge_devcluster.state import free_port
 from rollbridge_gateway.cluster import Gateway, chosen
 
@@ -71,18 +71,15 @@ class GatewayProcess:
         self.port = port_with_room()
         self.log = logs / f"{name}.log"
         self._environment = {**os.environ, **(environment or {})}
-        self._command = [
-            sys.executable,
-            "-m",
-            "rollbridge_gateway",
-            f"--bootstrap-servers={servers.bootstrap_servers}",
-            f"--zookeeper={servers.zookeeper}",
-            f"--zookeeper-root={servers.root}",
+        self._command = gateway_command(
+            servers.bootstrap_servers,
+            servers.zookeeper,
             f"--listen=127.0.0.1:{self.port}",
             f"--session-timeout={SESSION_TIMEOUT_S}",
             f"--name={name}",
             *arguments,
-        ]
+            root=servers.root,
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 

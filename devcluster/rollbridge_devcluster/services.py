@@ -57,13 +57,20 @@ class GatewayProcess(ProcessNode):
     """The gateway; it keeps nothing."""
 
     def command(self) -> list[str]:
-        where = ["--bootstrap-servers", self.state.bootstrap_servers, "--zookeeper", self.state.zookeeper]
-        where += ["--zookeeper-root", probes.ZOOKEEPER_ROOT, "--listen", self.state.gateway]
-        return [sys.executable, "-m", "rollbridge_gateway", *where]
+        state = self.state
+        return gateway_command(state.bootstrap_servers, state.zookeeper, f"--listen={state.gateway}")
 
     def answers(self) -> bool:
         """Whether it is the cluster to its clients: another one may have come to listen on its port."""
         return self.runs() and probes.kafka_cluster_id(self.state.gateway) == self.state.kafka_cluster_id
+
+
+def gateway_command(
+    bootstrap_servers: str, zookeeper: str, *options: str, root: str = probes.ZOOKEEPER_ROOT
+) -> list[str]:
+    """Return the command that runs a gateway with this Python."""
+    where = (f"--bootstrap-servers={bootstrap_servers}", f"--zookeeper={zookeeper}", f"--zookeeper-root={root}")
+    return [sys.executable, "-m", "rollbridge_gateway", *where, *options]
 
 
 def require_gateway() -> None:

@@ -31,6 +31,7 @@ from rollbridge.cli.tables import counted
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge_devcluster.ephemeral import ProcessCluster
+from rollbridge_devcluster.services import gateway_command
 from spark_examples.demo.flink_job import FlinkJob
 
 BEHIND, STRAIGHT = "payments", "payments-at-kafka"
@@ -123,8 +124,7 @@ def beating(servers: str, *topics: str) -> Iterator[None]:
 @contextmanager
 def gateway_of(servers: str, zookeeper: str, root: str, log: Path) -> Iterator[str]:
     """A gateway in a process of its own; gives its address."""
-    command = [sys.executable, "-m", "rollbridge_gateway", f"--bootstrap-servers={servers}", "--listen=127.0.0.1:0"]
-    command += [f"--zookeeper={zookeeper}", f"--zookeeper-root={root}", "--name=demo"]
+    command = gateway_command(servers, zookeeper, "--listen=127.0.0.1:0", "--name=demo", root=root)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
