@@ -138,12 +138,19 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 _FENCE = re.compile(r"^ *```(?P<language>[^`\n]*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _RUN = {"python": ".py", "bash": ".sh"}
 """Languages of blocks that are programs, with the endings of their files. The integration tests run all of those."""
-_SHOWN = {"{toctree}", "console", "java", "json", "properties", "text", "toml", "yaml"}
+_SHOWN = {"{toctree}", "console", "json", "properties", "text", "toml", "yaml"}
 """Languages of what is shown only: settings, also of others' programs, pictures, output, sessions at a prompt."""
 
 
-_RUN_AS_A_WHOLE = {"existing-topics.md": "integration_tests/test_existing_topic.py"}
-"""Pages whose programs are the steps of one story, and the test that runs all of them in order."""
+_RUN_BY = {
+    "existing-topics.md": "integration_tests/test_existing_topic.py",
+    **dict.fromkeys(
+        [f"gateway-{client}.md" for client in ("flink", "go", "java", "node", "python")],
+        "integration_tests/test_gateway_pages.py",
+    ),
+}
+"""Pages whose programs are in no file, and the test that runs all of them."""
+_RUN_THERE = {*_RUN, "go", "java", "javascript"}
 
 
 def _blocks(page: Path) -> list[tuple[str, str]]:
@@ -153,10 +160,10 @@ def _blocks(page: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_program_of_a_page_is_a_file_that_a_test_runs(page: Path) -> None:
     programs = {(path.suffix, path.read_text(encoding="utf-8")) for path in PROGRAMS.iterdir() if path.is_file()}
-    test = _RUN_AS_A_WHOLE.get(page.name)
+    test = _RUN_BY.get(page.name)
     assert test is None or page.name in (ROOT / test).read_text(encoding="utf-8")
     for language, text in _blocks(page):
-        if language in _RUN and test is not None:
+        if language in _RUN_THERE and test is not None:
             continue
         if language in _RUN:
             assert (_RUN[language], text) in programs, f"no file of {PROGRAMS.name} holds:\n{text}"

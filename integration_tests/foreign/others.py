@@ -24,24 +24,48 @@ from rollbridge_devcluster.jars import default_cache
 SOURCES: Final = Path(__file__).parent
 _GO_MINOR_MIN: Final = 21
 """From Go 1.21 on an older Go fetches the one that a module asks for."""
+_MODULE: Final = ("go.mod", "go.sum")
 
 
 def kafkajs() -> list[str]:
     """Return the command that runs ``kafkajs.js``; skips the test without Node.js and npm."""
+    return node_program(SOURCES / "kafkajs.js")
+
+
+def node_program(source: Path) -> list[str]:
+    """Return the command that runs a program that needs kafkajs; skips the test without Node.js and npm."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("Node.js and npm are not installed")
 
     def install(folder: Path) -> None:
-        for name in ("package.json", "package-lock.json", "kafkajs.js"):
-            shutil.copy(SOURCES / name, folder)
         _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
 
-    return [node, str(_made("kafkajs", ("package-lock.json", "kafkajs.js"), install) / "kafkajs.js")]
+    folder = _made("kafkajs", [SOURCES / "package.json", SOURCES / "package-lock.json"], install)
+    return ["env", f"NODE_PATH={folder / 'node_modules'}", node, str(source)]
 
 
 def franz() -> list[str]:
     """Return the command that runs ``franz.go``; skips the test without a Go that can build it."""
+    go_command()
+
+    def build(folder: Path) -> None:
+        build_go(folder / "franz.go")
+
+    return [str(_made("franz", [SOURCES / name for name in (*_MODULE, "franz.go")], build) / "franz")]
+
+
+def build_go(source: Path) -> list[str]:
+    """Build a program that needs franz-go, beside its source; return the command that runs it. Skips as above."""
+    for name in _MODULE:
+        if not (source.parent / name).exists():
+            shutil.copy(SOURCES / name, source.parent)
+    _run([go_command(), "build", "-o", source.stem, source.name], source.parent)
+    return [str(source.with_suffix(""))]
+
+
+def go_command() -> str:
+    """Return where Go is; skips the test without one that can build what needs franz-go."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("Go is not installed")
@@ -49,11 +73,7 @@ def franz() -> list[str]:
     numbers = version.removeprefix("go").split(".")
     if len(numbers) < 2 or (int(numbers[0]), int(numbers[1])) < (1, _GO_MINOR_MIN):
         pytest.skip(f"{version or 'this Go'} is older than 1.{_GO_MINOR_MIN}")
-
-    def build(folder: Path) -> None:
-        _run([go, "build", "-o", str(folder / "franz"), "."], SOURCES)
-
-    return [str(_made("franz", ("go.mod", "go.sum", "franz.go"), build) / "franz")]
+    return go
 
 
 OTHERS: Final = (kafkajs, pytest.param(franz, marks=pytest.mark.long))
@@ -68,14 +88,16 @@ def run(command: Sequence[str], servers: str, topic: str, name: str, records: in
     assert done.stdout.split() == list(ends), done.stdout + done.stderr
 
 
-def _made(name: str, sources: Sequence[str], make: Callable[[Path], None]) -> Path:
-    """Return the folder that ``make`` has filled for these sources, perhaps in an earlier run."""
-    content = b"".join((SOURCES / source).read_bytes() for source in sources)
+def _made(name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """Return a folder of these files in which ``make`` has done its work, perhaps in an earlier run."""
+    content = b"".join(source.read_bytes() for source in sources)
     folder = default_cache() / "tests" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
+            for source in sources:
+                shutil.copy(source, made)
             make(made)
             with suppress(OSError):  # another process was faster
                 os.rename(made, folder)

@@ -16,7 +16,8 @@ from rollbridge_devcluster.programs import program_command
 STRATEGIES: Final = ("POOLING", "INCREMENTING")
 """How its sink names transactions: from a pool, or a new name for each checkpoint and subtask."""
 _PROGRAM: Final = Path(__file__).with_name("FlinkJob.java")
-_OPENED: Final = ("--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED")
+OPENED: Final = ("--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED")
+"""Options that a JVM with Flink in it needs."""
 
 
 class FlinkJob:
@@ -39,7 +40,7 @@ class FlinkJob:
         jars = JarCache.default().ensure("flink")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*program_command(_PROGRAM, jars, heap="700m", options=_OPENED), *arguments],
+                [*program_command(_PROGRAM, jars, heap="700m", options=OPENED), *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
