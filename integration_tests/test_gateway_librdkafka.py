@@ -18,6 +18,7 @@ from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.patience import eventually
 from rollbridge.model.gateways import GATEWAYS_FROM
+from rollbridge_gateway.cluster import Gateway, chosen
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 
@@ -367,9 +368,11 @@ def test_a_producer_that_writes_to_several_groups_is_found_where_it_wrote_last(
 
 @contextmanager
 def two_of_which_one_is_killed(
-    site: Site, gateway: GatewayProcess, logs: Path, unique_name: Callable[[str], str]
+    site: Site, gateway: GatewayProcess, logs: Path, unique_name: Callable[[str], str], later: str = ""
 ) -> Iterator[tuple[GatewayProcess, GatewayProcess, str]]:
     """A gateway that stays, one that is to be killed, and a client id that belongs to that one.
+
+    If a name is given, it belongs to a gateway of that name once there is one.
 
     A client that knows the address of the first one alone is connected to it, and hears from it about its coordinator
     before that one knows of the death. librdkafka keeps the address of a coordinator that is the broker that it was.
@@ -380,7 +383,11 @@ def two_of_which_one_is_killed(
         GatewayProcess(servers, unique_name("left"), logs, soon) as left,
         GatewayProcess(servers, unique_name("killed"), logs, soon) as killed,
     ):
-        yield left, killed, client_of([killed.name], [left.name, gateway.name])
+        others = [left.name, gateway.name]
+        name = client_of([killed.name], others)
+        while later and chosen(name, [Gateway(each, "", 0) for each in (later, killed.name, *others)]).name != later:
+            name = client_of([killed.name], others)
+        yield left, killed, name
 
 
 def test_a_producer_whose_coordinator_moves_finds_it(
@@ -398,35 +405,67 @@ def test_a_producer_whose_coordinator_moves_finds_it(
     assert values(site.committed(ledger)) == {b"before": 1, b"after": 1}
 
 
+@contextmanager
+def member(gateway: GatewayProcess, topic: str, name: str, group: str) -> Iterator[Consumer]:
+    """A consumer that has partitions of a topic, with a client id."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": gateway.address,
+            "client.id": name,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    with closing(consumer):
+        consumer.subscribe([topic])
+        eventually(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 3, "it is a member")
+        yield consumer
+
+
+def assert_it_commits(consumer: Consumer, topic: str) -> None:
+    place = TopicPartition(topic, 0, 7)
+
+    def has_committed() -> bool:
+        consumer.poll(0)
+        try:
+            consumer.commit(offsets=[place], asynchronous=False)
+        except KafkaException:
+            return False
+        return True
+
+    eventually(has_committed, "its coordinator has taken an offset")
+    assert consumer.committed([place], 60)[0].offset == 7
+
+
 def test_a_consumer_whose_coordinator_moves_finds_it(
     site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
-    with two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, killed, name):
-        consumer = Consumer(
-            {
-                "bootstrap.servers": left.address,
-                "client.id": name,
-                "group.id": unique_name("group"),
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        with closing(consumer):
-            consumer.subscribe([topic])
-            eventually(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 3, "it is a member")
+    with (
+        two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, killed, name),
+        member(left, topic, name, unique_name("group")) as consumer,
+    ):
+        killed.kill()
+        assert_it_commits(consumer, topic)
+
+
+def test_a_consumer_whose_coordinator_is_where_it_belonged_before_finds_it(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    """It belongs to a gateway that has joined since; nobody knows that it did not go there when that one joined."""
+    later = unique_name("later")
+    with two_of_which_one_is_killed(site, gateway, tmp_path, unique_name, later=later) as (left, killed, name):
+        servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+        with member(left, topic, name, unique_name("group")) as consumer, GatewayProcess(servers, later, tmp_path):
+            admin = AdminClient({"bootstrap.servers": left.address})
+            eventually(lambda: gateways_at(admin) == 4, "all gateways know each other")
             killed.kill()
-            place = TopicPartition(topic, 0, 7)
+            eventually(lambda: gateways_at(admin) == 3, "it is gone")
+            assert_it_commits(consumer, topic)
 
-            def has_committed_again() -> bool:
-                consumer.poll(0)
-                try:
-                    consumer.commit(offsets=[place], asynchronous=False)
-                except KafkaException:
-                    return False
-                return True
 
-            eventually(has_committed_again, "its coordinator has taken an offset")
-            assert consumer.committed([place], 60)[0].offset == 7
+def gateways_at(admin: AdminClient) -> int:
+    return sum(node >= GATEWAYS_FROM for node in admin.list_topics(timeout=60).brokers)
 
 
 def test_who_asks_all_nodes_hears_of_each_group_once(

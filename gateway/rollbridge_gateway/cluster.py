@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -71,11 +70,6 @@ class Gateway:
         return dict(self.ports).get(broker, self.port)
 
 
-MOVED_S: Final = 300.0
-"""Seconds for which it is known that a client belonged to another gateway; its connections to that one have long failed
-by then, and each time it has asked for its coordinator."""
-
-
 def chosen(key: str, gateways: Iterable[Gateway]) -> Gateway:
     """Return the gateway that a client belongs to; when one goes, only its own clients move.
 
@@ -100,47 +94,6 @@ def chosen_broker(key: str, brokers: Iterable[int]) -> int:
     return max(brokers, key=lambda broker: (_weight(key, str(broker)), broker))
 
 
-class Moves:
-    """Which clients belong to another gateway than a while ago.
-
-    A group's coordinator is a broker, whose id is the same at each gateway. librdkafka, told that it is the broker
-    that it was, goes on with the address that it had, for ever: whoever has moved, and asks again, is told that there
-    is none, which makes it forget that address; it takes the next one from the answer. Each connection tells it
-    once, since nobody knows which one it asked before.
-    """
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._changes: deque[tuple[int, float, tuple[Gateway, ...]]] = deque()
-        self._count = 0
-
-    def changed(self, former: Sequence[Gateway], now_s: float) -> None:
-        """Note that other gateways are live than these; at the start there were none."""
-        if former:
-            self._count += 1
-            self._changes.append((self._count, now_s, tuple(former)))
-
-    def latest(self, client_id: str | None, gateways: Sequence[Gateway], now_s: float) -> int:
-        """Return the number of the last change since which a client belongs where it does; 0 if it was long ago.
-
-        Args:
-            client_id: The client.
-            gateways: The gateways that are live now.
-            now_s: The time, of the same clock.
-        """
-        while self._changes and self._changes[0][1] < now_s - MOVED_S:
-            self._changes.popleft()
-        present = _place(client_id, gateways)
-        return next(
-            (number for number, _, former in reversed(self._changes) if _place(client_id, former) != present), 0
-        )
-
-
-def _place(client_id: str | None, gateways: Iterable[Gateway]) -> tuple[str, str, int]:
-    mine = chosen(client_id or "", gateways)
-    return mine.name, mine.host, mine.port
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """What a client is told.
@@ -159,7 +112,13 @@ class View:
         return mine.host, mine.port_of(broker)
 
     def metadata(
-        self, answer: Any, client_id: str | None, asked: Iterable[Any] | None, denied: Collection[str] = ()
+        self,
+        answer: Any,
+        client_id: str | None,
+        asked: Iterable[Any] | None,
+        denied: Collection[str] = (),
+        *,
+        hides_brokers: bool = False,
     ) -> Any:
         """Return a broker's answer to Metadata, with addresses of gateways and with virtual topics.
 
@@ -168,15 +127,19 @@ class View:
             client_id: Who asks.
             asked: Topics that were asked for; None for all.
             denied: Virtual topics that the client may not know of.
+            hides_brokers: Tell that there are no brokers, and no leaders; see :mod:`rollbridge_gateway.departures`.
         """
         brokers = [self._moved(item, client_id) for item in answer.brokers]
         ids = [int(item.node_id) for item in answer.brokers]
-        if brokers:
-            brokers += [
-                replace(brokers[0], node_id=BrokerId(item.node_id), host=item.host, port=i32(item.port))
-                for item in sorted(self.gateways)
-            ]
-        return replace(answer, brokers=tuple(brokers), topics=tuple(self._topics(answer, ids, asked, denied)))
+        gateways = [
+            replace(brokers[0], node_id=BrokerId(item.node_id), host=item.host, port=i32(item.port))
+            for item in sorted(self.gateways)
+            if brokers
+        ]
+        topics = self._topics(answer, ids, asked, denied)
+        if hides_brokers:
+            return replace(answer, brokers=tuple(gateways), topics=tuple(map(_without_leaders, topics)))
+        return replace(answer, brokers=(*brokers, *gateways), topics=tuple(topics))
 
     def _topics(
         self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Collection[str]
@@ -254,6 +217,13 @@ def _denied(kind: type[Any], name: str) -> Any:
     return _made(
         kind, error_code=code, name=TopicName(name), topic_id=uuid.UUID(int=0), is_internal=False, partitions=()
     )
+
+
+def _without_leaders(topic: Any) -> Any:
+    partitions = (
+        replace(part, error_code=ErrorCode.leader_not_available, leader_id=BrokerId(-1)) for part in topic.partitions
+    )
+    return replace(topic, partitions=tuple(partitions))
 
 
 def _nested(kind: type[Any], name: str) -> type[Any]:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge.model.gateways import GATEWAYS_FROM
 from rollbridge_gateway import wire
-from rollbridge_gateway.cluster import MOVED_S, Gateway, Moves, View, chosen, chosen_broker, topic_id
+from rollbridge_gateway.cluster import Gateway, View, chosen, chosen_broker, topic_id
 from rollbridge_gateway.versions import Api
 
 GATEWAYS = tuple(
@@ -92,6 +93,18 @@ def test_metadata(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(13))
+def test_metadata_of_a_cluster_that_elects_leaders(version: int) -> None:
+    view = View(GATEWAYS, {"sales.orders": 8})
+    values = {"brokers": BROKERS, "topics": [TOPIC]}
+    found = view.metadata(answer(Api.METADATA, version, values), "me", None, hides_brokers=True)
+    assert {int(item.node_id) for item in found.brokers} == {item.node_id for item in GATEWAYS}
+    partitions = [part for topic in found.topics for part in topic.partitions]
+    assert len(partitions) == 9
+    assert {(int(part.leader_id), part.error_code) for part in partitions} == {(-1, ErrorCode.leader_not_available)}
+    wire.read_answer(wire.write_entity(found, 7), Api.METADATA, version)
+
+
+@pytest.mark.parametrize("version", range(13))
 def test_metadata_has_of_virtual_topics_what_was_asked_for(version: int) -> None:
     kind = wire.schema(Api.METADATA, version, EntityType.request)
     asked = wire.build(kind, {"topics": [{"name": "sales.orders"}, {"name": "no.such"}]}).topics
@@ -121,36 +134,3 @@ def test_find_coordinator(version: int) -> None:
 
 def test_a_broker_without_a_port_is_reached_by_the_first_one() -> None:
     assert GATEWAYS[0].port_of(9) == 9192
-
-
-@given(NAMES, st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.floats(0, MOVED_S / 2)), min_size=1))
-def test_whoever_has_moved_lately_is_known(key: str, changes: list[tuple[set[int], float]]) -> None:
-    """By the last change before which it belonged elsewhere, wherever it has been since."""
-    moves, now_s = Moves(), 0.0
-    present: tuple[Gateway, ...] = GATEWAYS[:1]
-    before: list[tuple[float, tuple[Gateway, ...]]] = []
-    for numbers, after_s in changes:
-        now_s += after_s
-        before.append((now_s, present))
-        moves.changed(present, now_s)
-        present = tuple(GATEWAYS[number] for number in sorted(numbers))
-    elsewhere = [
-        number
-        for number, (at_s, former) in enumerate(before, 1)
-        if at_s >= now_s - MOVED_S and chosen(key, former) != chosen(key, present)
-    ]
-    assert moves.latest(key, present, now_s) == max(elsewhere, default=0)
-    assert moves.latest(key, present, now_s + MOVED_S + 1) == 0
-
-
-def test_at_the_start_nobody_has_moved() -> None:
-    moves = Moves()
-    moves.changed((), 0.0)
-    assert moves.latest("anybody", GATEWAYS, 0.0) == 0
-
-
-def test_a_gateway_at_another_address_is_another_one() -> None:
-    moves, former = Moves(), Gateway("gateway", "a", 9192)
-    moves.changed((former,), 0.0)
-    assert moves.latest("anybody", (former,), 1.0) == 0
-    assert moves.latest("anybody", (Gateway("gateway", "b", 9192),), 1.0) == 1

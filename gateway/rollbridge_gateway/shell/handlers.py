@@ -20,6 +20,7 @@ from kio.static.constants import EntityType
 from rollbridge_gateway import wire
 from rollbridge_gateway.bounds import MalformedError, RawMessage
 from rollbridge_gateway.cluster import View
+from rollbridge_gateway.departures import ToldDepartures
 from rollbridge_gateway.logins import Login
 from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
@@ -72,7 +73,7 @@ class ClientConnection:
         self.broker = broker
         self.line = line
         self.login = Login(is_needed=server.needs_login)
-        self._last_move = 0
+        self._told = ToldDepartures(server.now_s())
         self._connecting: asyncio.Future[Upstream] | None = None
         self._access = Rights(self.upstream, server.rights_s)
         self._transacting = transacting = Transacting(server, self._access)
@@ -262,7 +263,9 @@ class ClientConnection:
             denied = {name for name in view.virtual if buffers.get(name) not in described}
         else:
             denied = await self._hidden(name for name in names if name in view.virtual)
-        return wire.write_entity(view.metadata(found, head.client_id, asked, denied), head.correlation)
+        hides_brokers = self._told.hides_brokers(self.server.departures(), head.client_id)
+        told = view.metadata(found, head.client_id, asked, denied, hides_brokers=hides_brokers)
+        return wire.write_entity(told, head.correlation)
 
     async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> set[str]:
         """Return those of the virtual topics of which the client has not got the right to know, or to read."""
@@ -279,7 +282,7 @@ class ClientConnection:
     async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         if getattr(body, "key_type", 0) != _TRANSACTION:
-            if self._is_to_forget(head.client_id):
+            if self._told.hides_coordinator(self.server.departures()):
                 return self._no_coordinator(body, head)
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)
@@ -289,19 +292,8 @@ class ClientConnection:
         values: Mapping[str, Any] = {"coordinators": found_all} if head.version >= 4 else found_all[0]
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
-    def _is_to_forget(self, client_id: str | None) -> bool:
-        """Return whether a client is to be told that there is no coordinator, see ``cluster.Moves``.
-
-        So it is when it asks for a group's for the first time since it has moved, and once only: librdkafka asks again
-        at once when it is told of one, and told then that there is none it would begin anew, for ever.
-        """
-        move = self.server.last_move(client_id)
-        has_moved = move > 0 and move != self._last_move
-        self._last_move = move
-        return has_moved
-
     def _no_coordinator(self, body: Any, head: Head) -> bytes:
-        """Answer that there is none; see :class:`rollbridge_gateway.cluster.Moves`."""
+        """Answer that there is none; see :mod:`rollbridge_gateway.departures`."""
         keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
         code = ErrorCode.coordinator_not_available
         none_of = [{"key": key, "node_id": -1, "host": "", "port": -1, "error_code": code} for key in keys]

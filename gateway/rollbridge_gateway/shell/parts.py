@@ -8,6 +8,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from rollbridge.connection import Bridge
 from rollbridge_gateway.cluster import View
+from rollbridge_gateway.departures import Departure
 from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.shell.producing import Producers
@@ -57,8 +58,11 @@ class Services(Protocol):
     def is_chosen(self, client_id: str | None) -> bool:
         """Return whether this is the gateway that a client belongs to."""
 
-    def last_move(self, client_id: str | None) -> int:
-        """Return the number of the change of gateways by which a client has moved lately; 0 if it has not."""
+    def departures(self) -> Sequence[Departure]:
+        """Return what gateways have gone lately."""
+
+    def now_s(self) -> float:
+        """Return the time by the clock of departures."""
 
     def address_of(self, broker: int | None) -> tuple[str, int]:
         """Return the address of a broker, or of any."""

@@ -18,7 +18,8 @@ from rollbridge.model.gateways import GatewayRecord, LackingRight
 from rollbridge.model.metrics import Sample
 from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
-from rollbridge_gateway.cluster import Gateway, Moves, View, chosen
+from rollbridge_gateway.cluster import Gateway, View, chosen
+from rollbridge_gateway.departures import Departure, Departures
 from rollbridge_gateway.expiry import ALL_BUCKETS, Disuse
 from rollbridge_gateway.families import Counts, Present
 from rollbridge_gateway.pace import Closing, Pace
@@ -99,7 +100,7 @@ class Server:
         self._listeners: dict[int | None, asyncio.Server] = {}
         self._ports: dict[int, int] = {}
         self._gateways: Sequence[Gateway] = ()
-        self._moves = Moves()
+        self._departures = Departures()
         self._asked: dict[str | None, str] = {}
         self._clients: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -131,9 +132,13 @@ class Server:
         """Return whether this is the gateway that a client is told to come to."""
         return chosen(client_id or "", self._gateways or (self.me(),)).name == self.settings.name
 
-    def last_move(self, client_id: str | None) -> int:
-        """Return the number of the change of gateways by which a client has moved lately; 0 if it has not."""
-        return self._moves.latest(client_id, self._gateways or (self.me(),), self._loop.time())
+    def departures(self) -> Sequence[Departure]:
+        """Return what gateways have gone lately."""
+        return self._departures.recent(self.now_s())
+
+    def now_s(self) -> float:
+        """Return the time by the clock of departures."""
+        return self._loop.time()
 
     def me(self) -> Gateway:
         """Return this gateway, as others are told of it."""
@@ -400,8 +405,7 @@ class Server:
 
     async def _read_gateways(self) -> None:
         found = await self.blocking(self.register.gateways, self._gateways_changed)
-        if tuple(found) != self._gateways:
-            self._moves.changed(self._gateways, self._loop.time())
+        self._departures.changed(self._gateways, found, self.now_s())
         self._gateways = tuple(found)
 
     def _gateways_changed(self) -> None:

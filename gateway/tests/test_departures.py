@@ -1,0 +1,84 @@
+"""Gateways that are gone: who is told, when, and that it is told once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbridge_gateway.cluster import Gateway, chosen
+from rollbridge_gateway.departures import KNOWN_S, Departures, ToldDepartures
+
+GATEWAYS = tuple(Gateway(f"gateway-{number}", f"g{number}", 9192) for number in range(4))
+NAMES = st.text(max_size=20)
+SOME = st.sets(st.integers(0, 3), min_size=1)
+
+
+def live(numbers: set[int]) -> tuple[Gateway, ...]:
+    return tuple(GATEWAYS[number] for number in sorted(numbers))
+
+
+@given(NAMES, st.lists(st.tuples(SOME, st.floats(0.1, KNOWN_S)), min_size=1, max_size=8), st.integers(0, 8))
+def test_brokers_are_hidden_once_from_whose_gateway_has_gone_since_it_connected(
+    key: str, changes: list[tuple[set[int], float]], connects: int
+) -> None:
+    departures, now_s = Departures(), 0.0
+    present = GATEWAYS
+    told = ToldDepartures(-1.0) if connects == 0 else None
+    owed: list[float] = []
+    for number, (numbers, after_s) in enumerate(changes, 1):
+        now_s += after_s
+        former, present = present, live(numbers)
+        departures.changed(former, present, now_s)
+        if chosen(key, former) not in present and told is not None:
+            owed.append(now_s)
+        if number == connects:
+            told = ToldDepartures(now_s)
+    if told is None:
+        return
+    recent = departures.recent(now_s)
+    assert told.hides_brokers(recent, key) == any(at_s >= now_s - KNOWN_S for at_s in owed)
+    assert not told.hides_brokers(departures.recent(now_s), key), "it is told once"
+
+
+@given(NAMES, SOME, SOME)
+def test_who_joins_or_stays_hides_nothing(key: str, before: set[int], joined: set[int]) -> None:
+    departures, told = Departures(), ToldDepartures(0.0)
+    departures.changed((), live(before), 1.0)
+    departures.changed(live(before), live(before | joined), 2.0)
+    departures.changed(live(before | joined), live(before | joined), 3.0)
+    assert not departures.recent(4.0)
+    assert not told.hides_brokers(departures.recent(4.0), key)
+    assert not told.hides_coordinator(departures.recent(4.0))
+
+
+def test_each_connection_hides_a_coordinator_once_after_each_departure() -> None:
+    departures, before = Departures(), ToldDepartures(0.0)
+    assert not before.hides_coordinator(departures.recent(1.0))
+    departures.changed(live({0, 1, 2}), live({0, 1}), 2.0)
+    later = ToldDepartures(3.0)
+    for told in (before, later):
+        assert [told.hides_coordinator(departures.recent(4.0)) for _ in range(3)] == [True, False, False]
+    departures.changed(live({0, 1}), live({0}), 5.0)
+    assert [before.hides_coordinator(departures.recent(6.0)) for _ in range(2)] == [True, False]
+    assert not ToldDepartures(7.0).hides_coordinator(departures.recent(6.0 + KNOWN_S))
+
+
+def test_a_gateway_at_another_address_is_gone() -> None:
+    departures, moved = Departures(), replace(GATEWAYS[0], host="elsewhere")
+    departures.changed(GATEWAYS[:1], [moved], 1.0)
+    assert [item.has_left("anybody") for item in departures.recent(1.0)] == [True]
+    assert not list(departures.recent(1.0 + KNOWN_S + 1))
+
+
+def test_a_departure_that_was_told_is_not_told_with_the_next_one() -> None:
+    """The next one is of a gateway to which the client did not belong."""
+    key = next(name for name in map(str, range(1_000)) if chosen(name, GATEWAYS) == GATEWAYS[3])
+    departures, told = Departures(), ToldDepartures(0.0)
+    departures.changed(GATEWAYS, GATEWAYS[:3], 1.0)
+    assert told.hides_brokers(departures.recent(2.0), key)
+    mine = chosen(key, GATEWAYS[:3])
+    other = next(item for item in GATEWAYS[:3] if item != mine)
+    departures.changed(GATEWAYS[:3], [item for item in GATEWAYS[:3] if item != other], 3.0)
+    assert not told.hides_brokers(departures.recent(4.0), key)
