@@ -366,6 +366,83 @@ def test_a_producer_that_writes_to_several_groups_is_found_where_it_wrote_last(
         assert values(site.committed(stream)) == Counter(value.encode() for value in expected)
 
 
+@pytest.fixture
+def strangers(client: rollbridge.Bridge, gateway: GatewayProcess, scope: str) -> str:
+    """A stream of another transaction group than the ledger's, which the gateway knows."""
+    name = f"{scope}/elsewhere"
+    client.admin.create_stream(name, group="strangers")
+    admin = AdminClient({"bootstrap.servers": gateway.address})
+    eventually(lambda: topic_of(name) in admin.list_topics(timeout=60).topics, "the gateway knows it")
+    return name
+
+
+def begun(gateway: GatewayProcess, transactional_id: str, client_id: str) -> Producer:
+    """A producer with a transaction open."""
+    producer = producer_of(gateway, transactional_id, **{"client.id": client_id})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    return producer
+
+
+def write_elsewhere(gateway: GatewayProcess, stream: str, name: str) -> None:
+    """Write a record with a client id that others have as well, as clients of one library do."""
+    producer = begun(gateway, f"stranger-{name}", name)
+    producer.produce(topic_of(stream), b"elsewhere")
+    producer.commit_transaction(60)
+
+
+@pytest.fixture
+def offsets(topic: str, gateway: GatewayProcess) -> Iterator[Callable[[Producer], None]]:
+    """Sends an offset of a group of consumers to a transaction."""
+    consumer = Consumer({"bootstrap.servers": gateway.address, "group.id": topic})
+    place = TopicPartition(topic, 0, 7)
+    with closing(consumer):
+        yield lambda to: to.send_offsets_to_transaction([place], consumer.consumer_group_metadata(), 60)
+
+
+def test_offsets_do_not_lead_a_transaction_into_the_group_of_a_stranger(
+    site: Site,
+    gateway: GatewayProcess,
+    ledger: str,
+    strangers: str,
+    offsets: Callable[[Producer], None],
+    unique_name: Callable[[str], str],
+) -> None:
+    """The gateway may be asked to take offsets before it is asked to add the partitions that are written to."""
+    shared = unique_name("library")
+    for number in range(5):
+        write_elsewhere(gateway, strangers, shared)
+        producer = begun(gateway, unique_name("copy"), shared)
+        producer.produce(topic_of(ledger), f"v-{number}".encode())
+        offsets(producer)
+        producer.commit_transaction(60)
+    assert values(site.committed(ledger)) == Counter(f"v-{number}".encode() for number in range(5))
+
+
+def test_a_transaction_that_is_led_there_is_begun_where_it_belongs_at_its_second_attempt(
+    site: Site,
+    gateway: GatewayProcess,
+    ledger: str,
+    strangers: str,
+    offsets: Callable[[Producer], None],
+    unique_name: Callable[[str], str],
+) -> None:
+    shared = unique_name("library")
+    producer = begun(gateway, unique_name("copy"), shared)
+    write_elsewhere(gateway, strangers, shared)
+    offsets(producer)
+    producer.produce(topic_of(ledger), b"refused")
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(60)
+    assert refused.value.args[0].txn_requires_abort()
+    producer.abort_transaction(60)
+    producer.begin_transaction()
+    offsets(producer)
+    producer.produce(topic_of(ledger), b"taken")
+    producer.commit_transaction(60)
+    assert values(site.committed(ledger)) == {b"taken": 1}
+
+
 @contextmanager
 def two_of_which_one_is_killed(
     site: Site, gateway: GatewayProcess, logs: Path, unique_name: Callable[[str], str], later: str = ""

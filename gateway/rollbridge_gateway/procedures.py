@@ -28,6 +28,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from rollbridge.errors import GroupMismatchError
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
 from rollbridge_gateway.producers import (
@@ -49,6 +50,8 @@ TIMEOUT_UNBOUNDED: Final = -1
 DAY_MS: Final = 24 * 3_600_000
 JAVA_MAX: Final = (1 << 31) - 1
 """Largest ``transaction.timeout.ms``; who asks for it means: as long as is allowed."""
+HOMELESS_MS: Final = 1_000
+"""For so long a transaction that has offsets first waits for a write, before it begins where it may belong."""
 
 
 # Refusals, which are answers
@@ -75,7 +78,7 @@ class UnknownProducerError(NotDoneError):
 
 
 class NowhereToGoError(NotDoneError):
-    """Offsets alone, of a producer that has never written: which group of streams is to commit them cannot be told."""
+    """Offsets alone, of a producer that has never written: which group of streams commits them cannot be told yet."""
 
 
 class LostByOthersError(Exception):
@@ -237,6 +240,7 @@ class Held:
         sequences: What was taken of each partition.
         is_marked: Whether a savepoint of the open transaction has all sequence numbers.
         fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
+        homeless_ms: When it was asked to take offsets, and no stream was known to begin with; None if it was not.
     """
 
     entry: Entry | None = None
@@ -244,6 +248,7 @@ class Held:
     sequences: Sequences = field(default_factory=Sequences)
     is_marked: bool = False
     fresh_ms: int = DAY_MS
+    homeless_ms: int | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -346,7 +351,9 @@ def come_back(
 # Writing
 
 
-def add(held: Held, pair: Pair, stream: str, now_ms: int, *, is_home: bool = False) -> Procedure[Any]:
+def add(
+    held: Held, pair: Pair, stream: str, now_ms: int, *, is_home: bool = False, is_sure: bool = True
+) -> Procedure[Any]:
     """Have a transaction open before its first record (AddPartitionsToTxn, AddOffsetsToTxn); return a ticket.
 
     Args:
@@ -355,8 +362,9 @@ def add(held: Held, pair: Pair, stream: str, now_ms: int, *, is_home: bool = Fal
         stream: A stream that it will write to, or may begin with; empty if there is none.
         now_ms: Time, ms since 1970.
         is_home: Whether ``stream`` is taken only if the producer has not written to another one before.
+        is_sure: Whether its group is that of whatever the producer will write to.
     """
-    yield from _open(held, Request.ADD, pair, stream, now_ms, is_home=is_home)
+    yield from _open(held, Request.ADD, pair, stream, now_ms, is_home=is_home, is_sure=is_sure)
     return (yield from _save(held))
 
 
@@ -368,14 +376,21 @@ def write(held: Held, pair: Pair, batches: Sequence[Incoming], now_ms: int, *, v
         return Written([None] * len(batches), None)  # of a transaction that has ended: its answers were lost
     yield from _open(held, request, pair, batches[0].stream if batches else "", now_ms)
     faults: list[Exception | None] = []
+    home = ""
     for item in batches:
         fault: Exception | None = None
         try:
             yield from _take(held, item)
         except NothingWrittenError as refused:
             fault = refused
+            if isinstance(refused.__cause__, GroupMismatchError):
+                home = item.stream
         faults.append(fault)
-    return Written(faults, (yield from _save(held)))
+    ticket = yield from _save(held)
+    if home and held.entry is not None and held.entry.home != home:
+        # It may have begun elsewhere with offsets alone: its next attempt does not.
+        yield from _record(held, replace(held.entry, home=home, written_ms=now_ms))
+    return Written(faults, ticket)
 
 
 class NothingWrittenError(Exception):
@@ -414,7 +429,9 @@ def _is_repeated(held: Held, item: Incoming) -> bool:
     return verdict is SequenceVerdict.DUPLICATE
 
 
-def send_offsets(held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_ms: int, *, v2: bool) -> Procedure[Any]:
+def send_offsets(
+    held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_ms: int, *, v2: bool, is_sure: bool = True
+) -> Procedure[Any]:
     """Commit a consumer group's offsets with the transaction; return a ticket.
 
     Args:
@@ -424,8 +441,10 @@ def send_offsets(held: Held, pair: Pair, offsets: GroupCommit, stream: str, now_
         stream: A stream to begin the transaction with if nothing else is known; empty if there is none.
         now_ms: Time, ms since 1970.
         v2: Whether the request adds what it names.
+        is_sure: Whether the group of ``stream`` is that of whatever the producer will write to.
     """
-    yield from _open(held, Request.WRITE_V2 if v2 else Request.WRITE_V1, pair, stream, now_ms, is_home=True)
+    request = Request.WRITE_V2 if v2 else Request.WRITE_V1
+    yield from _open(held, request, pair, stream, now_ms, is_home=True, is_sure=is_sure)
     yield AddOffsets(offsets)
     return (yield from _save(held))
 
@@ -576,7 +595,14 @@ def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[tuple[
 
 
 def _open(
-    held: Held, request: Request, pair: Pair, stream: str, now_ms: int, *, is_home: bool = False
+    held: Held,
+    request: Request,
+    pair: Pair,
+    stream: str,
+    now_ms: int,
+    *,
+    is_home: bool = False,
+    is_sure: bool = True,
 ) -> Procedure[None]:
     """Have a transaction open for a request that writes."""
     producer, step = yield from _decide(held, request, pair)
@@ -584,12 +610,13 @@ def _open(
         entry = held.entry
         assert entry is not None
         if not stream or is_home:
+            if not entry.home and (not stream or (not is_sure and _may_write_yet(held, now_ms))):
+                raise NowhereToGoError(
+                    "offsets alone, and nothing was ever written with this transactional id: of which group of streams "
+                    "the transaction is cannot be told; write first"
+                )
             stream = entry.home or stream
-        if not stream:
-            raise NowhereToGoError(
-                "offsets alone, and nothing was ever written with this transactional id: of which group of streams the "
-                "transaction is cannot be told; write first"
-            )
+        held.homeless_ms = None
         if stream != entry.home or _is_old(held, now_ms):
             yield from _record(held, replace(entry, home=stream, written_ms=now_ms))
         _forget_transaction(held)
@@ -597,6 +624,13 @@ def _open(
         held.producer = producer.begun()
     elif step is not Step.GO:
         raise _refusal(step, producer, pair)
+
+
+def _may_write_yet(held: Held, now_ms: int) -> bool:
+    """Return whether a write may be about to come that tells where the transaction is to begin."""
+    if held.homeless_ms is None:
+        held.homeless_ms = now_ms
+    return 0 <= now_ms - held.homeless_ms < HOMELESS_MS
 
 
 def _save(held: Held) -> Procedure[Any]:

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
 from rollbridge_gateway.procedures import GroupCommit, Held, OffsetToCommit, Written
+from rollbridge_gateway.shell.parts import Homes
 from rollbridge_gateway.shell.topics import KnownTopic
 from rollbridge_gateway.shell.transacting import Transacting
 from rollbridge_gateway.versions import Api
@@ -61,7 +62,7 @@ class Server:
         self.producers = Producers()
         self.refused: list[str] = []
         self.topics = self
-        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
+        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass
@@ -144,8 +145,8 @@ class OffsetServer(Server):
         super().__init__()
         self.producers: OffsetProducers = OffsetProducers()
 
-    def homes(self, client_id: str) -> list[str]:
-        return []
+    def homes(self, client_id: str) -> Homes:
+        return Homes([], are_sure=False)
 
 
 class SomeRights(Rights):

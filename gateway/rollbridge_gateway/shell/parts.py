@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from rollbridge.connection import Bridge
 from rollbridge_gateway.cluster import View
@@ -18,6 +18,18 @@ from rollbridge_gateway.shell.world import Brokers
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Homes(NamedTuple):
+    """Topics with one of whose streams a transaction may begin that has offsets first.
+
+    Attributes:
+        topics: The topics.
+        are_sure: Whether the group of their streams is that of whatever the producer will write to.
+    """
+
+    topics: Sequence[str]
+    are_sure: bool
 
 
 class Services(Protocol):
@@ -70,7 +82,7 @@ class Services(Protocol):
     async def fresh_topics(self, age_s: float = ...) -> None:
         """Have the list of streams as of a few seconds ago."""
 
-    def homes(self, client_id: str | None) -> Sequence[str]:
+    def homes(self, client_id: str | None) -> Homes:
         """Return topics with one of whose streams a transaction may begin that has offsets first."""
 
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ from rollbridge_gateway.settings import GatewaySettings, split_address
 from rollbridge_gateway.shell.connection import Line, serve
 from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.handlers import ClientConnection
+from rollbridge_gateway.shell.parts import Homes
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
 from rollbridge_gateway.shell.relay import BrokerGoneError
@@ -160,26 +161,25 @@ class Server:
             except RollbridgeError as fault:
                 logger.warning("streams cannot be listed now: %s", fault)
 
-    def homes(self, client_id: str | None) -> Sequence[str]:
+    def homes(self, client_id: str | None) -> Homes:
         """Return topics with one of whose streams a transaction may begin that has offsets first.
 
-        That is one that the client has asked Metadata about, if all of these are of one group: producers do so before
-        they write. Otherwise any, if there is but one group.
+        That is one that the client has asked Metadata about, as producers do before they write. It is a guess, since
+        many may have the same client id, such as their library's. If there is but one group, any will do.
         """
         asked, known = self._asked.get(client_id), self.topics.known
-        if asked is not None and asked in known.streams:
-            return [asked]
-        return [*itertools.islice(known.streams, HOMES_MAX)] if len(known.groups) == 1 else []
+        first = [asked] if asked is not None and asked in known.streams else []
+        if len(known.groups) == 1:
+            return Homes([*first, *itertools.islice(known.streams, HOMES_MAX)], are_sure=True)
+        return Homes(first, are_sure=False)
 
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
-        """Note that a client has asked about topics by their names."""
-        known = self.topics.known
-        wanted = [topic for topic in topics if topic in known.streams]
+        """Note that a client has asked about topics by their names; the last one counts."""
+        wanted = [topic for topic in topics if topic in self.topics.known.streams]
         if not wanted:
             return
-        before = self._asked.pop(client_id, None)
-        groups = {known.group_of.get(topic) for topic in (*wanted, *(() if before is None else (before,))) if topic}
-        self._asked[client_id] = wanted[0] if len(groups) == 1 else ""
+        self._asked.pop(client_id, None)
+        self._asked[client_id] = wanted[0]
         while len(self._asked) > ASKED_MAX:
             del self._asked[next(iter(self._asked))]
 

@@ -29,14 +29,12 @@ class KnownTopic:
         virtual: Names that are no topics of the brokers'.
         buffers: A topic of rollbridge's own of each stream, whose rights are those of the stream.
         groups: Name of a stream of each transaction group.
-        group_of: Transaction group of each topic's stream.
     """
 
     streams: Mapping[str, str]
     virtual: frozenset[str]
     buffers: Mapping[str, str]
     groups: Mapping[str, str]
-    group_of: Mapping[str, str]
 
 
 def known_of(configs: list[StreamConfig]) -> KnownTopic:
@@ -45,17 +43,15 @@ def known_of(configs: list[StreamConfig]) -> KnownTopic:
     virtual: set[str] = set()
     buffers: dict[str, str] = {}
     groups: dict[str, str] = {}
-    group_of: dict[str, str] = {}
     for config in configs:
         name = str(config.name)
         topic = config.topic or f"{config.name.scope}.{config.name.stream}"
         streams[topic] = name
         buffers[topic] = config.buffer_topic
         groups.setdefault(str(config.group), name)
-        group_of[topic] = str(config.group)
         if not config.topic:
             virtual.add(topic)
-    return KnownTopic(streams, frozenset(virtual), buffers, groups, group_of)
+    return KnownTopic(streams, frozenset(virtual), buffers, groups)
 
 
 class Topics:

@@ -216,21 +216,25 @@ class Transacting:
         return wire.write_answer(head.key, head.version, head.correlation, {"error_code": code})
 
     async def _added(self, name: str, pair: Pair, stream: str, head: Head) -> tuple[ErrorCode, Ticket | None]:
-        is_home = head.key != Api.ADD_PARTITIONS_TO_TXN
-        stream = stream or await self._home(name, head)
-        return await self._carried_out(
-            name, lambda held: procedures.add(held, pair, stream, _now_ms(), is_home=is_home), head
-        )
+        is_home, is_sure = head.key != Api.ADD_PARTITIONS_TO_TXN, True
+        if not stream:
+            stream, is_sure = await self._home(name, head)
 
-    async def _home(self, name: str, head: Head) -> str:
-        """Return a stream to begin a transaction with that has offsets first; empty if there is none yet.
+        def make(held: Held) -> Procedure[Any]:
+            return procedures.add(held, pair, stream, _now_ms(), is_home=is_home, is_sure=is_sure)
 
+        return await self._carried_out(name, make, head)
+
+    async def _home(self, name: str, head: Head) -> tuple[str, bool]:
+        """Return a stream to begin a transaction with that has offsets first, and whether it is no guess.
+
+        The stream is empty if there is none yet, and no guess if there is but one group.
         It is one that the client may write to: that the transaction has begun stands in the stream's buffer.
         """
-        topics = self._server.homes(head.client_id)
+        topics, are_sure = self._server.homes(head.client_id)
         denied = await self._denied(name, topics)
         known = self._server.topics.known.streams
-        return next((known[topic] for topic in topics if topic in known and topic not in denied), "")
+        return next((known[topic] for topic in topics if topic in known and topic not in denied), ""), are_sure
 
     async def _carried_out(
         self, name: str, make: Callable[[Held], Procedure[Any]], head: Head
@@ -397,10 +401,12 @@ class Transacting:
             str(getattr(body, "member_id", "")),
             getattr(body, "group_instance_id", None),
         )
-        home, v2 = await self._home(name, head), head.version >= OFFSETS_V2
-        return await self._carried_out(
-            name, lambda held: procedures.send_offsets(held, pair, commit, home, _now_ms(), v2=v2), head
-        )
+        (home, is_sure), v2 = await self._home(name, head), head.version >= OFFSETS_V2
+
+        def make(held: Held) -> Procedure[Any]:
+            return procedures.send_offsets(held, pair, commit, home, _now_ms(), v2=v2, is_sure=is_sure)
+
+        return await self._carried_out(name, make, head)
 
     # EndTxn
 
