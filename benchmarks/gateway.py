@@ -214,11 +214,11 @@ def latency(site: Site, *, rounds: int, quick: bool) -> Experiment:
     stream = site.make_stream("gateway-latency-own", PARTITIONS)
     plain = site.make_topic("gateway-latency-direct", PARTITIONS)
     places = ((gateway.address, topic), (site.bootstrap_servers, plain))
-    ways = [_one_by_one(servers, where, pair) for servers, where in places]
+    clients = {"": [_one_by_one(servers, where, pair) for servers, where in places], "java_": []}
     for servers, where in places:
         load = JavaLoad(servers, linger_ms=0)
         site.cleanup.callback(load.end)
-        ways.append(partial(load.seconds, "transaction", where, 1, RECORD_BYTES))
+        clients["java_"].append(partial(load.seconds, "transaction", where, 1, RECORD_BYTES))
 
     def own() -> float:
         started = time.perf_counter()
@@ -227,11 +227,11 @@ def latency(site: Site, *, rounds: int, quick: bool) -> Experiment:
         return time.perf_counter() - started
 
     def measure() -> Measured:
-        """In turns, so that what the machine is doing meanwhile is the same for all."""
-        took = [[way() for way in (own, *ways)] for _ in range(count)]
-        ours, *others = (statistics.median(each) * 1000 for each in zip(*took, strict=True))
+        """Of each client in turns, so that what the machine is doing meanwhile is the same for all."""
         found: dict[str, float] = {}
-        for client, through, direct in zip(("", "java_"), others[::2], others[1::2], strict=True):
+        for client, ways in clients.items():
+            took = [[way() for way in (own, *ways)] for _ in range(count)]
+            ours, through, direct = (statistics.median(each) * 1000 for each in zip(*took, strict=True))
             found |= {f"{client}ms": through, f"{client}more_ms": through - ours, f"{client}direct_ms": direct}
         return found
 
