@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +19,9 @@ from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.patience import eventually
 from rollbridge.model.gateways import GATEWAYS_FROM
+from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import Gateway, chosen
+from rollbridge_gateway.versions import Api
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 
@@ -539,6 +542,34 @@ def test_a_consumer_whose_coordinator_is_where_it_belonged_before_finds_it(
             killed.kill()
             eventually(lambda: gateways_at(admin) == 3, "it is gone")
             assert_it_commits(consumer, topic)
+
+
+def leaders_told(connection: socket.socket, client_id: str, *topics: str) -> tuple[set[int], set[int]]:
+    """The brokers of an answer to Metadata, gateways left out, and the leaders of these topics."""
+    values = {"topics": [{"name": name} for name in topics]}
+    connection.sendall(wire.framed(wire.write_request(Api.METADATA, 4, 7, client_id, values)))
+    with connection.makefile("rb") as answers:
+        answer = wire.read_answer(answers.read(int.from_bytes(answers.read(4), "big")), Api.METADATA, 4)
+    leaders = {int(part.leader_id) for topic in answer.topics for part in topic.partitions}
+    return {int(item.node_id) for item in answer.brokers if item.node_id < GATEWAYS_FROM}, leaders
+
+
+def test_who_asks_for_brokers_alone_is_told_of_them_while_leaders_are_missed(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    """Admins ask all brokers then, and would take it for the truth that there are none."""
+    with (
+        two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, killed, name),
+        socket.create_connection(("127.0.0.1", left.port), 60) as connection,
+    ):
+        brokers, leaders = leaders_told(connection, name, topic)
+        assert leaders == brokers == {1}
+        killed.kill()
+        witness = AdminClient({"bootstrap.servers": left.address})
+        eventually(lambda: gateways_at(witness) == 2, "it is gone")
+        assert leaders_told(connection, name) == ({1}, set())
+        assert leaders_told(connection, name, topic) == (set(), {-1})
+        assert leaders_told(connection, name, topic) == ({1}, {1})
 
 
 def gateways_at(admin: AdminClient) -> int:

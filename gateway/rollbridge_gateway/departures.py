@@ -7,11 +7,13 @@ that its broker had, for ever, as long as it is told that it is this broker. So 
 itself that is electing leaders: that there are none, or that there is no coordinator. It forgets what it knew of them
 and asks again, a moment later. Other clients do that anyway.
 
-* Metadata without brokers is for those whose gateway is gone, on connections from before: what a client connects to
-  later it has just been told of.
+* Metadata without brokers is for those whose gateway is gone, on connections from before, if they ask about topics by
+  name: producers and consumers do, and ask again for a leader. Who asks for brokers alone, as admins do before they ask
+  all of them, would take the answer for the truth.
 * That there is no coordinator is for all that ask for a group's, on each connection: a client that once belonged to the
-  gateway that is gone may have its coordinator there still, and nobody knows which connection it asked before. It is
-  told once only: asked for again as soon as it is found, as librdkafka does, it would never be found for good.
+  gateway that is gone may have its coordinator there still, and nobody knows which connection it asked before. Who
+  asks again soon is told where it is: librdkafka asks as soon as it has found one, and would never have it for good.
+  Who asks again later has perhaps been sent to the dead one by a gateway that did not know yet.
 
 Coordinators of transactions have the ids of gateways, and need none of this; see :mod:`rollbridge_gateway.cluster`.
 
@@ -22,13 +24,17 @@ Source: librdkafka's ``rd_kafka_broker_update``, ``rd_kafka_cgrp_coord_update`` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rollbridge_gateway.cluster import Gateway, chosen
 
 KNOWN_S: Final = 300.0
-"""Seconds for which a departure is known; clients have long noticed by then, and asked again."""
+"""Seconds for which a departure is known; clients have long noticed by then, and asked for their coordinators."""
+MISSED_S: Final = 30.0
+"""Seconds for which brokers are hidden: who needs a leader asks every second."""
+AGAIN_S: Final = 10.0
+"""Seconds after which a client that asks for a coordinator again has not found it."""
 
 
 class Departure(NamedTuple):
@@ -38,7 +44,7 @@ class Departure(NamedTuple):
         number: It is higher than those of earlier ones.
         at_s: When it was noticed.
         former: The gateways before.
-        gone: Those of them that are gone, or have another address.
+        gone: Those of them that are gone, or have another address, and have not come back.
     """
 
     number: int
@@ -48,20 +54,22 @@ class Departure(NamedTuple):
 
     def has_left(self, client_id: str | None) -> bool:
         """Return whether the gateway that a client belonged to is gone."""
-        return _place(chosen(client_id or "", self.former)) in self.gone
+        return bool(self.gone) and _place(chosen(client_id or "", self.former)) in self.gone
 
 
 class Departures:
     """The departures of the last minutes, as one gateway has noticed them."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._known: deque[Departure] = deque()
-        self._count = 0
+    def __init__(self, now_s: float) -> None:
+        """Begin: what went before is not known, so that the beginning counts as a departure of nobody in particular."""
+        self._known: deque[Departure] = deque([Departure(1, now_s, (), frozenset())])
+        self._count = 1
 
-    def changed(self, former: Sequence[Gateway], present: Iterable[Gateway], now_s: float) -> None:
+    def changed(self, former: Sequence[Gateway], present: Sequence[Gateway], now_s: float) -> None:
         """Note which gateways are live now, and which were before; at the start there were none."""
-        gone = frozenset(map(_place, former)).difference(map(_place, present))
+        live = frozenset(map(_place, present))
+        self._known = deque(item._replace(gone=item.gone - live) for item in self.recent(now_s))
+        gone = frozenset(map(_place, former)) - live
         if gone:
             self._count += 1
             self._known.append(Departure(self._count, now_s, tuple(former), gone))
@@ -84,20 +92,24 @@ class ToldDepartures:
         """
         self._began_s = began_s
         self._brokers = self._coordinator = 0
+        self._coordinator_s = began_s
 
-    def hides_brokers(self, recent: Sequence[Departure], client_id: str | None) -> bool:
+    def hides_brokers(self, recent: Sequence[Departure], client_id: str | None, now_s: float) -> bool:
         """Return whether to tell that there are no brokers; asked once for each answer."""
-        fresh = [item for item in recent if item.number > self._brokers and item.at_s > self._began_s]
+        since_s = max(self._began_s, now_s - MISSED_S)
+        fresh = [item for item in recent if item.number > self._brokers and item.at_s > since_s]
         if recent:
             self._brokers = recent[-1].number
         return any(item.has_left(client_id) for item in fresh)
 
-    def hides_coordinator(self, recent: Sequence[Departure]) -> bool:
+    def hides_coordinator(self, recent: Sequence[Departure], now_s: float) -> bool:
         """Return whether to tell that there is no coordinator of a group; asked once for each answer."""
-        is_fresh = bool(recent) and recent[-1].number > self._coordinator
-        if recent:
-            self._coordinator = recent[-1].number
-        return is_fresh
+        if not recent:
+            return False
+        if recent[-1].number == self._coordinator and now_s - self._coordinator_s < AGAIN_S:
+            return False
+        self._coordinator, self._coordinator_s = recent[-1].number, now_s
+        return True
 
 
 def _place(gateway: Gateway) -> tuple[str, str, int]:

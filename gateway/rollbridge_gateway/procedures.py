@@ -50,8 +50,6 @@ TIMEOUT_UNBOUNDED: Final = -1
 DAY_MS: Final = 24 * 3_600_000
 JAVA_MAX: Final = (1 << 31) - 1
 """Largest ``transaction.timeout.ms``; who asks for it means: as long as is allowed."""
-HOMELESS_MS: Final = 1_000
-"""For so long a transaction that has offsets first waits for a write, before it begins where it may belong."""
 
 
 # Refusals, which are answers
@@ -240,7 +238,7 @@ class Held:
         sequences: What was taken of each partition.
         is_marked: Whether a savepoint of the open transaction has all sequence numbers.
         fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
-        homeless_ms: When it was asked to take offsets, and no stream was known to begin with; None if it was not.
+        has_records: Whether something was written, or may have been, in the open transaction.
     """
 
     entry: Entry | None = None
@@ -248,7 +246,7 @@ class Held:
     sequences: Sequences = field(default_factory=Sequences)
     is_marked: bool = False
     fresh_ms: int = DAY_MS
-    homeless_ms: int | None = None
+    has_records: bool = False
 
     @property
     def lease_ms(self) -> int:
@@ -362,7 +360,7 @@ def add(
         stream: A stream that it will write to, or may begin with; empty if there is none.
         now_ms: Time, ms since 1970.
         is_home: Whether ``stream`` is taken only if the producer has not written to another one before.
-        is_sure: Whether its group is that of whatever the producer will write to.
+        is_sure: Whether ``stream`` is to be taken, though it may not be of the group that will be written to.
     """
     yield from _open(held, Request.ADD, pair, stream, now_ms, is_home=is_home, is_sure=is_sure)
     return (yield from _save(held))
@@ -383,12 +381,12 @@ def write(held: Held, pair: Pair, batches: Sequence[Incoming], now_ms: int, *, v
             yield from _take(held, item)
         except NothingWrittenError as refused:
             fault = refused
-            if isinstance(refused.__cause__, GroupMismatchError):
+            if isinstance(refused.__cause__, GroupMismatchError) and not held.has_records:
                 home = item.stream
         faults.append(fault)
     ticket = yield from _save(held)
     if home and held.entry is not None and held.entry.home != home:
-        # It may have begun elsewhere with offsets alone: its next attempt does not.
+        # It has begun elsewhere with offsets alone: its next attempt does not.
         yield from _record(held, replace(held.entry, home=home, written_ms=now_ms))
     return Written(faults, ticket)
 
@@ -421,6 +419,7 @@ def _take(held: Held, item: Incoming) -> Procedure[None]:
             )
         case SequenceVerdict.NEW:
             yield Carry(item.batch)
+            held.has_records = True
             held.sequences.take(item.where, item.pair.epoch, item.first, item.records)
 
 
@@ -441,7 +440,7 @@ def send_offsets(
         stream: A stream to begin the transaction with if nothing else is known; empty if there is none.
         now_ms: Time, ms since 1970.
         v2: Whether the request adds what it names.
-        is_sure: Whether the group of ``stream`` is that of whatever the producer will write to.
+        is_sure: Whether ``stream`` is to be taken, though it may not be of the group that will be written to.
     """
     request = Request.WRITE_V2 if v2 else Request.WRITE_V1
     yield from _open(held, request, pair, stream, now_ms, is_home=True, is_sure=is_sure)
@@ -590,7 +589,7 @@ def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[tuple[
             yield Finish(commit=False, reason=UNACKNOWLEDGED)
             return found(pair, KnownEnd.NONE, "", previous, kept), True
         held.sequences = Sequences.restored(notes)
-        held.is_marked = True
+        held.is_marked = held.has_records = True
     return found(pair, known, reason, previous, kept), known is not KnownEnd.NONE
 
 
@@ -610,13 +609,12 @@ def _open(
         entry = held.entry
         assert entry is not None
         if not stream or is_home:
-            if not entry.home and (not stream or (not is_sure and _may_write_yet(held, now_ms))):
+            if not entry.home and not (stream and is_sure):
                 raise NowhereToGoError(
                     "offsets alone, and nothing was ever written with this transactional id: of which group of streams "
                     "the transaction is cannot be told; write first"
                 )
             stream = entry.home or stream
-        held.homeless_ms = None
         if stream != entry.home or _is_old(held, now_ms):
             yield from _record(held, replace(entry, home=stream, written_ms=now_ms))
         _forget_transaction(held)
@@ -624,13 +622,6 @@ def _open(
         held.producer = producer.begun()
     elif step is not Step.GO:
         raise _refusal(step, producer, pair)
-
-
-def _may_write_yet(held: Held, now_ms: int) -> bool:
-    """Return whether a write may be about to come that tells where the transaction is to begin."""
-    if held.homeless_ms is None:
-        held.homeless_ms = now_ms
-    return 0 <= now_ms - held.homeless_ms < HOMELESS_MS
 
 
 def _save(held: Held) -> Procedure[Any]:
@@ -665,7 +656,7 @@ def _record(held: Held, entry: Entry) -> Procedure[None]:
 
 
 def _forget_transaction(held: Held) -> None:
-    held.is_marked = False
+    held.is_marked = held.has_records = False
 
 
 def _refusal(step: Step, producer: ProducerState, pair: Pair) -> RefusedError:

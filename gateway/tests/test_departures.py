@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge_gateway.cluster import Gateway, chosen
-from rollbridge_gateway.departures import KNOWN_S, Departures, ToldDepartures
+from rollbridge_gateway.departures import KNOWN_S, MISSED_S, Departures, ToldDepartures
 
 GATEWAYS = tuple(Gateway(f"gateway-{number}", f"g{number}", 9192) for number in range(4))
 NAMES = st.text(max_size=20)
@@ -19,54 +19,82 @@ def live(numbers: set[int]) -> tuple[Gateway, ...]:
     return tuple(GATEWAYS[number] for number in sorted(numbers))
 
 
-@given(NAMES, st.lists(st.tuples(SOME, st.floats(0.1, KNOWN_S)), min_size=1, max_size=8), st.integers(0, 8))
+@given(NAMES, st.lists(st.tuples(SOME, st.floats(0.1, MISSED_S)), min_size=1, max_size=8), st.integers(0, 8))
 def test_brokers_are_hidden_once_from_whose_gateway_has_gone_since_it_connected(
     key: str, changes: list[tuple[set[int], float]], connects: int
 ) -> None:
-    departures, now_s = Departures(), 0.0
+    departures, now_s = Departures(0.0), 0.0
     present = GATEWAYS
-    told = ToldDepartures(-1.0) if connects == 0 else None
-    owed: list[float] = []
+    told = ToldDepartures(0.0) if connects == 0 else None
+    owed: list[tuple[float, Gateway]] = []
     for number, (numbers, after_s) in enumerate(changes, 1):
         now_s += after_s
         former, present = present, live(numbers)
         departures.changed(former, present, now_s)
+        owed = [item for item in owed if item[1] not in present]
         if chosen(key, former) not in present and told is not None:
-            owed.append(now_s)
+            owed.append((now_s, chosen(key, former)))
         if number == connects:
             told = ToldDepartures(now_s)
     if told is None:
         return
-    recent = departures.recent(now_s)
-    assert told.hides_brokers(recent, key) == any(at_s >= now_s - KNOWN_S for at_s in owed)
-    assert not told.hides_brokers(departures.recent(now_s), key), "it is told once"
+    expected = any(at_s > now_s - MISSED_S for at_s, _ in owed)
+    assert told.hides_brokers(departures.recent(now_s), key, now_s) == expected
+    assert not told.hides_brokers(departures.recent(now_s), key, now_s), "it is told once"
 
 
 @given(NAMES, SOME, SOME)
 def test_who_joins_or_stays_hides_nothing(key: str, before: set[int], joined: set[int]) -> None:
-    departures, told = Departures(), ToldDepartures(0.0)
+    departures, told = Departures(0.0), ToldDepartures(0.0)
+    told.hides_coordinator(departures.recent(0.5), 0.5)
     departures.changed((), live(before), 1.0)
     departures.changed(live(before), live(before | joined), 2.0)
     departures.changed(live(before | joined), live(before | joined), 3.0)
-    assert not departures.recent(4.0)
-    assert not told.hides_brokers(departures.recent(4.0), key)
-    assert not told.hides_coordinator(departures.recent(4.0))
+    assert not told.hides_brokers(departures.recent(4.0), key, 4.0)
+    assert not told.hides_coordinator(departures.recent(4.0), 4.0)
+
+
+@given(NAMES, SOME, st.floats(0, MISSED_S - 1))
+def test_a_gateway_that_has_come_back_hides_no_brokers(key: str, others: set[int], after_s: float) -> None:
+    """Its clients are connected to it again, and would close what they are using."""
+    departures, told = Departures(0.0), ToldDepartures(0.0)
+    home = chosen(key, GATEWAYS)
+    left = [item for item in live(others) if item != home]
+    departures.changed(GATEWAYS, left, 1.0)
+    departures.changed(left, [*left, home], 1.0 + after_s)
+    assert not told.hides_brokers(departures.recent(2.0 + after_s), key, 2.0 + after_s)
 
 
 def test_each_connection_hides_a_coordinator_once_after_each_departure() -> None:
-    departures, before = Departures(), ToldDepartures(0.0)
-    assert not before.hides_coordinator(departures.recent(1.0))
+    departures, before = Departures(-KNOWN_S), ToldDepartures(0.0)
+    assert not before.hides_coordinator(departures.recent(1.0), 1.0)
     departures.changed(live({0, 1, 2}), live({0, 1}), 2.0)
     later = ToldDepartures(3.0)
     for told in (before, later):
-        assert [told.hides_coordinator(departures.recent(4.0)) for _ in range(3)] == [True, False, False]
+        assert [told.hides_coordinator(departures.recent(4.0), 4.0) for _ in range(3)] == [True, False, False]
     departures.changed(live({0, 1}), live({0}), 5.0)
-    assert [before.hides_coordinator(departures.recent(6.0)) for _ in range(2)] == [True, False]
-    assert not ToldDepartures(7.0).hides_coordinator(departures.recent(6.0 + KNOWN_S))
+    assert [before.hides_coordinator(departures.recent(6.0), 6.0) for _ in range(2)] == [True, False]
+    assert not ToldDepartures(7.0).hides_coordinator(departures.recent(6.0 + KNOWN_S), 6.0 + KNOWN_S)
+
+
+def test_who_asks_for_a_coordinator_again_later_has_not_found_it() -> None:
+    """A gateway that had not noticed yet may have told it of the dead one again."""
+    departures, told = Departures(-KNOWN_S), ToldDepartures(0.0)
+    departures.changed(live({0, 1}), live({0}), 1.0)
+    hidden = [told.hides_coordinator(departures.recent(now_s), now_s) for now_s in (2.0, 2.5, 11.0, 12.5, 13.0)]
+    assert hidden == [True, False, False, True, False]
+    assert not told.hides_coordinator(departures.recent(2.0 + KNOWN_S), 2.0 + KNOWN_S)
+
+
+def test_a_gateway_that_has_just_begun_does_not_know_who_has_gone() -> None:
+    departures, told = Departures(10.0), ToldDepartures(11.0)
+    assert not told.hides_brokers(departures.recent(12.0), "anybody", 12.0)
+    assert [told.hides_coordinator(departures.recent(12.0), 12.0) for _ in range(2)] == [True, False]
+    assert not ToldDepartures(400.0).hides_coordinator(departures.recent(400.0), 400.0)
 
 
 def test_a_gateway_at_another_address_is_gone() -> None:
-    departures, moved = Departures(), replace(GATEWAYS[0], host="elsewhere")
+    departures, moved = Departures(-KNOWN_S), replace(GATEWAYS[0], host="elsewhere")
     departures.changed(GATEWAYS[:1], [moved], 1.0)
     assert [item.has_left("anybody") for item in departures.recent(1.0)] == [True]
     assert not list(departures.recent(1.0 + KNOWN_S + 1))
@@ -75,10 +103,18 @@ def test_a_gateway_at_another_address_is_gone() -> None:
 def test_a_departure_that_was_told_is_not_told_with_the_next_one() -> None:
     """The next one is of a gateway to which the client did not belong."""
     key = next(name for name in map(str, range(1_000)) if chosen(name, GATEWAYS) == GATEWAYS[3])
-    departures, told = Departures(), ToldDepartures(0.0)
+    departures, told = Departures(0.0), ToldDepartures(0.0)
     departures.changed(GATEWAYS, GATEWAYS[:3], 1.0)
-    assert told.hides_brokers(departures.recent(2.0), key)
+    assert told.hides_brokers(departures.recent(2.0), key, 2.0)
     mine = chosen(key, GATEWAYS[:3])
     other = next(item for item in GATEWAYS[:3] if item != mine)
     departures.changed(GATEWAYS[:3], [item for item in GATEWAYS[:3] if item != other], 3.0)
-    assert not told.hides_brokers(departures.recent(4.0), key)
+    assert not told.hides_brokers(departures.recent(4.0), key, 4.0)
+
+
+def test_what_nobody_asks_for_is_forgotten() -> None:
+    departures = Departures(0.0)
+    for number in range(1_000):
+        departures.changed(live({0, 1}), live({0}), float(number))
+        departures.changed(live({0}), live({0, 1}), float(number))
+    assert len(departures._known) <= KNOWN_S + 2

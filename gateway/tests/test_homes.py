@@ -10,7 +10,6 @@ from rollbridge.errors import GroupMismatchError
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
-    HOMELESS_MS,
     AddOffsets,
     BeginTransaction,
     Carry,
@@ -68,19 +67,21 @@ def batch(stream: str, first: int = 0) -> Incoming:
     return Incoming(("topic", 0), stream, PAIR, first, 1, stream)
 
 
-def offsets(of: Held, now_ms: int, *, is_sure: bool, v2: bool = True) -> list[GatewayEffect]:
+def offsets(of: Held, stream: str = GUESSED, *, is_sure: bool, v2: bool = True) -> list[GatewayEffect]:
     if v2:
-        return carry_out(send_offsets(of, PAIR, OFFSETS, GUESSED, now_ms, v2=True, is_sure=is_sure))
-    return carry_out(add(of, PAIR, GUESSED, now_ms, is_home=True, is_sure=is_sure))
+        return carry_out(send_offsets(of, PAIR, OFFSETS, stream, NOW_MS, v2=True, is_sure=is_sure))
+    return carry_out(add(of, PAIR, stream, NOW_MS, is_home=True, is_sure=is_sure))
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_a_guess_waits_for_a_write_and_is_taken_if_there_comes_none(v2: bool) -> None:
+def test_a_guess_waits_for_a_write_until_it_is_to_be_taken(v2: bool) -> None:
     item = held()
-    for after_ms in (0, 1, HOMELESS_MS - 1):
+    for stream in ("", GUESSED):
         with pytest.raises(NowhereToGoError):
-            offsets(item, NOW_MS + after_ms, is_sure=False, v2=v2)
-    assert begun_in(offsets(item, NOW_MS + HOMELESS_MS, is_sure=False, v2=v2)) == [GUESSED]
+            offsets(item, stream, is_sure=False, v2=v2)
+    with pytest.raises(NowhereToGoError):
+        offsets(item, "", is_sure=True, v2=v2)
+    assert begun_in(offsets(item, is_sure=True, v2=v2)) == [GUESSED]
     assert item.entry is not None
     assert item.entry.home == GUESSED
 
@@ -88,43 +89,36 @@ def test_a_guess_waits_for_a_write_and_is_taken_if_there_comes_none(v2: bool) ->
 def test_a_write_that_comes_meanwhile_tells_where() -> None:
     item = held()
     with pytest.raises(NowhereToGoError):
-        offsets(item, NOW_MS, is_sure=False)
-    assert begun_in(carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS + 5, v2=True))) == [WRITTEN]
-    assert any(isinstance(effect, AddOffsets) for effect in offsets(item, NOW_MS + 10, is_sure=False))
+        offsets(item, is_sure=False)
+    assert begun_in(carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))) == [WRITTEN]
+    assert any(isinstance(effect, AddOffsets) for effect in offsets(item, is_sure=False))
 
 
-def test_what_is_sure_and_where_it_wrote_before_wait_for_nothing() -> None:
-    assert begun_in(offsets(held(), NOW_MS, is_sure=True)) == [GUESSED]
-    assert begun_in(offsets(held(FORMER), NOW_MS, is_sure=False)) == [FORMER]
+def test_where_it_wrote_before_waits_for_nothing() -> None:
+    assert begun_in(offsets(held(FORMER), is_sure=False)) == [FORMER]
 
 
-def test_a_clock_that_is_set_back_makes_nobody_wait_longer() -> None:
-    item = held()
-    with pytest.raises(NowhereToGoError):
-        offsets(item, NOW_MS, is_sure=False)
-    assert begun_in(offsets(item, NOW_MS - 60_000, is_sure=False)) == [GUESSED]
-
-
-def test_each_transaction_waits_anew() -> None:
-    """So does the next one of a producer whose first one was begun by a write, and ended."""
-    item = held()
-    with pytest.raises(NowhereToGoError):
-        offsets(item, NOW_MS, is_sure=False)
-    carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))
-    assert item.homeless_ms is None
-    item.producer = ProducerState(PAIR)
-    assert begun_in(offsets(item, NOW_MS + HOMELESS_MS, is_sure=False)) == [WRITTEN]
+def homes_recorded(done: list[GatewayEffect]) -> list[str]:
+    return [effect.entry.home for effect in done if isinstance(effect, WriteEntry)]
 
 
 def test_a_wrong_guess_is_mended_for_the_next_attempt() -> None:
     item = held()
-    offsets(item, NOW_MS, is_sure=True)
+    offsets(item, is_sure=True)
     assert item.producer is not None
     assert item.producer.state is ProducerPhase.OPEN
-    done = carry_out(write(item, PAIR, [batch(GUESSED), batch(WRITTEN, 1), batch(GUESSED, 1)], NOW_MS, v2=True))
-    assert [effect.entry.home for effect in done if isinstance(effect, WriteEntry)] == [WRITTEN]
+    done = carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))
+    assert homes_recorded(done) == [WRITTEN]
     assert isinstance(done[-2], Save), "what was written is behind a savepoint before anything else may fail"
-    done = carry_out(write(item, PAIR, [batch(WRITTEN, 2)], NOW_MS, v2=True))
-    assert not any(isinstance(effect, WriteEntry) for effect in done), "it is on record"
+    assert homes_recorded(carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))) == [], "it is on record"
     item.producer = ProducerState(PAIR)
-    assert begun_in(offsets(item, NOW_MS, is_sure=False)) == [WRITTEN]
+    assert begun_in(offsets(item, is_sure=False)) == [WRITTEN]
+
+
+def test_a_stray_batch_of_a_transaction_that_has_records_mends_nothing() -> None:
+    item = held()
+    carry_out(write(item, PAIR, [batch(GUESSED)], NOW_MS, v2=True))
+    assert homes_recorded(carry_out(write(item, PAIR, [batch(WRITTEN, 1)], NOW_MS, v2=True))) == []
+    item.producer = ProducerState(PAIR)
+    offsets(item, is_sure=False)
+    assert homes_recorded(carry_out(write(item, PAIR, [batch(WRITTEN, 1)], NOW_MS, v2=True))) == [WRITTEN]

@@ -263,7 +263,9 @@ class ClientConnection:
             denied = {name for name in view.virtual if buffers.get(name) not in described}
         else:
             denied = await self._hidden(name for name in names if name in view.virtual)
-        hides_brokers = self._told.hides_brokers(self.server.departures(), head.client_id)
+        hides_brokers = bool(names) and self._told.hides_brokers(
+            self.server.departures(), head.client_id, self.server.now_s()
+        )
         told = view.metadata(found, head.client_id, asked, denied, hides_brokers=hides_brokers)
         return wire.write_entity(told, head.correlation)
 
@@ -282,7 +284,7 @@ class ClientConnection:
     async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         if getattr(body, "key_type", 0) != _TRANSACTION:
-            if self._told.hides_coordinator(self.server.departures()):
+            if self._told.hides_coordinator(self.server.departures(), self.server.now_s()):
                 return self._no_coordinator(body, head)
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)

@@ -101,10 +101,10 @@ class Server:
         self._listeners: dict[int | None, asyncio.Server] = {}
         self._ports: dict[int, int] = {}
         self._gateways: Sequence[Gateway] = ()
-        self._departures = Departures()
+        self._loop = asyncio.get_running_loop()
+        self._departures = Departures(self.now_s())
         self._asked: dict[str | None, str] = {}
         self._clients: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._next_broker = itertools.count()
         self._since_ms = int(time.time() * 1000)
@@ -164,14 +164,12 @@ class Server:
     def homes(self, client_id: str | None) -> Homes:
         """Return topics with one of whose streams a transaction may begin that has offsets first.
 
-        That is one that the client has asked Metadata about, as producers do before they write. It is a guess, since
+        The first one is that about which the client has asked, as producers do before they write. It is a guess, since
         many may have the same client id, such as their library's. If there is but one group, any will do.
         """
         asked, known = self._asked.get(client_id), self.topics.known
         first = [asked] if asked is not None and asked in known.streams else []
-        if len(known.groups) == 1:
-            return Homes([*first, *itertools.islice(known.streams, HOMES_MAX)], are_sure=True)
-        return Homes(first, are_sure=False)
+        return Homes([*first, *itertools.islice(known.streams, HOMES_MAX)], are_sure=len(known.groups) == 1)
 
     def note_asked(self, client_id: str | None, topics: Iterable[str]) -> None:
         """Note that a client has asked about topics by their names; the last one counts."""

@@ -32,6 +32,7 @@ from rollbridge_gateway.procedures import (
     Incoming,
     LeftError,
     NotDoneError,
+    NowhereToGoError,
     OffsetToCommit,
     Procedure,
     StartedProducer,
@@ -45,6 +46,8 @@ from rollbridge_gateway.wire import Head
 
 logger = logging.getLogger(__name__)
 
+HOMELESS_S: Final = 1.0
+"""For so long a transaction that has offsets first waits for a write, before it begins where it may belong."""
 PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
@@ -187,7 +190,10 @@ class Transacting:
             if bad or not topics:
                 code = bad.get("", ErrorCode.operation_not_attempted)
             else:
-                code, ticket = await self._added(name, pair, self._server.topics.known.streams[topics[0]], head)
+                stream = self._server.topics.known.streams[topics[0]]
+                code, ticket = await self._carried_out(
+                    name, lambda held: procedures.add(held, pair, stream, _now_ms()), head
+                )
         code = await self._settled(ticket, code, name, head)
         values = {
             "results_by_topic_v3_and_below": [
@@ -209,26 +215,46 @@ class Transacting:
         pair, ticket = Pair(int(body.producer_id), int(body.producer_epoch)), None
         async with self._order:
             code = await self._refusal(head, name, str(body.group_id))
-            if code is ErrorCode.none:
-                # Of which group of streams the transaction is, is known once the producer has asked about a topic.
-                code, ticket = await self._added(name, pair, "", head)
+        if code is ErrorCode.none:
+
+            def make(stream: str, is_sure: bool) -> Callable[[Held], Procedure[Any]]:
+                return lambda held: procedures.add(held, pair, stream, _now_ms(), is_home=True, is_sure=is_sure)
+
+            code, ticket = await self._begun_by_offsets(name, make, head)
         code = await self._settled(ticket, code, name, head)
         return wire.write_answer(head.key, head.version, head.correlation, {"error_code": code})
 
-    async def _added(self, name: str, pair: Pair, stream: str, head: Head) -> tuple[ErrorCode, Ticket | None]:
-        is_home, is_sure = head.key != Api.ADD_PARTITIONS_TO_TXN, True
-        if not stream:
-            stream, is_sure = await self._home(name, head)
+    async def _begun_by_offsets(
+        self, name: str, make: Callable[[str, bool], Callable[[Held], Procedure[Any]]], head: Head
+    ) -> tuple[ErrorCode, Ticket | None]:
+        """Carry out a procedure of offsets, which may be the first of its transaction, and return its ticket.
 
-        def make(held: Held) -> Procedure[Any]:
-            return procedures.add(held, pair, stream, _now_ms(), is_home=is_home, is_sure=is_sure)
+        For a moment it waits for a write to tell in which group of streams the transaction is to begin. What comes
+        behind it on this connection is carried out meanwhile, as some clients add the write's partitions there.
 
-        return await self._carried_out(name, make, head)
+        Args:
+            name: The transactional id.
+            make: Makes the procedure, of a stream to begin with, and whether that is to be taken though it is a guess.
+            head: Of the request.
+        """
+        ends_s = time.monotonic() + HOMELESS_S
+        while True:
+            async with self._order:
+                is_last = time.monotonic() >= ends_s
+                stream, is_sure = await self._home(name, head)
+                try:
+                    return ErrorCode.none, await self._run(name, make(stream, is_sure or is_last), head)
+                except NowhereToGoError as fault:
+                    if is_last:
+                        return self._told(fault, head, name), None
+                except _ANSWERED as fault:
+                    return self._told(fault, head, name), None
+            await asyncio.sleep(HOMELESS_S / 20)
 
     async def _home(self, name: str, head: Head) -> tuple[str, bool]:
         """Return a stream to begin a transaction with that has offsets first, and whether it is no guess.
 
-        The stream is empty if there is none yet, and no guess if there is but one group.
+        The stream is empty if the client may write to none, and no guess if there is but one group.
         It is one that the client may write to: that the transaction has begun stands in the stream's buffer.
         """
         topics, are_sure = self._server.homes(head.client_id)
@@ -364,8 +390,8 @@ class Transacting:
             self._count(head, bad.values())
             if code is ErrorCode.none:
                 self._count(head, [ErrorCode.offset_metadata_too_large] * len(large))
-            if code is ErrorCode.none and offsets:
-                code, ticket = await self._commit_offsets(name, group, offsets, body, head)
+        if code is ErrorCode.none and offsets:
+            code, ticket = await self._commit_offsets(name, group, offsets, body, head)
         code = await self._settled(ticket, code, name, head)
 
         def told(where: Where) -> ErrorCode:
@@ -401,12 +427,12 @@ class Transacting:
             str(getattr(body, "member_id", "")),
             getattr(body, "group_instance_id", None),
         )
-        (home, is_sure), v2 = await self._home(name, head), head.version >= OFFSETS_V2
+        v2 = head.version >= OFFSETS_V2
 
-        def make(held: Held) -> Procedure[Any]:
-            return procedures.send_offsets(held, pair, commit, home, _now_ms(), v2=v2, is_sure=is_sure)
+        def make(stream: str, is_sure: bool) -> Callable[[Held], Procedure[Any]]:
+            return lambda held: procedures.send_offsets(held, pair, commit, stream, _now_ms(), v2=v2, is_sure=is_sure)
 
-        return await self._carried_out(name, make, head)
+        return await self._begun_by_offsets(name, make, head)
 
     # EndTxn
 
