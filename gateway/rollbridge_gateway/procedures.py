@@ -238,7 +238,7 @@ class Held:
         sequences: What was taken of each partition.
         is_marked: Whether a savepoint of the open transaction has all sequence numbers.
         fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
-        has_records: Whether something was written, or may have been, in the open transaction.
+        has_records: Whether something was written here in the open transaction.
     """
 
     entry: Entry | None = None
@@ -589,7 +589,7 @@ def _find(held: Held, pair: Pair, previous: Previous | None) -> Procedure[tuple[
             yield Finish(commit=False, reason=UNACKNOWLEDGED)
             return found(pair, KnownEnd.NONE, "", previous, kept), True
         held.sequences = Sequences.restored(notes)
-        held.is_marked = held.has_records = True
+        held.is_marked = True
     return found(pair, known, reason, previous, kept), known is not KnownEnd.NONE
 
 

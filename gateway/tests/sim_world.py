@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rollbridge.errors import GroupMismatchError
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.expiry import (
     BucketMark,
@@ -57,6 +58,17 @@ from rollbridge_gateway.producers import KnownEnd
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 STREAMS = ("sales/orders", "stock/moves")
+"""Each of a transaction group of its own."""
+
+
+class Batch(list[Any]):
+    """Records for a stream."""
+
+    def __init__(self, records: list[Any], stream: str) -> None:
+        super().__init__(records)
+        self.stream = stream
+
+
 """Of two transaction groups."""
 NAME = "id"
 DAY_MS = 86_400_000
@@ -489,6 +501,8 @@ class Gateway:
                 world.txns[f"t{len(world.txns)}-{world.owners}"] = txn
             case Carry(batch):
                 assert hold.txn is not None
+                if isinstance(batch, Batch) and batch.stream != hold.txn.stream:
+                    raise NothingWrittenError("a stream of another group") from GroupMismatchError(batch.stream)
                 hold.tail += batch
                 hold.txn.strays += batch
             case AddOffsets(offsets):

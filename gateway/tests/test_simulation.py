@@ -5,6 +5,9 @@ pair (v1) or goes on with the one it was given (v2), and starts anew after what 
 its requests come at any time later, with v2 also of ends; with v1 a delayed end may hit the next transaction (KIP-890),
 at a broker as here, so none is sent.
 
+Half of the offsets are sent before the first record, at times into the group of a stream to which nothing is written
+then.
+
 In half of the runs days pass between transactions, within them, and before an answer is asked for again, while gateways
 sweep entries away that nobody uses, and stand still in between; the clock of ZooKeeper or of a gateway may jump. Then a
 producer that has slept for long may be told that it is not known, and comes back as Kafka's does.
@@ -22,13 +25,15 @@ from typing import Any
 
 import pytest
 
-from gateway.tests.sim_world import DAY_MS, STREAMS, AskAgain, Crash, Gateway, Hold, StandsStill, World
+from gateway.tests.sim_world import DAY_MS, STREAMS, AskAgain, Batch, Crash, Gateway, Hold, StandsStill, World
+from rollbridge.errors import GroupMismatchError
 from rollbridge_gateway import expiry, procedures
 from rollbridge_gateway.identity import Pair
 from rollbridge_gateway.procedures import (
     GroupCommit,
     Held,
     Incoming,
+    NowhereToGoError,
     OffsetToCommit,
     Procedure,
     RefusedError,
@@ -80,6 +85,7 @@ class Application:
         self.has_days = False
         self.fault = ""
         self.is_within = False
+        self.misled = ""
         self.late: list[Callable[[], None]] = []
 
     # Requests, sent again until they are answered
@@ -134,7 +140,7 @@ class Application:
 
     def send_late(self, make: Callable[[Held], Procedure[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError):
+        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError, NowhereToGoError):
             self.any_gateway((1, 1, 1)).run(make)
 
     def any_gateway(self, weights: tuple[int, ...]) -> Gateway:
@@ -218,18 +224,24 @@ class Application:
         commit, asked = dice.random() < 0.7, False
         self.may.append(records)
         offset, wants_offset = committed_offset(self.offset.offset + 1), dice.random() < 0.4
+        group = GroupCommit("group", {("in", 0): offset}, 3, "member")
         try:
             is_begun = False
+            if wants_offset and dice.random() < 0.5:
+                is_begun = self.is_within = self.sends_first(pair, group, dice.choice(STREAMS))
             for batch in range(dice.randrange(5)):
                 partition, size = dice.randrange(2), dice.randrange(1, 4)
                 if not self.v2:
                     self.ask(lambda held: procedures.add(held, pair, stream, self.world.clock_ms), is_late=False)
                 fresh = [(self.number, batch, at) for at in range(size)]
                 records.update(fresh)
-                item = Incoming((TOPIC, partition), stream, pair, self.sequences[partition], size, fresh)
+                item = Incoming((TOPIC, partition), stream, pair, self.sequences[partition], size, Batch(fresh, stream))
                 answer = self.ask(self.writing(pair, item), is_late=self.v2)
                 if answer.faults[0] is not None:
-                    raise Wrong(f"a batch was refused: {answer.faults[0]!r}")
+                    self.refused_for_its_group(answer.faults[0], stream)
+                    commit = False
+                    break
+                self.misled = ""
                 self.sequences[partition] += size
                 is_begun = self.is_within = True
                 if dice.random() < 0.05:
@@ -242,7 +254,6 @@ class Application:
             if is_begun and wants_offset:
                 if not self.v2:
                     self.ask(lambda held: procedures.add(held, pair, stream, self.world.clock_ms), is_late=False)
-                group = GroupCommit("group", {("in", 0): offset}, 3, "member")
                 self.ask(self.sending(pair, group, stream), is_late=self.v2)
             if not is_begun:
                 self.may.pop()
@@ -276,11 +287,37 @@ class Application:
             elif wants_offset:
                 self.offset = self.world.offsets.get(("group", ("in", 0)), NOT_READ)
 
+    def sends_first(self, pair: Pair, group: GroupCommit, guess: str) -> bool:
+        """Send offsets before any record; False if it is told to write first."""
+        is_sure = self.dice.random() < 0.5
+        now_ms = self.world.clock_ms
+        try:
+            if not self.v2:
+                self.ask(
+                    lambda held: procedures.add(held, pair, guess, now_ms, is_home=True, is_sure=is_sure), is_late=False
+                )
+            self.ask(self.sending(pair, group, guess, is_sure=is_sure), is_late=self.v2)
+        except NowhereToGoError:
+            return False
+        return True
+
+    def refused_for_its_group(self, why: Exception, stream: str) -> None:
+        """A transaction that offsets have begun elsewhere takes no records; the next one begins where they were for."""
+        if not isinstance(why.__cause__, GroupMismatchError):
+            raise Wrong(f"a batch was refused: {why!r}")
+        if self.misled == stream and not self.world.crash and not self.has_days:
+            raise Wrong(f"a batch for {stream} was refused again: {why!r}")
+        self.misled = stream
+
     def writing(self, pair: Pair, item: Incoming) -> Callable[[Held], Procedure[Any]]:
         return lambda held: procedures.write(held, pair, [item], self.world.clock_ms, v2=self.v2)
 
-    def sending(self, pair: Pair, group: GroupCommit, stream: str) -> Callable[[Held], Procedure[Any]]:
-        return lambda held: procedures.send_offsets(held, pair, group, stream, self.world.clock_ms, v2=self.v2)
+    def sending(
+        self, pair: Pair, group: GroupCommit, stream: str, *, is_sure: bool = True
+    ) -> Callable[[Held], Procedure[Any]]:
+        return lambda held: procedures.send_offsets(
+            held, pair, group, stream, self.world.clock_ms, v2=self.v2, is_sure=is_sure
+        )
 
     def ending(self, pair: Pair, *, commit: bool) -> Callable[[Held], Procedure[Any]]:
         return lambda held: procedures.end(held, pair, self.random(), self.world.clock_ms, commit=commit, v2=self.v2)
@@ -314,7 +351,7 @@ class Application:
 
 def go_on(gateway: Gateway) -> None:
     """Let a gateway go on that stands still; nobody waits for what comes of it."""
-    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError):
+    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError, NowhereToGoError):
         gateway.go_on()
 
 
@@ -604,6 +641,10 @@ def _only_the_gateways_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _home_unmended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procedures, "GroupMismatchError", KeyboardInterrupt)
+
+
 MUTANTS = [
     _no_rollback,
     _no_sequences,
@@ -626,6 +667,7 @@ MUTANTS = [
     _holders_overlooked,
     _only_zookeepers_clock,
     _only_the_gateways_clock,
+    _home_unmended,
 ]
 
 
