@@ -46,6 +46,8 @@ LONGEST = (
     "integration_tests/test_poison.py",
     "integration_tests/test_consumer.py",
     "integration_tests/test_security.py",
+    "integration_tests/test_gateway_librdkafka.py",
+    "integration_tests/test_gateway_forgetting.py",
 )
 """Files that take longest: test processes take them first, so that none is left with one of them at the end."""
 
