@@ -188,3 +188,15 @@ def test_two_that_want_the_same_take_turns(member: Make) -> None:
         for done in [pool.submit(serve, item) for item in members]:
             done.result(PATIENCE_S * 2)
     assert not overlaps
+
+
+def test_a_gateway_announces_itself_once_whoever_does_it(member: Make) -> None:
+    """After its session was lost, whoever takes an id begins its new life while its loop looks around."""
+    one, name = member("one"), "one"
+    me = GatewayRecord(name=name, host="host", port=1)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            one.register.withdraw(name)
+            for done in [pool.submit(one.register.announce, me) for _ in range(4)]:
+                done.result()
+            assert [item.name for item in one.register.gateways()].count(name) == 1

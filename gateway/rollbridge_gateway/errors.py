@@ -20,6 +20,12 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
+from rollbridge.zookeeper.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+)
 from rollbridge_gateway.procedures import (
     LeftError,
     LostByOthersError,
@@ -91,6 +97,11 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     # Another gateway has taken the id over. Whether the producer's pair is over as well, the entry on record tells.
     ours.ClientFencedError: KafkaFault.AWAY,
     ours.ZooKeeperOutdatedError: KafkaFault.AWAY,
+    # Of the gateway's own nodes: another thread, session or gateway was faster. It says nothing of a producer's state.
+    NodeExistsError: KafkaFault.AWAY,
+    NodeMissingError: KafkaFault.AWAY,
+    NodeNotEmptyError: KafkaFault.AWAY,
+    NodeVersionMismatchError: KafkaFault.AWAY,
     ours.CorruptDataError: KafkaFault.CORRUPT,
     UnknownProducerError: KafkaFault.UNKNOWN_PRODUCER,
     NowhereToGoError: KafkaFault.NOWHERE,

@@ -8,6 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
+from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge_gateway.errors import OF_STEP, KafkaFault, code_of, code_of_error, fault_of
 from rollbridge_gateway.procedures import (
     NothingWrittenError,
@@ -80,6 +81,9 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
         (ours.OutcomeUnknownError("", transaction=""), Api.END_TXN, 5, "concurrent_transactions"),
         (ours.KafkaUnavailableError(""), Api.PRODUCE, 12, "not_leader_or_follower"),
         (ours.ZooKeeperUnavailableError(""), Api.END_TXN, 1, "coordinator_not_available"),
+        (NodeExistsError("", path=""), Api.ADD_PARTITIONS_TO_TXN, 0, "coordinator_not_available"),
+        (NodeVersionMismatchError("", path=""), Api.END_TXN, 1, "coordinator_not_available"),
+        (NodeMissingError("", path=""), Api.PRODUCE, 12, "not_leader_or_follower"),
         (ours.BackpressureError(""), Api.PRODUCE, 12, "request_timed_out"),
         (ours.StreamNotFoundError(""), Api.PRODUCE, 12, "unknown_topic_or_partition"),
         (ours.InvalidTimeoutError(""), Api.INIT_PRODUCER_ID, 4, "invalid_transaction_timeout"),

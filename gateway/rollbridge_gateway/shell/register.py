@@ -93,6 +93,7 @@ class Register:
         self._lost = lost
         self._me: GatewayRecord | None = None
         self._turning = threading.Lock()  # over what writes the lease
+        self._announcing = threading.Lock()  # over the gateway's own node, which a new life and the loop both write
         self._turns = 0
         self._id, self._life = "", Life(self._sure_s)
         self._versions: dict[str, int | None] = {}
@@ -108,16 +109,17 @@ class Register:
 
     def announce(self, gateway: GatewayRecord) -> None:
         """Tell the others that this gateway is there, and where; again after a new session, or in another life."""
-        self._me = gateway
-        path, value = paths.gateway(gateway.name), replace(gateway, life=self._id).to_json()
-        found = self._session.get(path)
-        if found is not None and found.owner_session_id == self._session.session_id:
-            if found.value != value:
-                self._session.set(path, value)
-            return
-        if found is not None:
-            self._session.delete(path)  # of an earlier session
-        self._session.create(path, value, ephemeral=True, parents=True)
+        with self._announcing:
+            self._me = gateway
+            path, value = paths.gateway(gateway.name), replace(gateway, life=self._id).to_json()
+            found = self._session.get(path)
+            if found is not None and found.owner_session_id == self._session.session_id:
+                if found.value != value:
+                    self._session.set(path, value)
+                return
+            if found is not None:
+                self._session.delete(path)  # of an earlier session
+            self._session.create(path, value, ephemeral=True, parents=True)
 
     def withdraw(self, name: str) -> None:
         """Tell the others that this gateway goes."""
