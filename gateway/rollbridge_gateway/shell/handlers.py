@@ -283,28 +283,22 @@ class ClientConnection:
 
     async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
-        if getattr(body, "key_type", 0) != _TRANSACTION:
-            if self._told.hides_coordinator(self.server.departures(), self.server.now_s()):
-                return self._no_coordinator(body, head)
+        of_transaction = getattr(body, "key_type", 0) == _TRANSACTION
+        if not of_transaction and not self._told.hides_coordinator(self.server.departures(), self.server.now_s()):
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)
             return wire.write_entity(self.server.view().find_coordinator(found, head.client_id), head.correlation)
         keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
-        found_all = [self._coordinator(key, head.client_id) for key in keys]
+        if of_transaction:
+            found_all = [self._coordinator(key, head.client_id) for key in keys]
+        else:
+            found_all = [_no_coordinator(key, ErrorCode.coordinator_not_available) for key in keys]
         values: Mapping[str, Any] = {"coordinators": found_all} if head.version >= 4 else found_all[0]
-        return wire.write_answer(head.key, head.version, head.correlation, values)
-
-    def _no_coordinator(self, body: Any, head: Head) -> bytes:
-        """Answer that there is none; see :mod:`rollbridge_gateway.departures`."""
-        keys = list(body.coordinator_keys) if head.version >= 4 else [body.key]
-        code = ErrorCode.coordinator_not_available
-        none_of = [{"key": key, "node_id": -1, "host": "", "port": -1, "error_code": code} for key in keys]
-        values: Mapping[str, Any] = {"coordinators": none_of} if head.version >= 4 else none_of[0]
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
     def _coordinator(self, key: str, client_id: str | None) -> dict[str, Any]:
         if not key:
-            return {"key": key, "node_id": -1, "host": "", "port": -1, "error_code": ErrorCode.invalid_request}
+            return _no_coordinator(key, ErrorCode.invalid_request)
         node, host, port = self.server.view().coordinator(client_id)
         return {"key": key, "node_id": node, "host": host, "port": port, "error_code": ErrorCode.none}
 
@@ -349,6 +343,10 @@ class ClientConnection:
         denied = await self._hidden(asked, READ)
         values = await self.server.blocking(with_producers, self.server, body, answered, asked - denied, denied)
         return wire.write_entity(values, head.correlation)
+
+
+def _no_coordinator(key: str, code: ErrorCode) -> dict[str, Any]:
+    return {"key": key, "node_id": -1, "host": "", "port": -1, "error_code": code}
 
 
 async def _nothing(answer: asyncio.Future[RawMessage]) -> None:
