@@ -25,6 +25,7 @@ from integration_tests.backends.choice import (
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
+from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
 from rollbridge.errors import LocalEnvironmentError
@@ -201,6 +202,22 @@ def own_cluster() -> Iterator[AnyCluster]:
     """Servers of a module's own, which its tests may stop, pause and kill."""
     with new_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def servers(site: Site) -> Servers:
+    """Where gateways of a module's tests find their site."""
+    return Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[GatewayProcess]:
+    """A gateway for the tests of a module, named after it."""
+    name = request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    with GatewayProcess(servers, name, tmp_path_factory.mktemp("gateways")) as process:
+        yield process
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ What they commit is counted by a plain consumer at the brokers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,19 +23,6 @@ from rollbridge.model.ids import TransactionId
 from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
 
 RECORDS = 5_000
-
-
-@pytest.fixture(scope="module")
-def servers(site: Site) -> Servers:
-    """The servers of this module."""
-    return Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
-    with GatewayProcess(servers, "gateway-clients", tmp_path_factory.mktemp("gateways")) as process:
-        yield process
 
 
 @pytest.fixture

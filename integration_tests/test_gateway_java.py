@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -34,19 +34,6 @@ def run_tool(program: str, *arguments: str) -> str:
         timeout=2 * PATIENCE_S,
     )
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def servers(site: Site) -> Servers:
-    """The servers of this module."""
-    return Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-
-
-@pytest.fixture(scope="module")
-def gateway(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
-    with GatewayProcess(servers, "gateway-java", tmp_path_factory.mktemp("gateways")) as process:
-        yield process
 
 
 def pair_of(producer: JavaProducer) -> tuple[int, int]:

@@ -26,15 +26,6 @@ from rollbridge_gateway.versions import Api
 WEEK_MS = 7 * 24 * 3600 * 1000
 
 
-@pytest.fixture(scope="module")
-def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
-    logs = tmp_path_factory.mktemp("gateways")
-    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    with GatewayProcess(servers, "gateway-1", logs) as process:
-        yield process
-
-
 @pytest.fixture
 def topic(site: Site, topic_prefix: str) -> str:
     """A topic of three partitions at the brokers."""

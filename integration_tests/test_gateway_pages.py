@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.foreign.java import CLIENTS, jars_of
 from integration_tests.foreign.others import build_go, node_program
-from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge_devcluster.jars import JarCache
@@ -25,14 +25,6 @@ PAGES = Path(__file__).parents[1] / "docs"
 PARTITIONS = 2
 RECORDS = 1_000
 _PROGRAM = re.compile(r"^```(?:go|java|javascript|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
-    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    with GatewayProcess(servers, "gateway-pages", tmp_path_factory.mktemp("gateways")) as process:
-        yield process
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -17,17 +16,9 @@ from kio.static.primitive import i16, i32Timedelta
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
-from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from rollbridge.kafka.connection import Connection
-
-
-@pytest.fixture(scope="module")
-def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module."""
-    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    with GatewayProcess(servers, "gateway-prepared", tmp_path_factory.mktemp("gateways")) as process:
-        yield process
 
 
 @pytest.fixture
