@@ -44,13 +44,13 @@ class Departure(NamedTuple):
         number: It is higher than those of earlier ones.
         at_s: When it was noticed.
         former: The gateways before.
-        gone: Those of them that are gone, or have another address, and have not come back.
+        gone: Addresses of them at which there is none any more.
     """
 
     number: int
     at_s: float
     former: tuple[Gateway, ...]
-    gone: frozenset[tuple[str, str, int]]
+    gone: frozenset[tuple[str, int]]
 
     def has_left(self, client_id: str | None) -> bool:
         """Return whether the gateway that a client belonged to is gone."""
@@ -112,5 +112,6 @@ class ToldDepartures:
         return True
 
 
-def _place(gateway: Gateway) -> tuple[str, str, int]:
-    return gateway.name, gateway.host, gateway.port
+def _place(gateway: Gateway) -> tuple[str, int]:
+    """Return what clients know of it: one that was started again has another name by default, and they are there."""
+    return gateway.host, gateway.port

@@ -100,6 +100,16 @@ def test_a_gateway_at_another_address_is_gone() -> None:
     assert not list(departures.recent(1.0 + KNOWN_S + 1))
 
 
+def test_a_gateway_that_is_started_again_under_another_name_hides_nothing() -> None:
+    """By default it is named after its process; who has come back to its address is connected to it."""
+    departures, told = Departures(-KNOWN_S), ToldDepartures(0.0)
+    again = replace(GATEWAYS[0], name="gateway-4711")
+    departures.changed(GATEWAYS, [*GATEWAYS, again], 1.0)
+    departures.changed([*GATEWAYS, again], [again, *GATEWAYS[1:]], 2.0)
+    assert not any(told.hides_brokers(departures.recent(3.0), key, 3.0) for key in map(str, range(100)))
+    assert not told.hides_coordinator(departures.recent(3.0), 3.0)
+
+
 def test_a_departure_that_was_told_is_not_told_with_the_next_one() -> None:
     """The next one is of a gateway to which the client did not belong."""
     key = next(name for name in map(str, range(1_000)) if chosen(name, GATEWAYS) == GATEWAYS[3])
