@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+import urllib.request
 from pathlib import Path
 from typing import Final
+from urllib.error import URLError
 
 import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
@@ -12,9 +15,11 @@ from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_abor
 from benchmarks.site import Site
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge_coordinator.state.succession import first_choice
+from rollbridge_devcluster.state import free_port
 
 COLD: Final = "cold"
 _ROOT: Final = "/standby"
+_OF_STANDBY: Final = re.compile(r"rollbridge_standby_\w+\{")
 _PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _NEVER: Final = str(10**13)
 _NAMES: Final = ("one", "another")
@@ -69,12 +74,12 @@ class LongTail:
     def warm(self) -> Measured:
         """Kill a leader, and see the standby take over that has followed it."""
         self._make()
-        metrics = Path(tempfile.mkdtemp(dir=self._logs))
+        metrics = f"127.0.0.1:{free_port()}"
         # A leader gives way to whose turn it is, and that must not be the newcomer, who has read nothing yet.
         choice = first_choice(GroupName(self._stream.scope), list(_NAMES))
         first, second = sorted(_NAMES, key=lambda name: name != choice)
         leading = {**self._environment, f"{_PREFIX}NAME": first}
-        following = {**self._environment, f"{_PREFIX}NAME": second, f"{_PREFIX}METRICS_DIR": str(metrics)}
+        following = {**self._environment, f"{_PREFIX}NAME": second, f"{_PREFIX}METRICS_ADDRESS": metrics}
         with logged_coordinator(self._site, _ROOT, self._logs, **leading) as (leader, log):
             took_s(log)
             with logged_coordinator(self._site, _ROOT, self._logs, **following) as (_, own):
@@ -85,9 +90,13 @@ class LongTail:
                     raise RuntimeError("the standby did not use what it had read")
                 return {"took_s": seconds}
 
-    def _has_followed(self, metrics: Path) -> bool:
-        lines = [line for file in metrics.glob("*.standby.prom") for line in file.read_text().splitlines()]
-        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    def _has_followed(self, metrics: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except URLError:
+            return False  # it does not listen yet
+        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if _OF_STANDBY.match(line)}
         return values == {
             "rollbridge_standby_lag_messages": 0.0,
             "rollbridge_standby_transactions": float(self.aborts),

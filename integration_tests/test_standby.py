@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, until
+from integration_tests.patience import PATIENCE_S
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.state.succession import first_choice
+from rollbridge_devcluster.state import free_port
 
 COMMITS, ABORTS = 20, 300
 PREFIX = "ROLLBRIDGE_COORDINATOR_"
@@ -29,20 +32,16 @@ def test_a_standby_takes_over_from_what_it_has_read(
     scope = unique_name("standby")
     stream, group = str(StreamName(scope, "orders")), GroupName(scope)
     root = f"/{scope}"
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-
-    def environment(name: str) -> dict[str, str]:
-        return {**RARE, f"{PREFIX}METRICS_DIR": str(tmp_path / name)}
+    port = free_port()
 
     # The first choice comes first, so that the lead stays where it is.
     leader = first_choice(group, ["one", "two"]) or ""
     standby = "two" if leader == "one" else "one"
     with (
-        coordinator(cluster, root, leader, tmp_path, **environment(leader)) as leading,
+        coordinator(cluster, root, leader, tmp_path, **RARE) as leading,
         ZooKeeperSession(cluster.zookeeper, root=root) as session,
         Site(cluster, root, tmp_path).connect("teller") as b,
-        coordinator(cluster, root, standby, tmp_path, **environment(standby)),
+        coordinator(cluster, root, standby, tmp_path, **RARE, **{f"{PREFIX}METRICS_ADDRESS": f"127.0.0.1:{port}"}),
     ):
         metadata = Metadata(session)
         b.admin.create_stream(stream)
@@ -61,10 +60,7 @@ def test_a_standby_takes_over_from_what_it_has_read(
             gone.append((txn, txn.abort_async()))
         for _, ended in gone:
             ended.result(60)
-        metrics = tmp_path / standby / f"rollbridge-{scope}.default.standby.prom"
-        until(
-            lambda: metrics.exists() and _gauges(metrics) == {"lag_messages": 0, "transactions": COMMITS + ABORTS + 1}
-        )
+        until(lambda: _gauges(port) == {"lag_messages": 0, "transactions": COMMITS + ABORTS + 1})
         leading.kill()
 
         early.write(stream, key=b"k", value=b"late")
@@ -78,13 +74,14 @@ def test_a_standby_takes_over_from_what_it_has_read(
         assert found is not None, log
         assert found[1] == "1"
         assert int(found[2]) < 10
-        assert not metrics.exists(), "it leads now"
+        assert not _gauges(port), "it leads now"
         values = [item.value() for item in Site(cluster, root, tmp_path).committed(stream)]
         assert values == [*(b"%d" % number for number in range(COMMITS)), b"early", b"late"]
 
 
-def _gauges(path: Path) -> dict[str, int]:
+def _gauges(port: int) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
     return {
-        name: int(float(value))
-        for name, value in re.findall(r"^rollbridge_standby_(\w+)\{.*\} (\S+)$", path.read_text(), re.M)
+        name: int(float(value)) for name, value in re.findall(r"^rollbridge_standby_(\w+)\{.*\} (\S+)$", text, re.M)
     }

@@ -111,8 +111,6 @@ class CoordinatorSettings:
     """Most bytes of frames that a standby keeps in memory for one group."""
     replication_factor: int = option(-1, low=-1)
     """Replication factor of commit logs; -1 is the brokers' default."""
-    metrics_dir: str = ""
-    """Directory for one metrics file per group that is led, in Prometheus' text format; no files if empty."""
     metrics_address: str = option("", check=_check_address)
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
     free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""

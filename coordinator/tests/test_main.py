@@ -120,7 +120,7 @@ def test_snapshot_settings_have_the_names_of_the_proposal(seen: list[Coordinator
     environment = {
         "ROLLBRIDGE_CONFIG": str(file),
         "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SEGMENTED_SNAPSHOT_ENABLED": "False",
-        "ROLLBRIDGE_COORDINATOR_METRICS_DIR": "/var/metrics",
+        "ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS": "127.0.0.1:9464",
     }
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == 0, result.output
@@ -130,7 +130,7 @@ def test_snapshot_settings_have_the_names_of_the_proposal(seen: list[Coordinator
     assert snapshots.transaction_buffer_snapshot_min_time_in_millis == 7
     assert snapshots.transaction_buffer_snapshot_max_transaction_count == 1_000
     assert snapshots.transaction_buffer_segmented_snapshot_enabled is False
-    assert settings.metrics_dir == "/var/metrics"
+    assert settings.metrics_address == "127.0.0.1:9464"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rollbridge.errors import ConfigError
 from rollbridge.model.metrics import Sample
 from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet
 from rollbridge_coordinator.state.families import READINGS_AGE, STANDBY_LAG, standby_samples
 from rollbridge_coordinator.state.metrics import Vitals, faults
 from rollbridge_devcluster.state import free_port
@@ -47,10 +47,10 @@ def test_healthy_is_who_could_lead(vitals: Vitals, found: list[str]) -> None:
 
 def test_metrics_stand_on_the_board_while_they_are_written() -> None:
     board = MetricsBoard()
-    first, second = (MetricsFile("", group, board=board) for group in ("s/a", "s/b"))
-    second.write(lambda: standby_samples("s/b", 2, 0))
-    first.write(lambda: standby_samples("s/a", 0, 0))
-    first.write(lambda: standby_samples("s/a", 1, 0))
+    first, second = (MetricsSheet(board, group) for group in ("s/a", "s/b"))
+    second.put(lambda: standby_samples("s/b", 2, 0))
+    first.put(lambda: standby_samples("s/a", 0, 0))
+    first.put(lambda: standby_samples("s/a", 1, 0))
     lags = [sample for sample in board.samples() if sample.family is STANDBY_LAG]
     assert lags == [Sample(STANDBY_LAG, ("s/a",), 0), Sample(STANDBY_LAG, ("s/b",), 2)], "no more than once a second"
     first.remove()
@@ -61,9 +61,9 @@ def test_metrics_stand_on_the_board_while_they_are_written() -> None:
 def test_the_age_of_a_leaders_metrics_is_that_at_the_scrape() -> None:
     now_s = 5.0
     board = MetricsBoard(lambda: now_s)
-    leader, standby = MetricsFile("", "s/a", board=board), MetricsFile("", "s/b", ".standby", board)
-    leader.write(lambda: standby_samples("s/a", 0, 0))
-    standby.write(lambda: standby_samples("s/b", 0, 0))
+    leader, standby = MetricsSheet(board, "s/a"), MetricsSheet(board, "s/b", is_standby=True)
+    leader.put(lambda: standby_samples("s/a", 0, 0))
+    standby.put(lambda: standby_samples("s/b", 0, 0))
     now_s = 405.5
     ages = [sample for sample in board.samples() if sample.family is READINGS_AGE]
     assert ages == [Sample(READINGS_AGE, ("s/a",), 400.5)], "of a standby there is none"

@@ -38,7 +38,7 @@ from rollbridge_coordinator.shell.interpreter import Hook, Interpreter
 from rollbridge_coordinator.shell.page_board import PageBoard, PageSheet
 from rollbridge_coordinator.shell.readings import Readings
 from rollbridge_coordinator.shell.standby import Standby
-from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile, Pulse
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet, Pulse
 from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.metrics import Takeovers, Warmth
@@ -152,7 +152,7 @@ class Leadership(threading.Thread):
         self._health = health
         self._board = board
         self._hook = hook
-        self._metrics = MetricsFile(settings.metrics_dir, str(group), board=board)
+        self._metrics = MetricsSheet(board, str(group))
         self._page = PageSheet(page, str(group))
         self._stopping = threading.Event()
         self._changed = threading.Event()
@@ -424,7 +424,7 @@ class Leadership(threading.Thread):
             self._report(group, reported)
             if self._metrics.is_wanted:
                 interpreter.run(measure_logs(group, clock.now_ms()))
-                self._metrics.write(lambda: readings.samples(clock.now_ms()))
+                self._metrics.put(lambda: readings.samples(clock.now_ms()))
             self._page.write(group, readings.view, clock.now_ms())
 
     def _fold_until(self, tail: Tail, group: GroupState, ends: dict[Partition, int], clock: Clock) -> None:

@@ -32,7 +32,7 @@ from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.takeover import MakeFold
 from rollbridge_coordinator.shell.frames import LogTail
-from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsFile
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet
 from rollbridge_coordinator.state.families import standby_samples
 from rollbridge_coordinator.state.warm import WarmTail
 
@@ -85,7 +85,7 @@ class Standby(threading.Thread):
             zookeeper_root=settings.zookeeper_root,
             kafka=settings.security,
         )
-        self._metrics = MetricsFile(settings.metrics_dir, str(group), ".standby", board)
+        self._metrics = MetricsSheet(board, str(group), is_standby=True)
         self._stopping = threading.Event()
         self._still = threading.Event()
         self._changed = threading.Event()
@@ -225,4 +225,4 @@ class Standby(threading.Thread):
 
     def _report(self, lag: int | None) -> None:
         held = 0 if self._tail is None else len(self._tail)
-        self._metrics.write(lambda: standby_samples(str(self._group), lag, held))
+        self._metrics.put(lambda: standby_samples(str(self._group), lag, held))

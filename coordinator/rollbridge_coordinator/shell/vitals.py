@@ -1,8 +1,7 @@
-"""Metrics and health of a coordinator: what its HTTP endpoint tells, metrics files, and the probe of Kafka.
+"""Metrics and health of a coordinator: what its HTTP endpoint tells, and the probe of Kafka.
 
 Leaders and standbys put their metrics on a :class:`MetricsBoard`, the only object here that several threads share under
-a lock, and into files for the textfile collector of Prometheus' node exporter. The board is served by
-:class:`rollbridge.serving.endpoint.Endpoint`.
+a lock. The board is served by :class:`rollbridge.serving.endpoint.Endpoint`.
 
 :class:`Pulse` asks Kafka. A leader that is cut off from Kafka, but not from ZooKeeper, keeps the leader node and can do
 nothing. An idle leader would not even notice, since its consumer waits patiently. So the leader asks at intervals, and
@@ -11,25 +10,18 @@ gives the lead up when there is no answer.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple, Self
-
-from prometheus_client.exposition import generate_latest
 
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.state.families import READINGS_AGE
 
-logger = logging.getLogger(__name__)
-
-# Metrics on a board and in files
+# Metrics on a board
 
 
 INTERVAL_S: Final = 1.0
@@ -97,48 +89,32 @@ class RequestTimes:
             return {operation: known.copy() for operation, known in self._durations.items()}
 
 
-class MetricsFile:
-    """Metrics of one group, replaced every second while it is led or followed, and removed after.
+class MetricsSheet:
+    """Metrics of one group on the board, replaced every second while it is led or followed, and removed after."""
 
-    Without a directory no file is written; without a board nothing is put there.
-    """
-
-    def __init__(self, directory: str, group: str, suffix: str = "", board: MetricsBoard | None = None) -> None:
-        self._name = f"rollbridge-{group.replace('/', '.')}{suffix}.prom"
-        self._led = "" if suffix else group
-        self._path = Path(directory) / self._name if directory else None
+    def __init__(self, board: MetricsBoard | None, group: str, *, is_standby: bool = False) -> None:
+        """Prepare; without a board, nothing is put up."""
+        self._name = f"{group} standby" if is_standby else group
+        self._led = "" if is_standby else group
         self._board = board
         self._next_s = 0.0
 
     @property
     def is_wanted(self) -> bool:
         """True if anybody reads them."""
-        return self._path is not None or self._board is not None
+        return self._board is not None
 
-    def write(self, samples: Callable[[], Iterable[Sample]]) -> None:
-        """Replace the metrics if the interval has passed. A failure to write is logged, once."""
-        if not self.is_wanted or time.monotonic() < self._next_s:
+    def put(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        """Replace the metrics if the interval has passed."""
+        if self._board is None or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + INTERVAL_S
-        present = list(samples())
-        if self._board is not None:
-            self._board.put(self._name, present, self._led)
-        if self._path is None:
-            return
-        draft = self._path.with_suffix(".tmp")
-        try:
-            draft.write_bytes(generate_latest(SampleCollector(lambda: present)))
-            draft.replace(self._path)
-        except OSError as fault:
-            logger.warning("metrics are not written any more: %s", fault)
-            self._path = None
+        self._board.put(self._name, list(samples()), self._led)
 
     def remove(self) -> None:
         """Remove the metrics: the group is no longer led, or followed, here."""
         if self._board is not None:
             self._board.drop(self._name)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 # Probe of Kafka
