@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -24,6 +25,7 @@ from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 ENVIRONMENT = {"ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS": "127.0.0.1:0"}
+AT_ONCE = {**os.environ, "ROLLBRIDGE_COORDINATOR_WAIT_AT_START_S": "0"}
 
 
 @pytest.fixture
@@ -89,8 +91,8 @@ def test_whoever_waits_ends_at_once_when_asked_to(
 
 def ended(cluster: AnyCluster, root: str, **addresses: str) -> subprocess.CompletedProcess[str]:
     """A coordinator that waits for nobody, once it has ended."""
-    line = [*command(cluster, root, "early", {}, **addresses), "--wait-at-start=0"]
-    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    line = command(cluster, root, "early", {}, **addresses)
+    return subprocess.run(line, env=AT_ONCE, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_one_that_is_not_to_wait_ends_with_the_code_of_what_is_missing(cluster: AnyCluster, root: str) -> None:
@@ -115,9 +117,9 @@ def test_what_waiting_cannot_mend_ends_it_at_once(cluster: AnyCluster, root: str
 def test_every_line_of_a_log_that_is_json_is_json(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
     path = tmp_path / "lines" / "coordinator.log"
     path.parent.mkdir()
-    arguments = ("--log-format=json", f"--log-file={path}", "--wait-at-start=0")
+    arguments = ("--log-format=json", f"--log-file={path}")
     line = [*command(cluster, root, "early", {}, zookeeper=nowhere()), *arguments]
-    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    found = subprocess.run(line, env=AT_ONCE, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (found.returncode, found.stderr) == (KafkaUnavailableError.exit_code, "")
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert lines[-1]["level"] == "ERROR"

@@ -4,7 +4,7 @@ Text is for people; JSON, one object in each line, for whatever collects logs. W
 librdkafka's lines come from loggers whose names end in ``librdkafka``, Python's warnings from ``py.warnings``, and an
 exception that ends a thread is a line, too.
 
-A file is opened anew when somebody has moved it, as ``logrotate`` does, or turned over here once it has a certain size.
+A file is opened anew when somebody has moved it, as ``logrotate`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from logging.handlers import RotatingFileHandler, WatchedFileHandler
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
@@ -30,35 +30,22 @@ FORMATS: Final = (TEXT, JSON)
 
 FORMAT_VARIABLE: Final = "ROLLBRIDGE_LOG_FORMAT"
 FILE_VARIABLE: Final = "ROLLBRIDGE_LOG_FILE"
-BYTES_VARIABLE: Final = "ROLLBRIDGE_LOG_FILE_BYTES_MAX"
-KEPT_VARIABLE: Final = "ROLLBRIDGE_LOG_FILES_KEPT"
 
-KEPT_DEFAULT: Final = 5
 SERVICE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOutput:
-    """Where lines go, and how they look; all faults are reported at once."""
+    """Where lines go, and how they look."""
 
     format: str = TEXT
     """``text`` or ``json``."""
     file: str = ""
     """The file; standard error if empty."""
-    file_bytes_max: int = 0
-    """Size at which the file is turned over, in bytes; 0: never, as somebody else may do it."""
-    files_kept: int = KEPT_DEFAULT
-    """How many former files are kept beside it where it is turned over."""
 
     def __post_init__(self) -> None:
-        faults = []
         if self.format not in FORMATS:
-            faults.append(f"log_format: {self.format!r} is not one of {', '.join(FORMATS)}")
-        if self.file_bytes_max < 0:
-            faults.append(f"log_file_bytes_max: {self.file_bytes_max} is less than 0")
-        if self.files_kept < 1:
-            faults.append(f"log_files_kept: {self.files_kept} is not positive")
-        ConfigError.raise_for(faults)
+            raise ConfigError(f"log_format: {self.format!r} is not one of {', '.join(FORMATS)}")
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> LogOutput:
@@ -72,27 +59,9 @@ class LogOutput:
             ConfigError: some are wrong; all of them are named.
         """
         environ = os.environ if environ is None else environ
-        variables = {
-            "format": FORMAT_VARIABLE,
-            "file": FILE_VARIABLE,
-            "file_bytes_max": BYTES_VARIABLE,
-            "files_kept": KEPT_VARIABLE,
-        }
-        said = {name: given.get(name) or environ.get(variable) for name, variable in variables.items()}
-        numbers: dict[str, int] = {}
-        faults = []
-        for name, default in (("file_bytes_max", 0), ("files_kept", KEPT_DEFAULT)):
-            text = said[name]
-            try:
-                numbers[name] = default if text is None else int(text)
-            except ValueError:
-                faults.append(f"log_{name}: {text!r} is not a number")
-        ConfigError.raise_for(faults)
         return cls(
-            format=said["format"] or TEXT,
-            file=said["file"] or "",
-            file_bytes_max=numbers["file_bytes_max"],
-            files_kept=numbers["files_kept"],
+            format=given.get("format") or environ.get(FORMAT_VARIABLE) or TEXT,
+            file=given.get("file") or environ.get(FILE_VARIABLE) or "",
         )
 
 
@@ -132,10 +101,6 @@ def _destination(settings: LogOutput) -> logging.Handler:
         return logging.StreamHandler(sys.stderr)
     path = Path(settings.file).expanduser()
     try:
-        if settings.file_bytes_max:
-            return RotatingFileHandler(
-                path, maxBytes=settings.file_bytes_max, backupCount=settings.files_kept, encoding="utf-8"
-            )
         return WatchedFileHandler(path, encoding="utf-8")
     except OSError as fault:
         raise ConfigError(f"log_file: {path} cannot be written ({fault}); nothing was done") from fault

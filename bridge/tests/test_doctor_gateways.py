@@ -115,7 +115,7 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
             seen(gateway(cluster_id="another")),
             "gateway-cluster",
             "relays to Kafka cluster another, this one is kafka-1",
-            "--brokers ...",
+            "--bootstrap-servers ...",
         ),
         (
             seen(gateway(ports=PORTS[:-1])),

@@ -75,21 +75,9 @@ def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["message"] == "second"
 
 
-def test_a_file_is_turned_over_at_its_size_and_so_many_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "coordinator.log"
-    handler = handler_of(LogOutput(file=str(path), file_bytes_max=60, files_kept=2), PLAIN)
-    for number in range(20):
-        handler.handle(record("line %02d", number))
-    handler.close()
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == ["coordinator.log", "coordinator.log.1", "coordinator.log.2"]
-    assert all(file.stat().st_size <= 60 for file in files)
-    assert path.read_text().splitlines()[-1] == "WARNING line 19"
-
-
 def test_options_win_over_the_environment() -> None:
-    environ = {"ROLLBRIDGE_LOG_FORMAT": "json", "ROLLBRIDGE_LOG_FILES_KEPT": "3"}
-    assert LogOutput.of({}, environ) == LogOutput(format="json", files_kept=3)
+    environ = {"ROLLBRIDGE_LOG_FORMAT": "json", "ROLLBRIDGE_LOG_FILE": "a.log"}
+    assert LogOutput.of({}, environ) == LogOutput(format="json", file="a.log")
     assert LogOutput.of({"format": "text"}, environ).format == "text"
 
 
@@ -97,8 +85,6 @@ def test_options_win_over_the_environment() -> None:
     ("given_options", "why"),
     [
         ({"format": "xml"}, "log_format: 'xml' is not one of text, json"),
-        ({"file_bytes_max": "much"}, "log_file_bytes_max: 'much' is not a number"),
-        ({"file_bytes_max": "-1", "files_kept": "0"}, "less than 0; log_files_kept: 0 is not positive"),
     ],
 )
 def test_wrong_settings_are_named(given_options: dict[str, str | None], why: str) -> None:

@@ -34,18 +34,9 @@ are freed without that when it is settled; with Python's 700, looking for cycles
     default=None,
     help="ZooKeeper session time-out in seconds, how soon another coordinator takes over (default: 6).",
 )
-@click.option(
-    "--wait-at-start",
-    "wait_at_start_s",
-    type=float,
-    default=None,
-    help="How many seconds to wait at the start for Kafka and ZooKeeper to answer (default: for ever).",
-)
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.option("--log-format", default=None, help="text or json (default: text).")
 @click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")
-@click.option("--log-file-bytes-max", default=None, help="Turn it over when it has this size (default: never).")
-@click.option("--log-files-kept", default=None, help="How many former files are kept then (default: 5).")
 @click.pass_obj
 def main(
     hook: Hook | None,
@@ -53,8 +44,6 @@ def main(
     log_level: str,
     log_format: str | None,
     log_file: str | None,
-    log_file_bytes_max: str | None,
-    log_files_kept: str | None,
     **flags: str | float | None,
 ) -> None:
     """Run a coordinator: lead transaction groups, merge, scale and roll.
@@ -62,14 +51,8 @@ def main(
     Limits and delays come from ROLLBRIDGE_COORDINATOR_... variables or the [coordinator] table of the TOML file that
     ROLLBRIDGE_CONFIG names.
     """
-    given = {
-        "format": log_format,
-        "file": log_file,
-        "file_bytes_max": log_file_bytes_max,
-        "files_kept": log_files_kept,
-    }
     try:
-        set_up_service_log(logger, log_level, given)
+        set_up_service_log(logger, log_level, {"format": log_format, "file": log_file})
     except RollbridgeError as fault:
         click.echo(f"rollbridge coordinator: {fault}", err=True)
         sys.exit(fault.exit_code)

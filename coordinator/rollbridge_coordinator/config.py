@@ -91,8 +91,7 @@ class CoordinatorSettings:
     Also set by the flag ``--session-timeout``."""
     wait_at_start_s: float = option(-1, low=-1)
     """How long it waits at its start for Kafka and ZooKeeper to answer; then it ends with exit code 7. -1: for ever.
-    Wrong credentials, or a path that belongs to another cluster, end it at once. Also set by the flag
-    ``--wait-at-start``."""
+    Wrong credentials, or a path that belongs to another cluster, end it at once."""
     patience_s: float = 3.0
     """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
     the group closely, or its first choice."""

@@ -23,7 +23,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 
 
 @click.command(name="gateway", context_settings={"auto_envvar_prefix": PREFIX})
-@click.option("--bootstrap-servers", "--brokers", default=None, help="Kafka brokers, host:port,...")
+@click.option("--bootstrap-servers", default=None, help="Kafka brokers, host:port,...")
 @click.option("--zookeeper", default=None, help="ZooKeeper servers, host:port,...")
 @click.option("--zookeeper-root", default=None, help="Root path in ZooKeeper (default: /rollbridge).")
 @click.option("--listen", help="Address of the first port; brokers get the ports behind it (default: 127.0.0.1:9192).")
@@ -56,8 +56,6 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.option("--log-format", default=None, help="text or json (default: text).")
 @click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")
-@click.option("--log-file-bytes-max", default=None, help="Turn it over when it has this size (default: never).")
-@click.option("--log-files-kept", default=None, help="How many former files are kept then (default: 5).")
 def main(
     bootstrap_servers: str | None,
     zookeeper: str | None,
@@ -65,19 +63,11 @@ def main(
     log_level: str,
     log_format: str | None,
     log_file: str | None,
-    log_file_bytes_max: str | None,
-    log_files_kept: str | None,
     **given: str | int | float | None,
 ) -> None:
     """Run a gateway: transactional Kafka producers write rolling transactions through it."""
-    log = {
-        "format": log_format,
-        "file": log_file,
-        "file_bytes_max": log_file_bytes_max,
-        "files_kept": log_files_kept,
-    }
     try:
-        set_up_service_log(logger, log_level, log)
+        set_up_service_log(logger, log_level, {"format": log_format, "file": log_file})
         flags = {
             "bootstrap_servers": bootstrap_servers,
             "zookeeper": zookeeper,

@@ -38,7 +38,7 @@ _BATCH = 500
     help="Where to begin: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN, an SN, or the position that "
     "an earlier run printed.  [default: earliest]",
 )
-@click.option("--from-beginning/--from-end", default=None, help="The same as --from earliest, --from latest.")
+@click.option("--from-beginning/--from-end", default=None, hidden=True, deprecated="--from does it")
 @click.option("--follow", is_flag=True, help="Go on with what is committed later, until Ctrl-C.")
 @click.option(
     "--max-records", type=click.IntRange(1), metavar="N", help="Stop after this many records, or transactions."

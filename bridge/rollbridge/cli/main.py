@@ -24,13 +24,10 @@ from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.errors import ConfigError, LocalEnvironmentError, RollbridgeError
 from rollbridge.logs import (
-    BYTES_VARIABLE,
     FILE_VARIABLE,
     FORMAT_VARIABLE,
     FORMATS,
     JSON,
-    KEPT_DEFAULT,
-    KEPT_VARIABLE,
     LogOutput,
     handler_of,
 )
@@ -86,8 +83,6 @@ _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
 _LOG_OPTIONS: Final = {
     "--log-format": "format",
     "--log-file": "file",
-    "--log-file-bytes-max": "file_bytes_max",
-    "--log-files-kept": "files_kept",
 }
 _OPTIONS_WITH_VALUE = frozenset({"--bootstrap-servers", "--zookeeper", "--config", "--home", *_LOG_OPTIONS})
 
@@ -200,24 +195,6 @@ def _global_options_first(arguments: Sequence[str]) -> list[str]:
     type=click.Path(dir_okay=False),
     expose_value=False,
     help="Log to this file, which may be moved meanwhile, instead of to standard error.",
-)
-@click.option(
-    "--log-file-bytes-max",
-    envvar=BYTES_VARIABLE,
-    show_envvar=True,
-    type=click.IntRange(0),
-    metavar="N",
-    expose_value=False,
-    help="Turn the log's file over when it has this size; 0: never.  [default: 0]",
-)
-@click.option(
-    "--log-files-kept",
-    envvar=KEPT_VARIABLE,
-    show_envvar=True,
-    type=click.IntRange(1),
-    metavar="N",
-    expose_value=False,
-    help=f"How many former files are kept then.  [default: {KEPT_DEFAULT}]",
 )
 @click.version_option(__version__)
 @click.pass_context

@@ -97,7 +97,8 @@ def _brokers(facts: ClusterFacts, gateway: GatewayFacts) -> Iterator[Finding]:
         yield problem(
             "gateway-cluster",
             f"gateway {record.name} relays to Kafka cluster {record.cluster_id}, this one is {facts.kafka_cluster_id}",
-            f"start gateway {record.name} with --brokers {facts.bootstrap_servers}, or with another --zookeeper-root",
+            f"start gateway {record.name} with --bootstrap-servers {facts.bootstrap_servers}, or with another "
+            "--zookeeper-root",
         )
         return
     known, ports = {broker.id for broker in facts.brokers}, {broker for broker, _ in record.ports}

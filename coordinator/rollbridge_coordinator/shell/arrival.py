@@ -78,7 +78,7 @@ class Arrival:
                 self.waits_for = f"waits for {what} since {now_s - begun_s:.0f} s: {fault}"
                 if now_s - begun_s - told_s >= TOLD_S:
                     told_s = now_s - begun_s
-                    logger.warning("%s; it goes on when they answer (--wait-at-start bounds that)", self.waits_for)
+                    logger.warning("%s; it goes on when they answer (wait_at_start_s bounds that)", self.waits_for)
             else:
                 if self.waits_for:
                     logger.warning("%s: they answer, after %.0f s", what, self._clock() - begun_s)
