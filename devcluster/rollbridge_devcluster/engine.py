@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from rollbridge.errors import LocalEnvironmentError
+from rollbridge.model.errors import PortableError
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster.recipes import Tree
 
@@ -188,7 +189,7 @@ class Image:
     """Under which registries have it."""
 
 
-class PullFailedError(Exception):
+class PullFailedError(PortableError):
     """An image cannot be pulled; the message says why."""
 
     def __init__(self, message: str, *, unreachable: bool) -> None:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollbridge.errors import GroupMismatchError
+from rollbridge.model.errors import PortableError
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
 from rollbridge_gateway.producers import (
@@ -55,7 +56,7 @@ JAVA_MAX: Final = (1 << 31) - 1
 # Refusals, which are answers
 
 
-class NotDoneError(Exception):
+class NotDoneError(PortableError):
     """A request gets an answer and nothing else: nothing was changed by it, and its id is served on."""
 
 

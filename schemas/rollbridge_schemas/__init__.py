@@ -72,7 +72,11 @@ class NewerVersionError(SchemaError):
     """A record of a version that this code does not know; what it says cannot be told."""
 
     def __init__(self, what: str, version: int, known: int) -> None:
-        super().__init__(f"{what} has version {version}, and this release knows {known} at most: upgrade it")
+        super().__init__(what, version, known)
+
+    def __str__(self) -> str:
+        what, version, known = self.args
+        return f"{what} has version {version}, and this release knows {known} at most: upgrade it"
 
 
 class SchemaCodec:

@@ -39,6 +39,7 @@ from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrok
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
 from rollbridge.kafka.produce import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
 from rollbridge.kafka.session import ProducerFields, ProduceSession
+from rollbridge.model.errors import PortableError
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ProducerStanding(Enum):
     """A newer user has the id."""
 
 
-class RequestRefusedError(Exception):
+class RequestRefusedError(PortableError):
     """Error code that the coordinator gave as its final answer to one request."""
 
     def __init__(self, subject: str, code: ErrorCode, meaning: Meaning, detail: str | None = None) -> None:

@@ -32,6 +32,7 @@ from rollbridge.errors import ConfigError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
+from rollbridge.model.errors import PortableError
 from rollbridge.model.names import Partition
 from rollbridge.security.kafka import Security
 
@@ -61,7 +62,7 @@ class CoordinatorType(IntEnum):
     TRANSACTION = 1
 
 
-class CodeError(Exception):
+class CodeError(PortableError):
     """A broker answered with an error code, whose meaning for the request the caller knows."""
 
     def __init__(self, code: ErrorCode, subject: str, detail: str | None = None) -> None:

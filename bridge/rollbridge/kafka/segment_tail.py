@@ -27,6 +27,7 @@ from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretc
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
 from rollbridge.model.cas import place_of
+from rollbridge.model.errors import PortableError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.names import Partition, is_segment_topic, show_partition
@@ -91,7 +92,7 @@ Question = Generator[Need, Any, T]
 """Reading that returns a T; what it is sent is of the type that each need names."""
 
 
-class WaitedTooLongError(Exception):
+class WaitedTooLongError(PortableError):
     """Deadline passed while an earlier native transaction of somebody else is still open."""
 
     def __init__(self, place: Partition, offset: int, wanted: int) -> None:

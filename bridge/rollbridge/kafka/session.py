@@ -28,6 +28,7 @@ from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.metadata import Cluster, NodeId
 from rollbridge.kafka.produce import REQUEST_BYTES
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
+from rollbridge.model.errors import PortableError
 from rollbridge.model.names import Partition
 
 _BACKOFF_FIRST_S: Final = 0.002
@@ -45,7 +46,7 @@ class ProducerFields(NamedTuple):
     epoch: int
 
 
-class PartitionRefusedError(Exception):
+class PartitionRefusedError(PortableError):
     """Answer for one partition that ends a call."""
 
     def __init__(

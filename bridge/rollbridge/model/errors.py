@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
-class RollbridgeError(Exception):
+class PortableError(Exception):
+    """Exception that pickle and copy restore with all its attributes, whatever its constructor takes.
+
+    Python calls the constructor again with ``args``. A constructor that takes anything else by name would fail in the
+    process that waits for the result: a process pool breaks, or hangs, instead of telling what happened.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the same error again."""
+        return _restored, (type(self), self.args, vars(self).copy())
+
+
+def _restored(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+class RollbridgeError(PortableError):
     """Base of all errors of this package.
 
     Attributes:

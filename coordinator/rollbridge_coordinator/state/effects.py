@@ -26,6 +26,7 @@ from rollbridge.model.commit_order import LineKey
 from rollbridge.model.conditions import ForeignTransaction, Obstacle
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.ended import EndedIds
+from rollbridge.model.errors import PortableError
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.late import LateRecord
 from rollbridge.model.lineage import KeyLineage
@@ -651,7 +652,7 @@ STUMBLED: Final = "UNKNOWN_SERVER_ERROR"
 """Code of a refusal by a broker that stumbled over a batch: it may be malformed, or the broker may be ill."""
 
 
-class EffectRefusedError(Exception):
+class EffectRefusedError(PortableError):
     """Thrown into a procedure in place of an effect's result: it was refused for good, and is of no use if repeated.
 
     Nothing of the effect will ever be visible. If it was part of a round, the round is empty again, and the procedure
