@@ -82,7 +82,6 @@ SAME: Final = {
     "CasFuture.results": "CasFuture.result",
     "Part.finish": "Part.flush",
     "Admin.adopt_topic": "Admin.create_stream",
-    "Admin.move_stream": "Admin.scale",
     "Admin.rebuild_snapshots": "Admin.clear_snapshots",
     "Admin.release_topic": "Admin.delete_stream",
     "Admin.update_group": "Admin.update_stream",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollbridge.client.runtime import check_not_moved
+from rollbridge.errors import InvalidRequestError
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.ids import Epoch, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
@@ -79,3 +85,10 @@ def test_a_route_carries_what_a_writer_needs() -> None:
         "sales.orders.transaction-buffer",
     )
     assert (route.buffer_partitions, route.record_bytes_max, route.numbers) == (3, 777, (0, 1))
+
+
+@pytest.mark.parametrize("left", [{"moves": 1}, {"moving_to": "audit"}])
+def test_a_stream_that_was_moved_takes_no_transactions(left: Mapping[str, Any]) -> None:
+    check_not_moved(CONFIG)
+    with pytest.raises(InvalidRequestError, match=r"stream sales/orders was moved .* nothing was written"):
+        check_not_moved(replace(CONFIG, **left))

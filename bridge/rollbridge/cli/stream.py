@@ -47,7 +47,7 @@ from rollbridge.model.segment_graph import Segment
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 _GROUP = click.option(
     "--group",
-    help=f"Transaction group within the scope; `rollbridge stream move` changes it.  [default: {DEFAULT_GROUP}]",
+    help=f"Transaction group within the scope, in which the stream stays.  [default: {DEFAULT_GROUP}]",
 )
 _BUFFER_PARTITIONS = click.option(
     "--buffer-partitions",
@@ -405,22 +405,6 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
     with connected(context) as b:
         b.admin.delete_stream(stream_name, missing_ok=if_exists)
     context.answer({"stream": stream_name, "deleted": True}, f"Deleted {stream_name}.")
-
-
-@stream.command()
-@_STREAM
-@click.argument("group", metavar="GROUP")
-@click.pass_obj
-def move(context: CliContext, stream_name: str, group: str) -> None:
-    """Move a stream into another transaction group of its scope.
-
-    Refused while transactions of the stream are open, or something else of it is under way. Records, epochs and readers
-    stay as they are, and plain and conditional writes go on. The group is created if there is none of this name.
-    """
-    check_stream_or_topic(stream_name)
-    with connected(context) as b:
-        config = b.admin.move_stream(stream_name, group)
-    context.answer({"stream": stream_name, "group": config.group.group}, f"{stream_name} is in group {group} now.")
 
 
 @stream.command()

@@ -18,7 +18,6 @@ from rollbridge.calls import answers_within
 from rollbridge.client.adoption import Adoption, choose
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
-    InvalidNameError,
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
@@ -160,7 +159,7 @@ class Admin:
             stream: ``scope/stream``.
             segments: Number of segments of equal size; unless ``ranges`` are given, the fewest that ``scaling`` allows.
             ranges: Key ranges of the segments; they must cover [0, 1) without overlap or gap.
-            group: Transaction group inside the scope, ``default`` if left out; see :meth:`move_stream`.
+            group: Transaction group inside the scope, ``default`` if left out; a stream stays in its group.
             buffer_partitions: Partitions of the transaction buffer; 1 if left out.
             replication_factor: Of all its topics; the broker's default, which is -1, if left out.
             record_bytes_max: Largest record, key and headers included; 1,000,000 if left out, or 0.
@@ -604,44 +603,6 @@ class Admin:
         except StreamNotFoundError:  # another client has deleted it meanwhile
             if not missing_ok:
                 raise
-
-    @_within_its_time
-    def move_stream(self, stream: str, group: str, *, timeout_s: float | None = None) -> StreamConfig:
-        """Move a stream, of which nothing is open, into another transaction group of its scope; return its settings.
-
-        Its records, epochs and readers stay as they are, and plain and conditional writes go on. Transactions that
-        begin meanwhile, or in the belief that it is still in its old group, are refused or aborted. Transactions that
-        have ended stay in the old group's commit log. Does nothing if the stream is in that group already.
-
-        Args:
-            stream: ``scope/stream``, or an adopted topic.
-            group: Transaction group inside the scope; created if there is none of this name.
-            timeout_s: Seconds to wait for the answer.
-
-        Raises:
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
-            InvalidNameError: a stream has the group's name.
-            StreamBusyError: transactions of it are open, or something else of it is under way; nothing was done.
-            CoordinatorUnavailableError: no coordinator answered; nothing was done.
-            UnknownWriteError: taken, but not answered in time; it may still be carried out.
-        """
-        name = self.name_of(stream)
-        target = GroupName(name.scope, group)
-        config = self._config(name)
-        if config.group == target:
-            return config
-        if self._metadata.stream(StreamName(name.scope, group)) is not None:
-            raise InvalidNameError(f"group {target} has the name of a stream of its scope; nothing was done")
-        self._metadata.ensure_group(target)
-        request = AdminRequest(
-            kind=RequestKind.MOVE_STREAM,
-            stream=str(name),
-            group=group,
-            client_name=self._client_name,
-            created_ms=_now_ms(),
-        )
-        self._ask(config.group, request, timeout_s)
-        return self._config(name)
 
     def describe(self, stream: str) -> StreamDescription:
         """Describe a stream as it is now.

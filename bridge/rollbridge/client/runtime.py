@@ -25,6 +25,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
+from rollbridge.model.changes import moved_fault
 from rollbridge.model.client_metrics import TransactionCounts
 from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, StreamCondition
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT, LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
@@ -33,6 +34,7 @@ from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName
 from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
+from rollbridge.model.records import StreamConfig
 from rollbridge.model.routing import Route, StreamView
 from rollbridge.tracing import find_tracer
 from rollbridge.zookeeper.catalog import Catalog
@@ -69,6 +71,12 @@ class Runtime:
     claim_part: Callable[[GroupName, TransactionId, float], int] = lambda *_: 1
     """Returns a part number of an open transaction that nobody has had, once it is on record. Takes a time-out in
     seconds."""
+
+
+def check_not_moved(config: StreamConfig) -> None:
+    """Raise InvalidRequestError if no leader takes transactions of a stream: an earlier version has moved it."""
+    if config.was_moved:
+        raise InvalidRequestError(f"{moved_fault(config.name).reason}; nothing was written")
 
 
 @dataclass(frozen=True)
@@ -252,6 +260,7 @@ class Planner:
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group
         for view in views:
+            check_not_moved(view.config)
             if view.config.group != group:
                 raise GroupMismatchError(
                     f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "

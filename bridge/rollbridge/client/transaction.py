@@ -36,7 +36,7 @@ from rollbridge.client.frame_writer import (
 from rollbridge.client.futures import Completion, OutcomeFuture, PartStream
 from rollbridge.client.identity import AskedCommit
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
-from rollbridge.client.runtime import BeginPlan, Runtime, extension_ms, new_condition, with_condition
+from rollbridge.client.runtime import BeginPlan, Runtime, check_not_moved, extension_ms, new_condition, with_condition
 from rollbridge.client.savepoints import (
     SavepointFuture,
     SavepointLog,
@@ -199,6 +199,7 @@ class Transaction(Writing):
         route = view.route
         if route.stream in known:
             return known[route.stream]
+        check_not_moved(view.config)
         if view.config.group != plan.group:
             raise GroupMismatchError(
                 f"{route.stream} belongs to group {view.config.group} and transaction {self.id} to group {plan.group}; "

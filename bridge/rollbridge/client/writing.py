@@ -320,7 +320,7 @@ class Writing:
             logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
             doing = "send a frame"
             if fault.is_closed:
-                doing += f"; {self._buffers_named()} was closed: a stream was moved into another group, or deleted"
+                doing += f"; {self._buffers_named()} was closed: a stream was deleted"
             self._completion.failure = fault.error(doing)
 
     def _buffers_named(self) -> str:

@@ -223,6 +223,8 @@ TOPIC_CLOSED: Final = "topic-closed"
 """What an adopted topic's owner has done to it. Commits wait for the first two only."""
 WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_GROWN, TOPIC_CLOSED})
 """Faults of streams that come and go with what a look at the adopted topic says; nothing else is tried."""
+STREAM_MOVED: Final = "stream-moved"
+"""Code of a stream that an earlier version has moved into another group; nothing lifts it but the stream's deletion."""
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
 
@@ -244,3 +246,12 @@ class StreamFault(NodeRecord):
     code: str
     topic: str
     since_ms: int
+
+
+def moved_fault(stream: StreamName, since_ms: int = 0) -> StreamFault:
+    """Return the error state of a stream that an earlier version has moved into another group, or has begun to."""
+    reason = (
+        f"stream {stream} was moved into another transaction group, which this version does not know: its records can "
+        "be read, and it takes no transactions; copy what is needed, and delete it"
+    )
+    return StreamFault(reason, STREAM_MOVED, "", since_ms)

@@ -130,7 +130,7 @@ class StreamName:
     def buffer_topic(self, first_epoch: int = 0, moves: int = 0) -> str:
         """Return the Kafka topic of the transaction buffer of the life of the stream that began with an epoch.
 
-        ``moves`` is how often it has been moved into another transaction group since.
+        ``moves`` is how often an earlier version has moved it into another transaction group since.
         """
         topic = f"{self.scope}.{self.stream}{_BUFFER}"
         life = f"{topic}.epoch-{first_epoch}" if first_epoch else topic
@@ -384,7 +384,7 @@ def is_buffer_topic(topic: str) -> bool:
 
 
 def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
-    """Return whose buffer a topic is: the stream and its first epoch, however often it has been moved.
+    """Return whose buffer a topic is: the stream and its first epoch.
 
     Raises:
         InvalidNameError: the topic is no transaction buffer.

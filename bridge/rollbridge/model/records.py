@@ -95,8 +95,6 @@ RECORD_BYTES_MAX_DEFAULT = 1_000_000
 """Default limit of a record with key and headers; its batch stays below Kafka's default of 1,048,588 bytes."""
 FOREVER = -1
 """Retention without a limit."""
-FORMER_BUFFERS: Final = 20
-"""Latest moves whose buffers are looked for: a leader that stood still may have made one of them anew."""
 LOG_RETENTION_MS_DEFAULT: Final = 7 * 24 * 60 * 60 * 1000
 """How long a commit log is kept where neither its group nor a coordinator says otherwise."""
 RETENTION_GROUPS_MAX = 100
@@ -295,11 +293,11 @@ class StreamConfig(NodeRecord):
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Settings that a seal of the adopted topic has changed, as they were before; None for those that it had not."""
     moves: int = 0
-    """How often it has been moved into another group; each time it got a new buffer."""
+    """How often a version before 0.3.0 has moved it into another group; each time it got a new buffer."""
     moving_to: str = ""
-    """While it is being moved, the group inside its scope that it moves into; empty otherwise."""
+    """The group into which such a version was moving it."""
     moving_request: str = ""
-    """The admin request that is answered when it has been moved; empty if nobody waits."""
+    """The admin request for that."""
     life_id: str = ""
     """Kafka's id of its first buffer; empty if that is the present one."""
     prepared: int = 0
@@ -311,18 +309,18 @@ class StreamConfig(NodeRecord):
 
     @property
     def identity(self) -> str:
-        """What tells this life of the stream from others of its name, however often it is moved."""
+        """What tells this life of the stream from others of its name."""
         return self.life_id or self.buffer_topic_id
 
     @property
     def buffer_topic(self) -> str:
-        """The Kafka topic of the transaction buffer, which no other life of the stream has used, and no other group."""
+        """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
         return self.name.buffer_topic(self.first_epoch, self.moves)
 
-    def former_buffer_topics(self) -> list[str]:
-        """Return the names of its latest former buffers, those in which it was before it was moved."""
-        first = max(self.moves - FORMER_BUFFERS, 0)
-        return [self.name.buffer_topic(self.first_epoch, number) for number in range(first, self.moves)]
+    @property
+    def was_moved(self) -> bool:
+        """True if an earlier version has moved it into another group, or has begun to: it takes no transactions."""
+        return self.moves > 0 or bool(self.moving_to)
 
     def limits_in(self, epoch: int) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""

@@ -167,7 +167,7 @@ class AbortCause(StrEnum):
     """Kafka refused its records, or what its commit needs."""
     OTHER = "other"
     """Its frames contradict each other, are missing or of a newer version; nobody was given its id; or its stream was
-    moved or deleted."""
+    deleted."""
 
 
 Row = Move | Stay | Drop

@@ -166,8 +166,8 @@ TRANSACTION_ALERTS: Final = (
         ),
         actions=(
             (
-                "The leader is busy: move streams into a group of their own (`rollbridge stream move`), which "
-                "another coordinator may lead; let writers send larger batches."
+                "The leader is busy: create further streams in a group of their own (`--group`), which another "
+                "coordinator may lead; let writers send larger batches."
             ),
             "A broker is slow, or a partition has no leader: bring it back.",
         ),

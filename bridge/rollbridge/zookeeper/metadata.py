@@ -540,8 +540,6 @@ class Metadata:
                 | RequestKind.SCALE_STREAM
                 | RequestKind.DELETE_STREAM
                 | RequestKind.RELEASE_TOPIC
-                | RequestKind.MOVE_STREAM
-                | RequestKind.TAKE_STREAM
             ):
                 return False  # all take the node away with the first thing that they write
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM | RequestKind.UPDATE_GROUP:

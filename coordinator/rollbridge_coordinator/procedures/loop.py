@@ -20,7 +20,6 @@ from rollbridge_coordinator.procedures.journal import keep_journal
 from rollbridge_coordinator.procedures.late import look_behind
 from rollbridge_coordinator.procedures.lingering import end_linger, merge_late, watch_linger
 from rollbridge_coordinator.procedures.merge import merge_direct
-from rollbridge_coordinator.procedures.moves import move_further
 from rollbridge_coordinator.procedures.outcomes import forget_expired
 from rollbridge_coordinator.procedures.preparing import follow_preparations, prepare, remove_leftovers
 from rollbridge_coordinator.procedures.refusals import give_up_waiting, try_again
@@ -144,7 +143,6 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "leftovers of merges", remove_leftovers, now_ms)
     if group.doomed:
         left = (yield from delete_further(group, now_ms)) or left
-    yield from move_further(group, stamp_ms)
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
     yield from undertake(group, "scaling by load", follow_load, now_ms)

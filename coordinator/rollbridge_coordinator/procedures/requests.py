@@ -23,6 +23,7 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
+from rollbridge.model.changes import moved_fault
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
@@ -32,7 +33,6 @@ from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRe
 from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
-from rollbridge_coordinator.procedures.moves import move_stream, take_stream
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
@@ -332,10 +332,6 @@ def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None
                 yield from update_group(group, name, request, now_ms)
             case RequestKind.TRUNCATE_STREAM:
                 yield from _truncate(group, name, _stream(group, request), request, now_ms)
-            case RequestKind.MOVE_STREAM:
-                yield from move_stream(group, name, _stream(group, request), request, now_ms)
-            case RequestKind.TAKE_STREAM:
-                yield from take_stream(group, name, request)
             case RequestKind.ABORT_TRANSACTION:
                 yield from _abort(group, name, request, now_ms)
             case RequestKind.DESCRIBE:
@@ -486,9 +482,6 @@ def _stream(group: GroupState, request: AdminRequest) -> LedStream:
         raise StreamNotFoundError(f"stream {request.stream} is being deleted; nothing was written")
     if stream is None:
         raise StreamNotFoundError(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
-    if stream.config.moving_to:
-        raise StreamBusyError(
-            f"stream {request.stream} is being moved into group {stream.config.moving_to}; nothing was written; ask "
-            "again later"
-        )
+    if stream.config.was_moved and request.kind not in (RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC):
+        raise InvalidRequestError(f"{moved_fault(stream.config.name).reason}; nothing was written")
     return stream

@@ -145,8 +145,6 @@ def _obstacles(group: GroupState, name: str, stream: LedStream, now_ms: int) -> 
         yield WaitKind.CLOCKS, "clocks differ too much to tell when it was scaled last"
     if group.faults.get(name) is not None or group.is_half_done(name):
         yield WaitKind.CHANGING, "the stream is in an error state, or half done"
-    if stream.config.moving_to:
-        yield WaitKind.CHANGING, f"the stream is being moved into group {stream.config.moving_to}"
     if group.held or any(name in streams for streams in group.held_rolls):
         yield WaitKind.CHANGING, "a scale by request or a rolling commit is to come first"
     if any(part.stream == name for item in group.preparations.values() for part in item.record.streams):

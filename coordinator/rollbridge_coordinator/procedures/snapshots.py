@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import Partition
 from rollbridge.model.ongoing import OngoingTransactions, is_ongoing, ongoing_keys
 from rollbridge.model.pieces import BufferedTransaction
@@ -99,7 +98,7 @@ def note_settled(group: GroupState, transaction: BufferedTransaction, *, is_abor
     """Note the outcome of a transaction, for the next snapshots of its partitions."""
     state = group.snapshots
     if is_aborted:
-        for partition in partitions_of(group, transaction.transaction_id, transaction.begin.streams):
+        for partition in group.buffers_of(transaction.transaction_id, transaction.begin.streams):
             position = group.fold.positions.get(partition, 0)
             first = transaction.first_offsets.get(partition, position)
             known = state.partitions[partition]
@@ -122,11 +121,6 @@ def note_joined_late(group: GroupState) -> None:
         if known is not None:
             known.aborted.add(transaction, offset, group.fold.positions.get(partition, offset + 1))
             known.changes += 1
-
-
-def partitions_of(group: GroupState, transaction: TransactionId, streams: Iterable[str]) -> list[Partition]:
-    """Return the buffer partitions that hold frames of a transaction, or may still get some."""
-    return [group.streams[name].partition_for(transaction) for name in streams if name in group.streams]
 
 
 def _append(group: GroupState, plans: list[SnapshotPlan], ongoing: list[OngoingTransactions]) -> Steps[list[Snapshot]]:

@@ -345,8 +345,7 @@ def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]
         yield from note_deletion(group, name, former_among(formers, name).node(name.stream))
         unused = yield from _unused(stream)
         prepared = yield from give_up_stream(group, name)
-        buffers = [doomed.config.buffer_topic, *doomed.config.former_buffer_topics()]
-        there = yield from TopicIds(buffers)
+        there = yield from TopicIds([doomed.config.buffer_topic])
         if prepared is None or not (yield from DeleteTopics([*sorted(there), *unused, *prepared])):
             return False
         yield from clear_snapshots(group, doomed.partitions())

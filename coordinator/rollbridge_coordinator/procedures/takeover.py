@@ -21,7 +21,7 @@ from typing import Final
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamFault
+from rollbridge.model.changes import STREAM_MOVED, CommittingTransactions, EpochTransition, StreamFault, moved_fault
 from rollbridge.model.ended import ended_key
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, Partition, StreamName
@@ -36,18 +36,19 @@ from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_
 from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
 from rollbridge_coordinator.procedures.outcomes import open_preserver
 from rollbridge_coordinator.procedures.preparing import load_merging
-from rollbridge_coordinator.procedures.refusals import unsealed_fault
+from rollbridge_coordinator.procedures.refusals import show_fault, unsealed_fault
 from rollbridge_coordinator.procedures.retention import load_stream
 from rollbridge_coordinator.procedures.rolling import resume_roll
 from rollbridge_coordinator.procedures.scale import finish_scale
 from rollbridge_coordinator.procedures.sessions import load_sessions
-from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments, partitions_of
+from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments
 from rollbridge_coordinator.procedures.suspended import load_suspended
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
     EndOffsets,
     EnsureNodes,
     LogSummary,
+    Now,
     ReadChildren,
     ReadCommitLog,
     ReadCompacted,
@@ -169,7 +170,7 @@ def _drop_ended(group: GroupState) -> None:
 def _note_late(group: GroupState, transaction: bytes, begun: LateBegin, offset: int, *, is_aborted: bool) -> None:
     """Note an outcome from the commit log whose transaction was met again in the buffers."""
     identifier = TransactionId.from_bytes(transaction)
-    for partition in partitions_of(group, identifier, begun.streams):
+    for partition in group.buffers_of(identifier, begun.streams):
         known = group.snapshots.partitions[partition]
         if offset >= known.log_end:
             known.changes += 1
@@ -424,7 +425,11 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
 
 
 def _check_buffers(group: GroupState) -> Steps[None]:
-    expected = {item.config.buffer_topic: item.config.buffer_topic_id for item in group.streams.values()}
+    expected = {
+        item.config.buffer_topic: item.config.buffer_topic_id
+        for item in group.streams.values()
+        if any(item.partitions())
+    }
     yield from _check_ids(expected)
 
 
@@ -453,10 +458,15 @@ def _load_streams(group: GroupState) -> Steps[None]:
         else:
             group.streams[str(name)] = yield from load_stream(config)
             slots.append(paths.cas_slots(name))
-            fault = values[paths.stream_fault(name)]
-            if fault is not None:
+            raw = values[paths.stream_fault(name)]
+            if raw is not None:
                 with suppress(CorruptDataError):  # the next refusal writes a damaged error state anew
-                    group.faults.restore(str(name), StreamFault.from_json(fault))
+                    group.faults.restore(str(name), StreamFault.from_json(raw))
+            known = group.faults.get(str(name))
+            if config.was_moved and (known is None or known.code != STREAM_MOVED):
+                fault = moved_fault(name, (yield from Now()))
+                group.faults.restore(str(name), fault)
+                yield from show_fault(group, str(name), fault)
     # A restored stream lacks the parent of slots, and where ACLs are in force conditional writers may not create it.
     present = yield from ReadNodes(slots)
     yield from EnsureNodes([path for path, value in present.items() if value is None])

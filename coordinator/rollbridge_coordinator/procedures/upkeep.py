@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
@@ -171,7 +171,9 @@ def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]
     """Note the present ends of the buffers of transactions that have no barrier in them yet."""
     missing: dict[bytes, set[Partition]] = {}
     for item in transactions:
-        buffers = set(_buffers(group, item))
+        # Those of all streams if one has joined it that is not known yet.
+        streams = group.streams if item.names_beyond() else item.begin.streams
+        buffers = set(group.buffers_of(item.transaction_id, streams))
         known = group.barriers.get(item.id)
         if known is None or not buffers <= known.keys():
             missing[item.id] = buffers
@@ -179,13 +181,6 @@ def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]
         ends = yield from EndOffsets(sorted(set().union(*missing.values())))
         for identifier, buffers in missing.items():
             group.barriers[identifier] = {partition: ends[partition] for partition in buffers}
-
-
-def _buffers(group: GroupState, transaction: BufferedTransaction) -> Iterable[Partition]:
-    """Yield the buffer partitions of a transaction: of all streams if one has joined it, and is not known yet."""
-    for name in group.streams if transaction.names_beyond() else transaction.begin.streams:
-        if name in group.streams:
-            yield group.streams[name].partition_of(transaction)
 
 
 # Expiry of answers and part counters

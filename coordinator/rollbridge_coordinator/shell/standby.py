@@ -193,7 +193,7 @@ class Standby(threading.Thread):
         configs = [
             config
             for config in self._metadata.streams(self._group.scope)
-            if config.group == self._group and config.state is StreamState.ACTIVE
+            if config.group == self._group and config.state is StreamState.ACTIVE and not config.was_moved
         ]
         log = self._group.commit_log_topic
         log_end = admin.end_offsets([log])[log]  # before those of the buffers

@@ -366,7 +366,6 @@ _COUNTS: Final[Mapping[str, tuple[str, str]]] = {
     "sessions_forgotten": ("Sessions of clients that were forgotten.", ""),
     "stream_faults": ("Times that a stream got into an error state.", "see `rollbridge_stream_error`"),
     "stream_truncations": ("Truncations of segments of streams.", ""),
-    "streams_moved": ("Streams that were moved into another group.", ""),
     "takeovers_tail_unfit": ("1 if this leader had followed something that it could not use.", ""),
     "takeovers_warm": ("1 if this leader went on from what its standby had read.", ""),
     "topic_changes": ("Times that the limits of an adopted topic were found to be others.", ""),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
+from rollbridge.model.changes import STREAM_MOVED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -30,6 +30,8 @@ LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
 LEADERLESS_S: Final = 3.0
 """How long a segment may have no leader before its stream waits, and all others go on."""
+_UNTRIED: Final = WATCHED | {STREAM_MOVED}
+"""Faults that no record tells to be over."""
 SEAL_TIMEOUT: Final = "seal-timeout"
 """Our name of a seal that took too long; it may work the next time."""
 
@@ -111,13 +113,13 @@ class Faults:
             name
             for name in self._present
             if name not in self._suspended
-            and self._present[name].code not in WATCHED
+            and self._present[name].code not in _UNTRIED
             and (name not in self._rests or self._rests[name].is_over(now_ms))
         ]
 
     def is_tried(self, stream: str) -> bool:
         """Return True if it was refused, or looked at, in this term, whether or not its rest is over."""
-        return stream in self._rests or self._present[stream].code in WATCHED
+        return stream in self._rests or self._present[stream].code in _UNTRIED
 
     def lift(self, stream: str) -> None:
         """Try what waits for a stream, which seems to be well again."""

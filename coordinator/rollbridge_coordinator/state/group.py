@@ -19,7 +19,7 @@ from typing import Final
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, Merging, StreamChange
 from rollbridge.model.conditions import Obstacle
-from rollbridge.model.ids import GroupCounter, SegmentId
+from rollbridge.model.ids import GroupCounter, SegmentId, TransactionId
 from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_segment_topic
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
@@ -293,7 +293,6 @@ class GroupState:
         held: Requests to scale that wait for native transactions of others before anything is done.
         held_rolls: Rolling commits that do, by the names of their streams.
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
-        sealed_buffers: Ends of the buffers of streams that are being moved, by the names of the streams.
         preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
         beside_rests: Of large transactions whose merge beside the line has failed, until when they are left alone.
         leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
@@ -340,7 +339,6 @@ class GroupState:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, WaitingRequest] = field(default_factory=dict)
     held: dict[str, Wait] = field(default_factory=dict)
-    sealed_buffers: dict[str, Mapping[Partition, int]] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
@@ -391,6 +389,11 @@ class GroupState:
     def partitions(self) -> dict[Partition, str]:
         """Return all buffer partitions of the group, with the stream each belongs to."""
         return {partition: name for name, stream in self.streams.items() for partition in stream.partitions()}
+
+    def buffers_of(self, transaction: TransactionId, streams: Iterable[str]) -> list[Partition]:
+        """Return the buffer partitions of a transaction in those of these streams whose buffers the group reads."""
+        found = (self.streams.get(name) for name in streams)
+        return [stream.partition_for(transaction) for stream in found if stream is not None and stream.has_buffer]
 
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
         """Return a stream in an error state that a transaction waits for, if its commit was asked for.

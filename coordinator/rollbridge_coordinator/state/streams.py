@@ -18,7 +18,6 @@ from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.journal import DELETED, is_deleted, streams_of
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import GroupName, Partition, StreamName
-from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, Mark, StreamConfig, Truncation
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.segment_graph import Segment
@@ -54,14 +53,15 @@ class LedStream:
         is_adopted = self.config.places.is_adopted
         return len(self.removing) + sum(not is_adopted(item) for item in self.history.stored())
 
-    def partitions(self) -> Iterator[Partition]:
-        """Return the partitions of its buffer."""
-        for number in range(self.config.buffer_partitions):
-            yield self.config.buffer_topic, number
+    @property
+    def has_buffer(self) -> bool:
+        """True if its buffer is read; that of a stream which an earlier version has moved is not."""
+        return not self.config.was_moved
 
-    def partition_of(self, transaction: BufferedTransaction) -> Partition:
-        """Return the partition of its buffer that holds a transaction's frames."""
-        return self.partition_for(transaction.transaction_id)
+    def partitions(self) -> Iterator[Partition]:
+        """Return the partitions of its buffer, if that is read."""
+        for number in range(self.config.buffer_partitions if self.has_buffer else 0):
+            yield self.config.buffer_topic, number
 
     def partition_for(self, identifier: TransactionId) -> Partition:
         """Return the partition of its buffer for a transaction's id."""
