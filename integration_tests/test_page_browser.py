@@ -33,6 +33,8 @@ from rollbridge.connection import Bridge
 from rollbridge.errors import TransactionAbortedError
 
 HOSTILE = "<script>document.title='executed'</script><img src=x onerror=\"document.title='executed'\">"
+TURNED = "\u202eon\u2066\x1b[31m"
+SHOWN = "\ufffdon\ufffd\ufffd[31m"
 SCREENSHOT = "ROLLBRIDGE_PAGE_SCREENSHOT"
 """Variable that says where the picture of the README is to be written."""
 
@@ -174,10 +176,10 @@ def test_what_clients_say_of_themselves_is_text(
     cluster: AnyCluster, root: str, client: Bridge, orders: str, page: str, tmp_path: Path
 ) -> None:
     client.admin.create_stream(orders)
-    txn = client.begin(orders, label=HOSTILE)
+    txn = client.begin(orders, label=HOSTILE + TURNED)
     with browser(tmp_path / "profile") as driver:
         driver.get(page)
-        await_text(driver, "#oldest", HOSTILE)
+        await_text(driver, "#oldest", HOSTILE + SHOWN)
         unlock(driver)
         await_text(driver, "#notice", "The token is right")
         click(driver, f"#oldest tr[data-key='{txn.id}'] button[aria-label^='Abort']")

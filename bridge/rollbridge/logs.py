@@ -20,9 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Final
+from textwrap import indent
+from typing import Any, Final
 
 from rollbridge.errors import ConfigError
+from rollbridge.model.text import printable, printable_lines
 
 TEXT: Final = "text"
 JSON: Final = "json"
@@ -65,6 +67,23 @@ class LogOutput:
         )
 
 
+class TextFormatter(logging.Formatter):
+    """One line for each message, whatever strangers have put into it; a traceback is indented, and looks like none."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return _set_in(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _set_in(super().formatStack(stack_info))
+
+
+def _set_in(text: str) -> str:
+    return indent(printable_lines(text), "  ")
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object in one line: time in UTC, level, logger, thread, message, and the traceback if there is one."""
 
@@ -92,7 +111,7 @@ def handler_of(settings: LogOutput, text_format: str) -> logging.Handler:
         ConfigError: the file cannot be written.
     """
     handler = _destination(settings)
-    handler.setFormatter(JsonFormatter() if settings.format == JSON else logging.Formatter(text_format))
+    handler.setFormatter(JsonFormatter() if settings.format == JSON else TextFormatter(text_format))
     return handler
 
 

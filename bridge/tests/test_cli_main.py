@@ -79,6 +79,12 @@ def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr() == ("", "rollbridge: no stream of that name\n")
 
 
+def test_an_error_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, errors.StreamNotFoundError("no stream '\x1b[2J\x9b\u202e'"))
+    main(["status", "-v"])
+    assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
+
+
 def test_an_error_in_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     raising(monkeypatch, errors.OutcomeUnknownError("who knows", transaction="t-1"))
     assert main(["status", "--json"]) == ExitCode.OUTCOME_UNKNOWN

@@ -20,7 +20,7 @@ from rollbridge.cli import records as values
 from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
 from rollbridge.cli.records import FIELDS, json_line, line_of
 from rollbridge.cli.stream import description_text, divide, history_table, stream_table
-from rollbridge.cli.tables import counted, duration, moment, printable, table
+from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
@@ -32,6 +32,7 @@ from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.sn import DLSN
+from rollbridge.model.text import printable
 
 
 @pytest.mark.parametrize(

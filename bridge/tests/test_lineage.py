@@ -92,7 +92,7 @@ def test_one_arrow_for_each_link(history: EpochHistory) -> None:
 def test_any_title_is_shown_as_text(title: str) -> None:
     svg = lineage_svg(EpochHistory.create(even_ranges(2), 0), title)
     root = ElementTree.fromstring(svg.encode())
-    shown = "".join(letter if letter.isprintable() else " " for letter in title)
+    shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in title)
     assert (root.findtext(f"{SVG}title") or "") == shown
     assert not list(root.iter(f"{SVG}script"))
 

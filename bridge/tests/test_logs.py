@@ -64,6 +64,21 @@ def test_every_message_is_one_line_and_comes_back_as_it_was(text: str) -> None:
     assert json.loads(encoded)["message"] == text
 
 
+def test_nothing_that_a_stranger_has_written_begins_a_line_or_steers_a_terminal(tmp_path: Path) -> None:
+    hostile = "a\n2026-01-01 00:00:00 INFO forged\r\x1b[2J\x9b2J\u202e\u2066\u2028b\x85"
+    path = tmp_path / "coordinator.log"
+    handler = handler_of(LogOutput(file=str(path)), "%(levelname)s %(threadName)s %(message)s")
+    made = record("id %s", hostile, fault=ValueError(hostile))
+    made.threadName, made.stack_info = hostile, f"Stack\n  {hostile}"
+    handler.handle(made)
+    handler.close()
+    first, *others = path.read_text(encoding="utf-8").split("\n")[:-1]
+    assert first.startswith("WARNING a\ufffd2026")
+    assert all(other.startswith("  ") for other in others)
+    assert len(others) == 5, "two of the exception, three of the stack"
+    assert all(line.isprintable() for line in (first, *others))
+
+
 def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.log"
     handler = handler_of(LogOutput(file=str(path), format=JSON), PLAIN)

@@ -11,6 +11,7 @@ import click
 
 from rollbridge.errors import RollbridgeError
 from rollbridge.logs import is_json, set_up_service_log
+from rollbridge.model.text import printable
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
 from rollbridge_coordinator.shell.interpreter import Hook
@@ -54,7 +55,7 @@ def main(
     try:
         set_up_service_log(logger, log_level, {"format": log_format, "file": log_file})
     except RollbridgeError as fault:
-        click.echo(f"rollbridge coordinator: {fault}", err=True)
+        click.echo(printable(f"rollbridge coordinator: {fault}"), err=True)
         sys.exit(fault.exit_code)
     spare_collector()
     try:
@@ -67,7 +68,7 @@ def main(
         # In the log, whose collector sees nothing else; and for whoever sits at the terminal.
         logger.error("it ends: %s", fault)
         if not is_json():
-            click.echo(f"rollbridge coordinator: {fault}", err=True)
+            click.echo(printable(f"rollbridge coordinator: {fault}"), err=True)
         sys.exit(fault.exit_code)
 
 

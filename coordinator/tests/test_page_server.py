@@ -5,8 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+import unicodedata
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -25,12 +29,13 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnknownWriteError,
 )
+from rollbridge.model.text import printable
 from rollbridge.serving import http_service
 from rollbridge.serving.http_service import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from rollbridge_coordinator.shell.page import ASSETS, PageServer, load_assets
 from rollbridge_coordinator.shell.page_board import RATES_S, WATCHED_S, PageBoard, PageSheet
 from rollbridge_coordinator.shell.page_sources import DoctorVisits, KeptAnswers, client_name
-from rollbridge_coordinator.state.admission import BODY_BYTES_MAX, AbortWish, Rules, Wish
+from rollbridge_coordinator.state.admission import BODY_BYTES_MAX, AbortWish, Place, Rules, Wish
 from rollbridge_coordinator.state.documents import Document
 from rollbridge_coordinator.state.live import live_group
 
@@ -466,3 +471,16 @@ def test_a_defect_of_the_page_ends_no_lead(caplog: pytest.LogCaptureFixture) -> 
     sheet.remove()
     sheet.write(bench.group, lambda now_ms: view_of(bench.group, now_ms), 6_000)
     assert board.sheets("sales/default", 0) is not None, "the next term shows itself"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_replaces_what_logs_replace() -> None:
+    script = load_assets()[Place.SCRIPT][0].decode()
+    line = next(line for line in script.splitlines() if line.startswith("const printable"))
+    hidden = [
+        chr(code) for code in range(sys.maxunicode) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")
+    ]
+    given = [*hidden, "\u202eon\u2066", "東京/a b", "<b>"]
+    program = f"{line}; console.log(JSON.stringify(JSON.parse({json.dumps(json.dumps(given))}).map(printable)))"
+    done = subprocess.run(["node", "-e", program], capture_output=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [printable(text) for text in given]

@@ -13,6 +13,7 @@ import click
 from rollbridge.config import CONFIG_VARIABLE, load_settings
 from rollbridge.errors import RollbridgeError
 from rollbridge.logs import is_json, set_up_service_log
+from rollbridge.model.text import printable
 from rollbridge_gateway.settings import GatewaySettings
 from rollbridge_gateway.shell.daemon import run
 
@@ -80,7 +81,7 @@ def main(
     except RollbridgeError as fault:
         logger.error("it ends: %s", fault)
         if not is_json():
-            click.echo(f"rollbridge gateway: {fault}", err=True)
+            click.echo(printable(f"rollbridge gateway: {fault}"), err=True)
         sys.exit(fault.exit_code)
 
 

@@ -18,6 +18,7 @@ import click
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings, default_home, load_settings
 from rollbridge.connection import Bridge, connect
+from rollbridge.model.text import printable_lines
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 
@@ -49,11 +50,11 @@ class CliContext:
 
     def answer(self, document: object, text: str) -> None:
         """Print the result: the document with ``--json``, the text otherwise."""
-        click.echo(json.dumps(document, indent=2) if self.json else text)
+        click.echo(json.dumps(document, indent=2) if self.json else printable_lines(text))
 
     def tell(self, line: str) -> None:
         """Print progress to standard error, so that it never mixes with the result."""
-        click.echo(line, err=True)
+        click.echo(printable_lines(line), err=True)
 
 
 # Connection

@@ -13,7 +13,7 @@ import click
 
 from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, ExitCode, connected, zookeeper_session
-from rollbridge.cli.tables import counted, moment, printable, table
+from rollbridge.cli.tables import counted, moment, table
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes, read_topics
@@ -21,6 +21,7 @@ from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
 from rollbridge.model.journal import plan
 from rollbridge.model.names import check_stream_or_topic
+from rollbridge.model.text import printable
 from rollbridge.monitoring.alerts import Alert, plain_runbook
 from rollbridge.monitoring.rules import alerts_of, explained
 from rollbridge.zookeeper.metadata import Metadata

@@ -31,6 +31,7 @@ from rollbridge.logs import (
     LogOutput,
     handler_of,
 )
+from rollbridge.model.text import printable, printable_lines
 from rollbridge.version import __version__
 
 
@@ -298,10 +299,10 @@ def _complain(
 ) -> None:
     """Print an error to standard error: in one line, or as JSON, with the traceback first if there is one."""
     if cause is not None:
-        click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
+        click.echo(printable_lines("".join(traceback.format_exception(cause))), err=True, nl=False)
     if as_json:
         public = {name: value for name, value in (details or {}).items() if not name.startswith("_")}
         error = {"code": code, "exit_code": int(exit_code), "message": message, **public}
         click.echo(json.dumps({"error": error}, default=str), err=True)
     else:
-        click.echo(f"rollbridge: {' '.join(message.split())}", err=True)
+        click.echo(printable(f"rollbridge: {' '.join(message.split())}"), err=True)

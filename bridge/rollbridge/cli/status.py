@@ -9,10 +9,10 @@ from importlib import import_module
 import click
 
 from rollbridge.cli.common import CliContext, ExitCode
-from rollbridge.cli.tables import printable
 from rollbridge.config import CONFIG_VARIABLE
 from rollbridge.doctor.gateway_facts import gateway_parts
 from rollbridge.doctor.probes import ClusterStatus, existing_status, registered_gateways
+from rollbridge.model.text import printable
 
 _PART_COLUMNS = 14
 

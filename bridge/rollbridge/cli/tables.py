@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
+from rollbridge.model.text import printable
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
     """Return columns padded to their widest cell, two spaces apart.
@@ -28,11 +30,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[
             padded.append(space + cell if heading in right else cell + space)
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
-
-
-def printable(text: str) -> str:
-    """Return the text with everything replaced that is not a visible character or a space."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def duration(milliseconds: int) -> str:

@@ -17,7 +17,7 @@ import click
 
 from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.tables import counted, duration, moment, printable, table
+from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.client.abandoned import check_commit
 from rollbridge.client.results import ArrivedTransaction, Outcome, TransactionStory
 from rollbridge.connection import Bridge
@@ -32,6 +32,7 @@ from rollbridge.errors import (
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import TransactionRecord
+from rollbridge.model.text import printable
 from rollbridge.model.transaction import State
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]

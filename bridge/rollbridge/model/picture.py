@@ -17,6 +17,7 @@ from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.segment_graph import SegmentNode
+from rollbridge.model.text import printable
 
 _CLASS: Final = {
     EpochCause.CREATE: "create",
@@ -327,8 +328,8 @@ def _text(x: float, y: float, text: str, names: str = "", anchor: str = "start")
 
 
 def _clean(text: str) -> str:
-    """Escape the text, and remove the control characters that no XML document may hold."""
-    return escape("".join(letter if letter.isprintable() else " " for letter in text))
+    """Escape the text, and replace the control characters that no XML document may hold."""
+    return escape(printable(text))
 
 
 def _n(value: float) -> str:

@@ -121,6 +121,9 @@ const words = (text) => ({ text: text.length > LONG ? `${text.slice(0, LONG)}…
 
 // Asking
 
+/* What is not visible is replaced, as in logs: controls, and characters that turn the direction of writing. */
+const printable = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "\u{fffd}");
+
 async function ask(path, body) {
   const options = { cache: "no-store", credentials: "omit", headers: {} };
   if (body !== undefined) {
@@ -129,7 +132,7 @@ async function ask(path, body) {
     options.body = JSON.stringify(body);
   }
   const answer = await fetch(`api/v1/${path}`, options);
-  const document = await answer.json();
+  const document = JSON.parse(await answer.text(), (_, value) => (typeof value === "string" ? printable(value) : value));
   if (!answer.ok) throw Object.assign(new Error(document.error.message), { code: document.error.code });
   return document;
 }
