@@ -13,7 +13,7 @@ LABEL io.rollbridge.stage=build
 WORKDIR /source
 COPY . .
 RUN python3 -m venv /opt/rollbridge \
- && /opt/rollbridge/bin/pip install --quiet --require-hashes -r requirements/coordinator.lock \
+ && /opt/rollbridge/bin/pip install --quiet --no-deps --require-hashes -r requirements/coordinator.lock \
  && /opt/rollbridge/bin/pip install --quiet --no-build-isolation --no-deps . \
  # What only the installation needs.
  && /opt/rollbridge/bin/pip uninstall --quiet --yes editables hatchling trove-classifiers setuptools pip

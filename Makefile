@@ -125,13 +125,14 @@ servers: $(VENV)/.base
 
 .PHONY: lock
 lock: $(VENV)/.dev
-	$(BIN)/uv pip compile $(LOCK) --upgrade --extra demo -o requirements/demo.lock
+	$(BIN)/uv pip compile $(LOCK) $(WITHOUT) --upgrade --extra demo -o requirements/demo.lock
 	$(BIN)/uv pip compile $(LOCK) --upgrade --extra dev -c requirements/demo.lock -o requirements/dev.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra local -o requirements/local.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock --extra coordinator --extra gateway -o requirements/coordinator.lock
-	$(BIN)/uv pip compile $(LOCK) -c requirements/demo.lock -o requirements/client.lock
+	$(BIN)/uv pip compile $(LOCK) $(WITHOUT) -c requirements/demo.lock --extra local -o requirements/local.lock
+	$(BIN)/uv pip compile $(LOCK) $(WITHOUT) -c requirements/demo.lock --extra coordinator --extra gateway -o requirements/coordinator.lock
+	$(BIN)/uv pip compile $(LOCK) $(WITHOUT) -c requirements/demo.lock -o requirements/client.lock
 LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --quiet
+WITHOUT := --override requirements/without.in
 
 .PHONY: clean
 clean:
@@ -149,17 +150,17 @@ $(BIN)/python:
 
 $(VENV)/.base: requirements/local.lock pyproject.toml bridge/rollbridge/version.py | $(BIN)/python
 	@echo "Installing rollbridge and its pinned dependencies into $(VENV)"
-	@$(PIP) --quiet --require-hashes -r requirements/local.lock
+	@$(PIP) --quiet --no-deps --require-hashes -r requirements/local.lock
 	@$(PIP) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 	@echo "Installing the pinned development tools into $(VENV)"
-	@$(PIP) --quiet --require-hashes -r requirements/dev.lock
+	@$(PIP) --quiet --no-deps --require-hashes -r requirements/dev.lock
 	@touch $@
 
 # Not quiet: Spark alone is several hundred megabytes, and the progress bar says how long that takes.
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base
 	@echo "Installing Spark and what the demo needs into $(VENV)"
-	@$(PIP) --require-hashes -r requirements/demo.lock
+	@$(PIP) --no-deps --require-hashes -r requirements/demo.lock
 	@touch $@

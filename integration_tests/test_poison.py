@@ -15,9 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import google_crc32c
 import pytest
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
-from crc32c import crc32c
 
 from integration_tests import poison
 from integration_tests.backends.interface import AnyCluster
@@ -122,7 +122,7 @@ def frame(*values: bytes, compression: Compression = Compression.NONE) -> bytear
 
 def sealed(batch: bytearray) -> bytes:
     """The batch with a right checksum."""
-    struct.pack_into(">I", batch, CRC_AT, crc32c(bytes(batch[ATTRIBUTES_AT:])))
+    struct.pack_into(">I", batch, CRC_AT, google_crc32c.value(bytes(batch[ATTRIBUTES_AT:])))
     return bytes(batch)
 
 

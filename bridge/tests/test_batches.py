@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import cramjam
 import pytest
-from crc32c import crc32c
+from google_crc32c import value as crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 

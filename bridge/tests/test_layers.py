@@ -6,6 +6,8 @@ A room is a package, or a module that lies loose beside packages. Imports for ty
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -240,6 +242,16 @@ def test_no_module_reads_the_environment_or_ends_a_process_for_a_test() -> None:
     found = {name: names_in(tree) for name, tree in TREES.items()}
     assert {name for name, names in found.items() if names & {"environ", "getenv", "environb"}} == set(ENVIRONMENT)
     assert {name for name, names in found.items() if names & DEADLY} == set(ENDS_PROCESSES)
+
+
+def test_what_is_left_out_of_the_locks_is_not_imported() -> None:
+    blocked = "import sys; sys.modules['crc32c'] = None; "
+    loaded = ("rollbridge.connection", "rollbridge_coordinator.shell.daemon", "rollbridge_gateway.shell.daemon")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{blocked}import {', '.join(loaded)}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [name for name, tree in TREES.items() if "kio.records" in ast.unparse(tree)]
 
 
 def test_the_checks_find_what_they_are_for() -> None:

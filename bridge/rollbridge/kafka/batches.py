@@ -43,7 +43,7 @@ from typing import Final, NamedTuple, Protocol
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from crc32c import crc32c
+from google_crc32c import extend
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.avro import decode_long, encode_long
@@ -638,6 +638,11 @@ def plain_records(batch: RawBatch) -> Sequence[PlainRecord] | None:
     except Exception:  # the compiled reader lets errors of any class through
         return None
     return found if found is None or len(found) == count else None
+
+
+def crc32c(data: RawBatch, crc: int = 0) -> int:
+    """Return the checksum of bytes behind those that have ``crc``; all but ``bytes`` are copied for the library."""
+    return int(extend(crc, data if isinstance(data, bytes) else bytes(data)))
 
 
 def check_crc(header: BatchHeader, batch: RawBatch) -> None:
