@@ -39,6 +39,7 @@ help:
 	@echo "make images    container images for compose.yaml and tests: pulled where they can be, built where not"
 	@echo "make example NAME=spark_flights  run one of the examples on that cluster (README.md lists them)"
 	@echo "make lock      pin the newest dependencies that pyproject.toml allows"
+	@echo "make sbom      bills of materials (CycloneDX) and licences of what is deployed, in build/sbom"
 	@echo "make clean     remove the virtual environment and caches of this checkout"
 	@echo
 	@echo "Each does its own set-up; needed are Python 3.11 or newer and Java 17 or newer, nothing else."
@@ -133,6 +134,16 @@ lock: $(VENV)/.dev
 LOCK := pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --quiet
 WITHOUT := --override requirements/without.in
+
+# From the locks: what is pinned, with its hashes; licences as the installed packages name them.
+.PHONY: sbom
+sbom: $(VENV)/.dev $(VENV)/.demo
+	@mkdir -p build/sbom
+	@for lock in client coordinator local demo; do \
+		$(BIN)/python -W ignore -m cyclonedx_py requirements requirements/$$lock.lock --pyproject pyproject.toml \
+			--output-reproducible -o build/sbom/$$lock.cdx.json && \
+		$(BIN)/python requirements/licences.py requirements/$$lock.lock > build/sbom/$$lock.licences.tsv || exit 1; done
+	@echo "See build/sbom"
 
 .PHONY: clean
 clean:

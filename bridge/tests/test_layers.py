@@ -245,11 +245,9 @@ def test_no_module_reads_the_environment_or_ends_a_process_for_a_test() -> None:
 
 
 def test_what_is_left_out_of_the_locks_is_not_imported() -> None:
-    blocked = "import sys; sys.modules['crc32c'] = None; "
-    loaded = ("rollbridge.connection", "rollbridge_coordinator.shell.daemon", "rollbridge_gateway.shell.daemon")
-    done = subprocess.run(
-        [sys.executable, "-c", f"{blocked}import {', '.join(loaded)}"], capture_output=True, text=True
-    )
+    program = "import sys; sys.modules['crc32c'] = None; import rollbridge.connection, "
+    program += "rollbridge_coordinator.shell.daemon, rollbridge_gateway.shell.daemon"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [name for name, tree in TREES.items() if "kio.records" in ast.unparse(tree)]
 
