@@ -25,7 +25,6 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.memory import MIB, peak_bytes
 from benchmarks.site import Site
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
@@ -278,7 +277,7 @@ def write_aborted(bootstrap_servers: str, stream: StreamName, numbers: range) ->
     """Write a history of aborted transactions straight into a stream's buffer and its group's commit log."""
     begin = BeginFrame(CLIENT, 0, None, 60_000, {str(stream): 0}).encode()
     lost: list[object] = []
-    producer = Producer(producer_config(bootstrap_servers, extra={"linger.ms": 20}))
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
     log = GroupName(stream.scope).commit_log_topic
     with TransactionalAppender(bootstrap_servers, f"rollbridge.benchmark.{stream.scope}") as appender:
         appender.init()

@@ -38,7 +38,6 @@ from rollbridge.model.transaction import DECISIONS, AbortCause, Drop, Event, Mov
 from rollbridge.monitoring.alerts import runbook
 from rollbridge.monitoring.board import board
 from rollbridge.monitoring.rules import ALERTS, rules
-from rollbridge.producer.settings import ProducerOptions
 from rollbridge.security.kafka import Security
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 from rollbridge.writer.accumulator import WriterOptions
@@ -164,7 +163,6 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "consumer": (ConsumerOptions,),
     "coordinator": (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings),
     "kafka": (Security,),
-    "producer": (ProducerOptions,),
     "writer": (WriterOptions,),
     "zookeeper": (ZooKeeperSecurity,),
     **SPARK,
@@ -394,7 +392,6 @@ PROGRAMS: Final = {
     "Conditional writes": ["conditional_write.py", "shared_state.py"],
     "Consumer groups, and moving from confluent-kafka": [
         "group_with_offsets.py",
-        "from_confluent_kafka.py",
         "moving_before.py",
         "moving_after.py",
     ],

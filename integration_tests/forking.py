@@ -33,7 +33,6 @@ def main(stream: str, servers: dict[str, str]) -> None:
     b = connect()
     consumer = rollbridge.Consumer({**servers, "group.id": "forking", "auto.offset.reset": "earliest"})
     consumer.subscribe([stream])
-    producer = rollbridge.Producer(dict(servers))
     writer, conditional = b.writer(stream), b.cas_writer(stream)
     shared: rollbridge.Synchronizer[bytes, bytes] = b.synchronizer(
         stream, b"state", b"", lambda state, update: state + update
@@ -68,8 +67,6 @@ def main(stream: str, servers: dict[str, str]) -> None:
         "fetch": shared.fetch,
         "poll": lambda: consumer.poll(1.0),
         "commit of a consumer": lambda: consumer.commit(asynchronous=False),
-        "produce": lambda: producer.produce(stream, b"of the child", b"k"),
-        "poll of a producer": lambda: producer.poll(0),
         "read": lambda: reader.poll(1.0),
         "read transactions": lambda: next(iter(transactions)),
         "admin": lambda: b.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)]),
@@ -87,7 +84,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
                 met[name] = f"no error: {way()!r}"
             except (RollbridgeError, KafkaException) as fault:
                 met[name] = str(fault)
-        for item in (open_one, named, writer, conditional, shared, consumer, producer, reader, transactions, b):
+        for item in (open_one, named, writer, conditional, shared, consumer, reader, transactions, b):
             if hasattr(item, "close"):
                 item.close()
         with connect() as own, own.transaction(stream) as txn:
@@ -115,7 +112,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
     print(json.dumps({"status": status, "places": places, "ids": [str(open_one.id), str(later.id)]}), flush=True)
     with suppress(RollbridgeError):
         shared.close()
-    for thing in (consumer, producer, reader, transactions, b):
+    for thing in (consumer, reader, transactions, b):
         thing.close()
 
 

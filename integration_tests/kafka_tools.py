@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+
+def producer_config(servers: str) -> dict[str, Any]:
+    """Return the settings of an idempotent producer that makes no topics and reports only what was not written."""
+    return {
+        "bootstrap.servers": servers,
+        "linger.ms": 0,
+        "metadata.recovery.rebootstrap.trigger.ms": 2_000,
+        "enable.idempotence": True,
+        "allow.auto.create.topics": False,
+        "delivery.report.only.error": True,
+    }
 
 
 def create_topic(servers: str, topic: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:

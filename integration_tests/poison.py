@@ -191,21 +191,6 @@ def by_client(group: Group, poison: Poison) -> None:
         txn.write(group.poisoned, **_record(poison), timestamp=_time(poison))
 
 
-def by_producer(group: Group, poison: Poison) -> None:
-    """A transaction of :class:`rollbridge.Producer`."""
-    settings = {
-        "bootstrap.servers": group.site.cluster.bootstrap_servers,
-        "zookeeper": group.site.cluster.zookeeper,
-        "zookeeper.root": group.site.root,
-        "transactional.id": f"poison-{uuid.uuid4().hex[:8]}",
-    }
-    with rollbridge.Producer(settings) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.produce(group.poisoned, **_record(poison), timestamp=_time(poison) or 0)
-        producer.commit_transaction(PATIENCE_S)
-
-
 def by_cli(group: Group, poison: Poison) -> None:
     """``rollbridge produce``."""
     key = () if poison.key is None else ("--key-separator", ":")
@@ -269,7 +254,6 @@ def _time(poison: Poison) -> int | None:
 
 WAYS: dict[str, Way] = {
     "client": by_client,
-    "Producer": by_producer,
     "CLI": by_cli,
     "Spark": by_spark,
     "plain writer": by_plain_writer,

@@ -120,14 +120,6 @@ CALLS: Final = frozenset(
         "Consumer.poll",
         "Part.flush",
         "PlainFuture.result",
-        "Producer.abort_transaction",
-        "Producer.cluster_id",
-        "Producer.commit_transaction",
-        "Producer.flush",
-        "Producer.init_transactions",
-        "Producer.list_topics",
-        "Producer.poll",
-        "Producer.send_offsets_to_transaction",
         "Reader.consume",
         "Reader.poll",
         "SharedClient.abort",
@@ -266,7 +258,6 @@ def test_no_call_with_a_time_out_takes_much_longer_while_a_server_is_stopped(
         _reading(lanes, Readers(own_site, client, stream, group, stack), stream)
         identifier = _transactions(lanes, client, stream)
         _asking(lanes, client, stream, identifier)
-        _producing(lanes, own_site, stream, group, stack)
         _sharing(lanes, own_site, stream, group, stack)
         lanes.add("connect", "connect", lambda: own_site.connect(options=options).close())
         assert lanes.names >= CALLS, CALLS - lanes.names
@@ -382,44 +373,6 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
     lanes.add("update", "Admin.group", lambda: admin.group(stream.partition("/")[0], timeout_s=times))
     lanes.add("update", "Admin.clear_snapshots", lambda: admin.clear_snapshots(stream, timeout_s=times))
     lanes.add("update", "Admin.abort_transaction", lambda: admin.abort_transaction(identifier, timeout_s=times))
-
-
-def _producing(lanes: Lanes, site: Site, stream: str, group: str, stack: ExitStack) -> None:
-    config = {
-        "bootstrap.servers": site.cluster.bootstrap_servers,
-        "zookeeper": site.cluster.zookeeper,
-        "zookeeper.root": site.root,
-    }
-
-    def producer(name: str) -> rollbridge.Producer:
-        made = rollbridge.Producer({**config, "transactional.id": f"{group}-{name}"})
-        stack.callback(made.close)
-        return made
-
-    starting, committing, aborting = (producer(name) for name in ("starting", "committing", "aborting"))
-    for item in (committing, aborting):
-        item.init_transactions(PATIENCE_S)
-        item.begin_transaction()
-        item.produce(stream, b"v", b"k")
-        item.flush(PATIENCE_S)
-    lanes.add("starting", "Producer.list_topics", lambda: starting.list_topics(timeout=TIMEOUT_S))
-    lanes.add("starting", "Producer.cluster_id", lambda: starting.cluster_id(TIMEOUT_S))
-    lanes.add("starting", "Producer.init_transactions", lambda: starting.init_transactions(TIMEOUT_S))
-    place = TopicPartition("somewhere", 0, 1)
-    lanes.add(
-        "committing",
-        "Producer.send_offsets_to_transaction",
-        lambda: committing.send_offsets_to_transaction([place], group, TIMEOUT_S),
-    )
-
-    def flush() -> None:
-        committing.produce(stream, b"v", b"k")
-        committing.flush(TIMEOUT_S)
-
-    lanes.add("committing", "Producer.flush", flush)
-    lanes.add("committing", "Producer.poll", lambda: committing.poll(TIMEOUT_S))
-    lanes.add("committing", "Producer.commit_transaction", lambda: committing.commit_transaction(TIMEOUT_S))
-    lanes.add("aborting", "Producer.abort_transaction", lambda: aborting.abort_transaction(TIMEOUT_S))
 
 
 def _sharing(lanes: Lanes, site: Site, stream: str, group: str, stack: ExitStack) -> None:

@@ -16,9 +16,9 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
+from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
-from rollbridge.kafka.clients import producer_config
 
 
 @pytest.fixture(scope="module")

@@ -35,26 +35,18 @@ def test_a_partition_number_names_one_segment(client: rollbridge.Bridge, orders:
         }
         consumer.unsubscribe()
         assert {message.partition() for message in found} <= set(numbers.values()), "also later"
-    for segment, number in numbers.items():
-        assert client.partition_of(orders, segment) == number
     active = client.admin.describe(orders).partitions
     assert active == {item.id: numbers[item.id] for item in client.admin.history(orders).active.segments}
-    # As a producer names them, and a reader by hand.
-    producer = rollbridge.Producer({key: value for key, value in group.config().items() if key in PRODUCER})
-    told: list[tuple[int, int]] = []
-    producer.produce(orders, b"one more", KEYS[0], on_delivery=lambda _, m: told.append((m.partition(), m.offset())))
-    producer.flush(60)
-    [(partition, offset)] = told
-    assert partition in active.values()
-    assert set(producer.list_topics(orders).topics[orders].partitions) == set(active.values())
-    producer.close()
+    # As a reader by hand names them.
+    with client.writer(orders) as writer:
+        dlsn = writer.write(KEYS[0], b"one more").result(60).dlsn
+    assert dlsn is not None
+    partition = active[dlsn.segment]
     with group.member(group_id=group.name + "-by-hand") as consumer:
-        consumer.assign([TopicPartition(orders, partition, offset)])
+        assert set(consumer.list_topics(orders).topics[orders].partitions) == set(active.values())
+        consumer.assign([TopicPartition(orders, partition, dlsn.offset)])
         [message] = take(consumer, 1)
         assert (message.value(), place_of(message)) == (b"one more", (orders, partition))
-
-
-PRODUCER = ("bootstrap.servers", "zookeeper", "zookeeper.root")
 
 
 def test_offsets_by_name_that_are_committed_now_and_then_skip_nothing(

@@ -341,37 +341,39 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
 
 
 @pytest.mark.parametrize(
-    "ours",
-    [pytest.param(False, marks=pytest.mark.long), True],
-    ids=["confluent_kafka.Producer", "rollbridge.Producer"],
+    "ours", [pytest.param(False, marks=pytest.mark.long), True], ids=["a native transaction", "a transaction of ours"]
 )
 def test_offsets_that_a_transaction_commits_let_successors_go_on(
     site: Site, client: rollbridge.Bridge, orders: str, payments: str, group: Group, ours: bool
 ) -> None:
     expected = grow(client, orders)
-    config = {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name}
-    more = {"zookeeper": site.cluster.zookeeper, "zookeeper.root": site.root, "transaction.streams": payments}
-    producer = rollbridge.Producer(config | more) if ours else Producer(config)
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": group.name})
     producer.init_transactions(30)
     found: list[Message] = []
     with group.member(orders, enable_auto_commit=False) as consumer:
+
+        def commit(fresh: list[Message]) -> None:
+            places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
+            if ours:
+                with client.transaction(payments) as txn:
+                    for message in fresh:
+                        txn.write(payments, message.key(), message.value())
+                    txn.send_offsets(places, consumer.consumer_group_metadata())
+            else:
+                producer.begin_transaction()
+                producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+                producer.commit_transaction(30)
 
         def consume_and_commit() -> bool:
             fresh = consumer.consume(100, 0.5)
             found.extend(fresh)
             if fresh:
-                producer.begin_transaction()
-                for message in fresh if ours else ():
-                    producer.produce(payments, message.value(), message.key())
-                places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
-                producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
-                producer.commit_transaction(30)
+                commit(fresh)
             return len(found) >= GROWN
 
         until(consume_and_commit)
     assert values(found) == dict.fromkeys(KEYS, expected)
-    if isinstance(producer, rollbridge.Producer):
-        producer.close()
+    if ours:
         with client.reader(payments, follow=False) as reader:
             assert sorted((record.key, record.value) for record in reader) == sorted(
                 (message.key(), message.value()) for message in found

@@ -21,10 +21,10 @@ from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, patient_client
 from integration_tests.coordinators import Relay, until
+from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
-from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model import paths

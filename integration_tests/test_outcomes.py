@@ -32,7 +32,7 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
-from rollbridge.model.control import FENCED, ControlRecord, decode_control
+from rollbridge.model.control import ControlRecord, decode_control
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import Group
@@ -275,37 +275,6 @@ def test_whoever_resumes_a_transaction_has_the_say_whatever_its_name(
     with client.transaction(ledger) as after:
         write(after, ledger, "after")
     assert values_of(site, ledger) == ["early", "late", "after"]
-
-
-def test_the_producers_of_one_transactional_id_fence_each_other(site: Site, ledger: str) -> None:
-    def producer() -> rollbridge.Producer:
-        return rollbridge.Producer(
-            {
-                "bootstrap.servers": site.cluster.bootstrap_servers,
-                "zookeeper": site.cluster.zookeeper,
-                "zookeeper.root": site.root,
-                "transactional.id": "loader",
-            }
-        )
-
-    with producer() as old, producer() as new:
-        old.init_transactions()
-        old.begin_transaction()
-        old.produce(ledger, b"old")
-        old.flush()
-        new.init_transactions()
-        with pytest.raises(Exception, match="newer session") as caught:
-            old.commit_transaction()
-        assert caught.value.args[0].fatal()
-        [left] = [record.transaction for record in log_of(site, ledger) if record.reason == FENCED]
-        with site.connect() as other:
-            other.resume(left).abort()
-            with pytest.raises(AlreadyAbortedError, match="fenced"):
-                other.resume(left).commit()
-        new.begin_transaction()
-        new.produce(ledger, b"new")
-        new.commit_transaction()
-    assert values_of(site, ledger) == ["new"]
 
 
 @pytest.mark.long

@@ -11,13 +11,13 @@ from confluent_kafka import Producer
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
+from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import eventually
 from integration_tests.test_snapshots import OFTEN, SINGLE, abort_many, connected, found, garble
 from rollbridge.client.transaction import Transaction
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.reader import Reader
 from rollbridge.kafka import replay
-from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.snapshots import read_all
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.names import StreamName, snapshot_indexes_topic, snapshot_segments_topic

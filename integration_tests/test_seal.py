@@ -11,11 +11,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import Compression
-from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec

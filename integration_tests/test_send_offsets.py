@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import rollbridge
 from integration_tests.adapter_tools import stored_offsets
@@ -171,40 +172,6 @@ def test_offsets_that_are_none_are_refused(
         transaction.send_offsets({}, "g")
 
 
-def test_a_refused_commit_is_what_confluent_kafka_users_expect(
-    site: Site, settings: dict[str, str], orders: str, source: str, unique_name: Callable[[str], str]
-) -> None:
-    old = consumer_of(site.cluster.bootstrap_servers, unique_name("group"), source)
-    take(old, 5)
-    stale = old.consumer_group_metadata()
-    old.close()
-    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction([TopicPartition(source, 0, 5)], stale)
-        producer.produce(orders, b"no", b"k")
-        with pytest.raises(KafkaException) as refused:
-            producer.commit_transaction(30)
-        error = refused.value.args[0]
-        assert error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION)
-        assert (error.txn_requires_abort(), error.retriable(), error.fatal()) == (True, False, False)
-        producer.abort_transaction(30)
-        producer.begin_transaction()
-        producer.produce(orders, b"yes", b"k")
-        producer.commit_transaction(30)
-    assert [message.value() for message in site.committed(orders)] == [b"yes"]
-
-
-@pytest.fixture
-def settings(site: Site) -> dict[str, str]:
-    """What connects a producer."""
-    return {
-        "bootstrap.servers": site.cluster.bootstrap_servers,
-        "zookeeper": site.cluster.zookeeper,
-        "zookeeper.root": site.root,
-    }
-
-
 def places_with_details(topic: str, first: int) -> list[TopicPartition]:
     """Every way to give an offset and what belongs to it, each for a partition of its own."""
     given: list[dict[str, Any]] = [
@@ -219,71 +186,43 @@ def places_with_details(topic: str, first: int) -> list[TopicPartition]:
 
 
 def test_offsets_have_the_metadata_and_leader_epochs_that_a_transaction_of_kafkas_own_gives_them(
-    site: Site, settings: dict[str, str], orders: str, unique_name: Callable[[str], str]
+    site: Site, client: rollbridge.Bridge, orders: str, unique_name: Callable[[str], str]
 ) -> None:
     servers, source = site.cluster.bootstrap_servers, unique_name("source")
     create_topic(servers, source, 6)
-    stored = {}
-    plain = Producer({"bootstrap.servers": servers, "transactional.id": unique_name("plain")})
-    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as rolling:
-        for producer in (plain, rolling):
-            group = unique_name("group")
-            consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
-            producer.init_transactions()
-            for ends in (producer.abort_transaction, producer.commit_transaction):
-                producer.begin_transaction()
-                producer.send_offsets_to_transaction(
-                    places_with_details(source, 100), consumer.consumer_group_metadata()
-                )
-                if producer is rolling:
-                    rolling.produce(orders, b"value", b"key")
-                if ends == producer.commit_transaction:
-                    producer.send_offsets_to_transaction(
-                        places_with_details(source, 200), consumer.consumer_group_metadata()
-                    )
-                ends(60)
-            consumer.close()
-            stored[producer] = stored_offsets(servers, group, source, 6)
-    assert stored[rolling] == stored[plain]
-    assert stored[rolling][0] == (200, -1, "")
-    assert stored[rolling][4] == (204, 7, "größe 💡\0")
-
-
-def test_metadata_that_no_broker_takes_is_refused_in_confluent_kafkas_words(
-    site: Site, settings: dict[str, str], orders: str, source: str, unique_name: Callable[[str], str]
-) -> None:
-    servers = site.cluster.bootstrap_servers
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": unique_name("group")})
-    refusals = []
-    plain = Producer({"bootstrap.servers": servers, "transactional.id": unique_name("plain")})
-    with rollbridge.Producer({**settings, "transactional.id": unique_name("producer")}) as rolling:
-        for producer in (plain, rolling):
-            producer.init_transactions()
+    first, second = places_with_details(source, 100), places_with_details(source, 200)
+    native, rolling = unique_name("group"), unique_name("group")
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": unique_name("native")})
+    producer.init_transactions()
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": native})) as consumer:
+        for places, end in ((first, producer.abort_transaction), (second, producer.commit_transaction)):
             producer.begin_transaction()
-            if producer is rolling:
-                rolling.produce(orders, b"value", b"key")
-            with pytest.raises(KafkaException) as refused:
-                producer.send_offsets_to_transaction(
-                    [TopicPartition(source, 0, 1, metadata="x" * 4_096)], consumer.consumer_group_metadata()
-                )
-            error = refused.value.args[0]
-            refusals.append((error.code(), error.txn_requires_abort(), error.retriable(), error.fatal()))
-            producer.abort_transaction(60)
-    consumer.close()
-    assert refusals == [(KafkaError.OFFSET_METADATA_TOO_LARGE, True, False, False)] * 2
+            producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+            end(60)
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": rolling})) as consumer:
+        given_up = client.begin(orders)
+        given_up.send_offsets(first, consumer.consumer_group_metadata())
+        given_up.abort()
+        with client.transaction(orders) as txn:
+            txn.send_offsets(first, consumer.consumer_group_metadata())
+            txn.write(orders, key=b"key", value=b"value")
+            txn.send_offsets(second, consumer.consumer_group_metadata())
+    stored = stored_offsets(servers, rolling, source, 6)
+    assert stored == stored_offsets(servers, native, source, 6)
+    assert stored[0] == (200, -1, "")
+    assert stored[4] == (204, 7, "größe 💡\0")
 
 
 WORKER = """
 import sys
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 import rollbridge
+from rollbridge.errors import OutcomeUnknownError, TransactionAbortedError, UnavailableError
 servers, zookeeper, root, source, stream, group, name, count = sys.argv[1:]
 consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest",
     "enable.auto.commit": False, "isolation.level": "read_committed", "session.timeout.ms": 6000})
 consumer.subscribe([source])
-producer = rollbridge.Producer({"bootstrap.servers": servers, "zookeeper": zookeeper, "zookeeper.root": root,
-    "transactional.id": name, "transaction.streams": stream})
-producer.init_transactions()
+client = rollbridge.connect(servers, zookeeper=zookeeper, zookeeper_root=root, client_name=name)
 done = 0
 while done < int(count):
     messages = [m for m in consumer.consume(5, 1.0) if m.error() is None]
@@ -292,23 +231,21 @@ while done < int(count):
         if place.offset >= int(count):
             break
         continue
-    producer.begin_transaction()
+    txn = client.begin(stream)
     for message in messages:
-        producer.produce(stream, b"out-" + message.value(), message.value())
-    producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
+        txn.write(stream, message.value(), b"out-" + message.value())
+    txn.send_offsets(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
     while True:
         try:
-            producer.commit_transaction(60)
+            txn.commit(timeout=60)
             break
-        except KafkaException as fault:
-            error = fault.args[0]
-            if error.txn_requires_abort():
-                sys.exit(3)
-            if not error.retriable():
-                raise
+        except (OutcomeUnknownError, UnavailableError):
+            continue
+        except TransactionAbortedError:
+            sys.exit(3)
     done = consumer.position(consumer.assignment())[0].offset
     print(done, flush=True)
-producer.close()
+client.close()
 consumer.close()
 """
 

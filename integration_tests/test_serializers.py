@@ -103,11 +103,8 @@ def test_serialized_records_are_committed_and_read_back(
         "zookeeper": site.cluster.zookeeper,
         "zookeeper.root": site.root,
     }
-    with rollbridge.Producer({**settings, "transactional.id": topic, "transaction.streams": topic}) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.produce(topic, serialize(ORDER, context), "order-7")
-        producer.commit_transaction()
+    with client.transaction(topic) as txn:
+        txn.write(topic, b"order-7", serialize(ORDER, context))
     consumer = rollbridge.Consumer({**settings, "group.id": topic, "auto.offset.reset": "earliest"})
     try:
         consumer.subscribe([topic])

@@ -12,10 +12,10 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
+from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.config import ConnectionSettings
-from rollbridge.kafka.clients import producer_config
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
 from rollbridge.model.names import StreamName, snapshot_indexes_topic
 from rollbridge.model.snapshots import index_keys

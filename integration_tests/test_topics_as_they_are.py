@@ -1,4 +1,4 @@
-"""``rollbridge.Producer`` and ``rollbridge.Consumer`` on topics as they are: adopted ones, and plain ones."""
+"""``rollbridge.Consumer`` on topics as they are: adopted ones, and plain ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
-from integration_tests.clients import Site, adopt, stream_of, until
+from integration_tests.clients import Site, adopt, until
 from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidNameError
 
@@ -79,10 +79,6 @@ class Place:
             consumer.subscribe(list(topics))
         yield consumer
         consumer.close()
-
-    def producer(self, **settings: Any) -> rollbridge.Producer:
-        named = {name.replace("_", "."): value for name, value in settings.items()}
-        return rollbridge.Producer({**self.ours, "linger.ms": 1, **named})
 
 
 @pytest.fixture
@@ -411,88 +407,7 @@ def test_reading_goes_on_when_a_topic_is_adopted_and_given_back(
         nothing_comes(consumer)
 
 
-# Producers
-
-
-Reports = list[tuple[KafkaError | None, Any]]
-
-
-def committed_words(place: Place, topic: str, count: int) -> list[bytes]:
-    """What a native consumer finds, sorted."""
-    with place.native_consumer(place.unique_name("group"), topic) as consumer:
-        found = sorted(message.value() for message in take(consumer, count))
-        nothing_comes(consumer)
-        return found
-
-
-def test_a_record_for_an_adopted_topic_lies_where_a_native_one_would(place: Place, topic: str) -> None:
-    reports: Reports = []
-    with place.producer() as producer:
-        for key in KEYS:
-            producer.produce(topic, b"ours-" + key, key, on_delivery=lambda *report: reports.append(report))
-        assert producer.flush(120) == 0
-    assert [error for error, _ in reports] == [None] * len(KEYS)
-    with place.native_consumer(place.unique_name("group"), topic) as consumer:
-        found = take(consumer, 2 * len(KEYS))
-    homes = {message.key(): message.partition() for message in found if message.value().startswith(b"before")}
-    assert {message.key(): message.partition() for _, message in reports} == homes
-    ours = {message.key(): message for message in found if message.value().startswith(b"ours")}
-    for _, message in reports:
-        read = ours[message.key()]
-        assert (message.topic(), message.partition(), message.offset()) == (topic, read.partition(), read.offset())
-
-
-def test_a_partition_may_be_given_if_it_is_that_of_the_key(place: Place, topic: str) -> None:
-    with place.native_consumer(place.unique_name("group"), topic) as consumer:
-        first = take(consumer, len(KEYS))[0]
-    with place.producer(transactional_id=place.unique_name("producer")) as producer:
-        producer.init_transactions(60)
-        producer.produce(topic, b"right", first.key(), first.partition())
-
-        def refuse() -> None:
-            with pytest.raises(KafkaException, match=f"belongs in partition {first.partition()}") as refused:
-                producer.produce(topic, b"wrong", first.key(), (first.partition() + 1) % PARTITIONS)
-            assert refused.value.args[0].code() == KafkaError._INVALID_ARG
-            with pytest.raises(KafkaException, match="without a key"):
-                producer.produce(topic, b"wrong", partition=0)
-
-        refuse()
-        producer.begin_transaction()
-        producer.produce(topic, b"right, too", first.key(), first.partition())
-        refuse()
-        producer.commit_transaction(60)
-        assert producer.flush(60) == 0
-
-
-def test_adopted_topics_and_streams_of_a_group_in_one_transaction(
-    place: Place, client: rollbridge.Bridge, topic: str
-) -> None:
-    other = place.topic("shop.bills")
-    adopt(client, other, partitioner="murmur2")
-    stream = stream_of(client, place.unique_name("own"))
-    client.admin.create_stream(stream)
-    reports: Reports = []
-    with place.producer(transactional_id=place.unique_name("producer")) as producer:
-        producer.init_transactions(60)
-        for word in (b"kept", b"dropped"):
-            producer.begin_transaction()
-            for name in (topic, other, stream):
-                producer.produce(name, word, KEYS[0], on_delivery=lambda *report: reports.append(report))
-            assert producer.flush(60) == 0
-            if word == b"kept":
-                assert reports == []
-                producer.commit_transaction(60)
-            else:
-                producer.abort_transaction(60)
-        until(lambda: producer.poll(0.1) or len(reports) == 6)
-    assert [(error is None, message.topic()) for error, message in reports] == [
-        *((True, name) for name in (topic, other, stream)),
-        *((False, name) for name in (topic, other, stream)),
-    ]
-    assert committed_words(place, other, 1) == [b"kept"]
-    assert b"kept" in committed_words(place, topic, len(KEYS) + 1)
-    with client.reader(stream, follow=False) as reader:
-        assert [record.value for record in reader] == [b"kept"]
+# Transactions
 
 
 def test_a_transaction_commits_offsets_of_adopted_and_plain_topics(
@@ -506,93 +421,29 @@ def test_a_transaction_commits_offsets_of_adopted_and_plain_topics(
         for key in KEYS:
             writer.write(key, b"scaled-" + key)
     wanted, seen = 3 * len(KEYS), 0
-    named = {"transactional_id": place.unique_name("producer"), "transaction_streams": output}
-    with place.consumer(group, topic, plain, enable_auto_commit=False) as consumer, place.producer(**named) as producer:
-        producer.init_transactions(60)
+    with place.consumer(group, topic, plain, enable_auto_commit=False) as consumer:
 
         def copy() -> bool:
             nonlocal seen
             found = consumer.consume(100, 0.5)
             if found:
-                producer.begin_transaction()
+                txn = client.begin(output)
                 for message in found:
-                    producer.produce(output, message.value(), message.key())
+                    txn.write(output, message.key(), message.value())
                 ends = {(item.topic() or "", item.partition() or 0): (item.offset() or 0) + 1 for item in found}
                 offsets = [TopicPartition(*at, end) for at, end in ends.items()]
                 offsets.append(TopicPartition(plain, 0))  # as `position` says before the first record
-                producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
-                producer.commit_transaction(60)
+                txn.send_offsets(offsets, consumer.consumer_group_metadata())
+                txn.commit(timeout=60)
             seen += len(found)
             return seen >= wanted
 
         until(copy)
     assert seen == wanted
-    assert len(committed_words(place, output, wanted)) == wanted
+    with place.native_consumer(place.unique_name("group"), output) as native:
+        take(native, wanted)
+        nothing_comes(native)
     with place.native_consumer(group, plain) as native:
         nothing_comes(native)
     with place.consumer(group, topic) as consumer:
         nothing_comes(consumer)
-
-
-def test_a_plain_topic_is_written_to_as_confluent_kafka_does(place: Place) -> None:
-    topic = place.topic("plain")
-    reports: Reports = []
-    with place.producer(partitioner="murmur2_random") as producer:
-        for key in KEYS:
-            producer.produce(topic, b"v-" + key, key, headers={"h": "1"}, callback=lambda *told: reports.append(told))
-        producer.produce(topic, "third", partition=3, timestamp=1_700_000_000_123)
-        until(lambda: producer.poll(0.1) or len(reports) == len(KEYS))
-        assert producer.flush(60) == len(producer) == 0
-        assert [error for error, _ in reports] == [None] * len(KEYS)
-        assert producer.produce_batch(topic, [{"value": "a", "key": "k"}, {"value": b"b", "partition": 99}]) == 1
-        assert producer.flush(60) == 0
-        assert producer.list_topics(topic, 60).topics[topic].partitions.keys() == set(range(PARTITIONS))
-        assert topic in producer.list_topics(timeout=60).topics
-    with place.native_consumer(place.unique_name("group"), topic) as consumer:
-        found = take(consumer, len(KEYS) + 2)
-    told = {(message.topic(), message.partition(), message.offset()) for _, message in reports}
-    keyed = [message for message in found if (message.value() or b"").startswith(b"v-")]
-    assert told == places(keyed)
-    assert {tuple(message.headers()) for message in keyed} == {(("h", b"1"),)}
-    [third] = [message for message in found if message.value() == b"third"]
-    assert (third.partition(), third.timestamp()[1]) == (3, 1_700_000_000_123)
-
-
-def test_a_transaction_takes_a_topic_once_it_is_adopted(place: Place, client: rollbridge.Bridge) -> None:
-    topic = place.topic("plain")
-    with place.producer(transactional_id=place.unique_name("producer")) as producer:
-        producer.init_transactions(60)
-        producer.produce(topic, b"plain", KEYS[0])
-        assert producer.flush(60) == 0
-        producer.begin_transaction()
-        with pytest.raises(KafkaException, match=f"`rollbridge stream adopt {topic}`") as refused:
-            producer.produce(topic, b"no", KEYS[0])
-        assert refused.value.args[0].code() == KafkaError._INVALID_ARG
-        producer.abort_transaction(60)
-        adopt(client, topic, partitioner="murmur2", check=False)
-        producer.begin_transaction()
-        producer.produce(topic, b"adopted", KEYS[0])
-        producer.commit_transaction(60)
-        client.admin.release_topic(topic)
-        until(lambda: _produced(producer, topic, b"released"))
-    assert committed_words(place, topic, 3) == [b"adopted", b"plain", b"released"]
-
-
-def _produced(producer: rollbridge.Producer, topic: str, value: bytes) -> bool:
-    """Whether a record was written; right after the release it may be refused, since the topic is still a stream's."""
-    failed: list[KafkaError] = []
-    try:
-        producer.produce(topic, value, KEYS[0], callback=lambda error, _: failed.append(error) if error else None)
-    except KafkaException:
-        return False
-    assert producer.flush(60) == 0
-    return not failed
-
-
-def test_internal_topics_are_not_written_to(place: Place, orders: str) -> None:
-    segment = f"{orders.replace('/', '.')}.segment-0.epoch-0"
-    with place.producer() as producer:
-        for name in (segment, "__consumer_offsets", "no name"):
-            with pytest.raises(KafkaException) as refused:
-                producer.produce(name, b"v")
-            assert refused.value.args[0].code() == KafkaError._INVALID_ARG

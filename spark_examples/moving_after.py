@@ -2,9 +2,10 @@
 
 import os
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rollbridge import Consumer, Producer, connect
+from rollbridge import Consumer, connect
 
 config = {"bootstrap.servers": os.environ.get("ROLLBRIDGE_BOOTSTRAP_SERVERS", "localhost:9092")}
 admin = AdminClient({**config})
@@ -15,7 +16,8 @@ with connect() as b:  # once, or `rollbridge stream adopt shop.orders`
     for topic in ("shop.orders", "shop.bills"):
         b.admin.adopt_topic(topic, partitioner="murmur2", exist_ok=True)
 
-producer = Producer({**config, "transactional.id": "billing-1", "partitioner": "murmur2_random"})
+gateway = {"bootstrap.servers": os.environ.get("ROLLBRIDGE_GATEWAY", "localhost:9192")}
+producer = Producer({**gateway, "transactional.id": "billing-1", "partitioner": "murmur2_random"})
 producer.init_transactions()
 producer.begin_transaction()
 for number in range(3):

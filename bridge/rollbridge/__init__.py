@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from rollbridge.model.scaling import ScalingPolicy
     from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, Token
     from rollbridge.model.synchronizer import Codec
-    from rollbridge.producer import ProducedMessage, Producer
     from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 # They are imported when they are first used: Spark starts several processes for each query, which need few of them.
@@ -81,7 +80,6 @@ _NAMES = {
     "rollbridge.model.scaling": "ScalingPolicy",
     "rollbridge.model.sn": "ANY DLSN EMPTY SN Token",
     "rollbridge.model.synchronizer": "Codec",
-    "rollbridge.producer": "ProducedMessage Producer",
     "rollbridge.writer": "PlainFuture StreamWriter WriterOptions",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -114,8 +112,6 @@ __all__ = [
     "Part",
     "PartHandle",
     "PlainFuture",
-    "ProducedMessage",
-    "Producer",
     "ReadPosition",
     "Reader",
     "Record",

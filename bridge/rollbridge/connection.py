@@ -54,7 +54,7 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.model.client_metrics import ClientMetrics, PlainCounts
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.frames import BeginFrame
-from rollbridge.model.ids import SegmentId, TransactionId
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_client_name
 from rollbridge.model.position import StartLike
 from rollbridge.model.records import TransactionRecord
@@ -653,42 +653,6 @@ class Bridge(BaseClient):
         check(self._session)
         if self._closed:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
-
-    def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """Return the partition number by which a :class:`Consumer` and a :class:`Producer` name a segment.
-
-        Segments are numbered in the order in which they appear, and a number is never used again, whatever is scaled,
-        rolled or truncated.
-
-        Raises:
-            InvalidRequestError: the stream has no such segment, or does not keep it any more.
-            StreamNotFoundError, ScopeNotFoundError, InvalidNameError, ZooKeeperUnavailableError.
-        """
-        self._check_open()
-        return self._catalog.partition_of(stream, segment)
-
-    def partition_for(self, stream: str, key: bytes) -> int:
-        """Return the partition number of the active segment in which a key belongs.
-
-        Raises:
-            StreamNotFoundError, ScopeNotFoundError, InvalidNameError, ZooKeeperUnavailableError.
-        """
-        self._check_open()
-        view = self._catalog.view(stream)
-        segment = view.history.active.segment_at(view.config.keys.position(key)).id
-        return view.history.graph.partitions[segment]
-
-    def stream_of(self, name: str, *, reread: bool = False) -> str | None:
-        """Return ``scope/stream`` for that, or for a topic that a stream has adopted; None for a plain topic.
-
-        The answer is remembered, and so may be a moment old unless it is to be ``reread``.
-
-        Raises:
-            InvalidNameError: no topic of an application has this name.
-            ZooKeeperUnavailableError.
-        """
-        self._check_open()
-        return self._catalog.find(name, reread=reread)
 
     def _history_of(self, stream: StreamName) -> EpochHistory | None:
         """Return the cached epochs of a stream; None if the stream is gone."""

@@ -48,8 +48,6 @@ PUBLIC = {
     "StreamName",
     "Token",
     "PlainFuture",
-    "ProducedMessage",
-    "Producer",
     "StreamWriter",
     "Synchronizer",
     "Transaction",
@@ -85,7 +83,6 @@ def test_these_write() -> None:
 
 @pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
 def test_whatever_writes_takes_the_same_arguments_in_the_same_order(writer: type) -> None:
-    """``Producer.produce`` is not among them: its order is confluent-kafka's, with ``value`` before ``key``."""
     shared = ["key", "value", "headers", "timestamp"]
     where = ["stream"] if "stream" in inspect.signature(writer.write).parameters else []  # type: ignore[attr-defined]
     for write in (getattr(writer, name) for name in ("write", "write_async") if hasattr(writer, name)):

@@ -10,9 +10,7 @@ from rollbridge.errors import ConfigError, KafkaUnavailableError, RollbridgeErro
 from rollbridge.kafka import errors as kafka_errors
 from rollbridge.kafka.clients import (
     CONSUMER_KEYS,
-    PRODUCER_KEYS,
     consumer_config,
-    producer_config,
 )
 from rollbridge.kafka.errors import ERROR_CLASSES, kafka_error, translate
 from rollbridge.kafka.metadata import Broker, Isolation, parse_bootstrap
@@ -25,16 +23,6 @@ SCRAM = {
     "sasl.username": "me",
     "sasl.password": "hunter2",
 }
-
-
-def test_producers_are_idempotent_and_create_nothing() -> None:
-    config = producer_config(SERVERS, extra={"linger.ms": 5, "compression.type": "lz4"})
-    assert config["enable.idempotence"] is True
-    assert config["acks"] == "all"
-    assert config["allow.auto.create.topics"] is False
-    assert config["delivery.report.only.error"] is True
-    assert config["linger.ms"] == 5
-    Producer(config)
 
 
 @pytest.mark.parametrize("isolation", Isolation)
@@ -54,26 +42,25 @@ def test_consumers_say_what_they_read(isolation: Isolation) -> None:
 )
 def test_settings_that_change_the_promise_or_load_code_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        producer_config(SERVERS, extra={key: "x"})
-    with pytest.raises(ConfigError, match=key):
         consumer_config(SERVERS, isolation=Isolation.READ_COMMITTED, extra={key: "x"})
 
 
 def test_all_refused_settings_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"acks, group\.id"):
-        producer_config(SERVERS, extra={"group.id": "g", "acks": "1", "linger.ms": 1})
+        consumer_config(
+            SERVERS, isolation=Isolation.READ_COMMITTED, extra={"group.id": "g", "acks": "1", "fetch.wait.max.ms": 1}
+        )
 
 
 def test_the_library_knows_every_setting_on_the_lists() -> None:
     """One at a time with a wrong value: of a known setting the value is complained of, of an unknown one the name."""
-    for kind, keys in ((Producer, PRODUCER_KEYS), (Consumer, CONSUMER_KEYS | {"group.id"})):
-        for key in keys - {"group.id"}:
-            try:
-                kind({"group.id": "g", key: "no such value"}) if kind is Consumer else kind({key: "no such value"})
-            except KafkaException as exc:
-                error = kafka_error(exc)
-                assert error is not None
-                assert "No such configuration property" not in error.str(), key
+    for key in CONSUMER_KEYS:
+        try:
+            Consumer({"group.id": "g", key: "no such value"})
+        except KafkaException as exc:
+            error = kafka_error(exc)
+            assert error is not None
+            assert "No such configuration property" not in error.str(), key
 
 
 def test_security_settings_are_those_of_the_library() -> None:
@@ -84,7 +71,8 @@ def test_security_settings_are_those_of_the_library() -> None:
             error = kafka_error(exc)
             assert error is not None
             assert "No such configuration property" not in error.str(), key
-    assert producer_config(SERVERS, security=SCRAM)["sasl.password"] == "hunter2"
+    config = consumer_config(SERVERS, isolation=Isolation.READ_COMMITTED, security=SCRAM)
+    assert config["sasl.password"] == "hunter2"
 
 
 def test_secrets_do_not_show() -> None:

@@ -13,7 +13,6 @@ from kazoo.protocol.serialization import Auth, Connect, Create
 from rollbridge.config import ConnectionSettings, load_settings
 from rollbridge.consumer.settings import consumer_settings
 from rollbridge.errors import ConfigError
-from rollbridge.producer.settings import ProducerSettings
 from rollbridge.security.kafka import Security
 from rollbridge.security.zookeeper import Quieter, ZooKeeperSecurity
 from rollbridge.spark.settings import OptionReader, read_settings
@@ -55,7 +54,6 @@ def test_no_settings_show_secrets_and_all_pass_them_on(tmp_path: Path, monkeypat
     coordinator = load_coordinator_settings({})
     monkeypatch.delenv("ROLLBRIDGE_CONFIG")
     consumer = consumer_settings({**ADDRESSES, "group.id": "g", **BESIDE_KAFKAS})
-    producer = ProducerSettings.read({**ADDRESSES, **BESIDE_KAFKAS})
     options = {"stream": "s/a", "kafka.bootstrap.servers": "k:1", "zookeeper": "z:2", "zookeeper.root": "/r"}
     options |= {f"kafka.{key}": value for key, value in KAFKA.items()}
     reader = OptionReader({**options, **{f"zookeeper.{key}": value for key, value in ZOOKEEPER.items()}})
@@ -64,9 +62,9 @@ def test_no_settings_show_secrets_and_all_pass_them_on(tmp_path: Path, monkeypat
     assert spark is not None
     for known in (connection, spark.connection, consumer.connection):
         assert known.zookeeper_security == ZOOKEEPER
-    assert connection.kafka == spark.connection.kafka == coordinator.security == producer.security == KAFKA
-    assert coordinator.zookeeper_security == producer.zookeeper_security == ZOOKEEPER
-    things = (connection, coordinator, consumer, producer, spark)
+    assert connection.kafka == spark.connection.kafka == coordinator.security == KAFKA
+    assert coordinator.zookeeper_security == ZOOKEEPER
+    things = (connection, coordinator, consumer, spark)
     adapters = (Security.from_config(KAFKA), ZooKeeperSecurity.from_config(ZOOKEEPER))
     session = ZooKeeperSession("z:2", security=ZOOKEEPER)
     for thing in (*things, *adapters, session):

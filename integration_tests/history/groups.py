@@ -20,7 +20,7 @@ import rollbridge
 from integration_tests.history.events import Handed
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
-from rollbridge.errors import RollbridgeError
+from rollbridge.errors import OutcomeUnknownError, RollbridgeError, UnavailableError
 
 POLL_S: Final = 0.5
 COPIED: Final = "copy:"
@@ -132,12 +132,13 @@ def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
             consumer = _consumer(task, "history-transformers")
             try:
                 consumer.subscribe([source])
-                with rollbridge.Producer(
-                    {**_servers(task), "transactional.id": task.name, "transaction.streams": target}
-                ) as producer:
-                    producer.init_transactions(CALL_S)
+                with rollbridge.connect(
+                    task.bootstrap_servers, zookeeper=task.zookeeper, client_name=task.name
+                ) as client:
+                    for left in client.unfinished(timeout=CALL_S):
+                        client.resume(left.transaction).abort("its transformer has died", timeout=CALL_S)
                     while not stopping.is_set():
-                        _copy(consumer, producer, target, book, choice)
+                        _copy(consumer, client, target, book, choice)
             finally:
                 consumer.close()
         except (KafkaException, RollbridgeError):
@@ -145,9 +146,9 @@ def transform(task: Task, book: Notebook, stopping: threading.Event) -> None:
 
 
 def _copy(
-    consumer: rollbridge.Consumer, producer: rollbridge.Producer, target: str, book: Notebook, choice: random.Random
+    consumer: rollbridge.Consumer, client: rollbridge.Bridge, target: str, book: Notebook, choice: random.Random
 ) -> None:
-    """Copy the next few records; KafkaException if they have to be read again.
+    """Copy the next few records; an error if they have to be read again.
 
     With them go the positions of the member, or what comes after these messages, by their own names.
     """
@@ -155,22 +156,20 @@ def _copy(
         messages = [item for item in consumer.consume(20, POLL_S) if item.error() is None]
     if not messages:
         return
-    producer.begin_transaction()
+    txn = client.begin(target)
     for message in messages:
-        producer.produce(target, COPIED.encode() + (message.value() or b""), message.key())
+        txn.write(target, message.key(), COPIED.encode() + (message.value() or b""))
     offsets = consumer.position(consumer.assignment())
     if choice.random() < 0.5:
         after = {(item.topic() or "", item.partition() or 0): (item.offset() or 0) + 1 for item in messages}
         offsets = [TopicPartition(*place, offset) for place, offset in after.items()]
-    producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
+    txn.send_offsets(offsets, consumer.consumer_group_metadata())
     while True:
         try:
-            producer.commit_transaction(CALL_S)
-        except KafkaException as fault:
-            if not fault.args[0].retriable():
-                raise
-        else:
-            return
+            txn.commit(timeout=CALL_S)
+        except (OutcomeUnknownError, UnavailableError):
+            continue
+        return
 
 
 def _consumer(task: Task, group: str) -> rollbridge.Consumer:

@@ -49,23 +49,6 @@ _SHARED: Final = frozenset(
         "statistics.interval.ms",
     }
 )
-PRODUCER_KEYS: Final = _SHARED | {
-    "batch.num.messages",
-    "batch.size",
-    "compression.level",
-    "compression.type",
-    "delivery.timeout.ms",
-    "linger.ms",
-    "message.max.bytes",
-    "message.timeout.ms",
-    "queue.buffering.max.kbytes",
-    "queue.buffering.max.messages",
-    "queue.buffering.max.ms",
-    "request.timeout.ms",
-    "retry.backoff.max.ms",
-    "retry.backoff.ms",
-    "sticky.partitioning.linger.ms",
-}
 CONSUMER_KEYS: Final = _SHARED | {
     "fetch.error.backoff.ms",
     "fetch.max.bytes",
@@ -107,33 +90,6 @@ def _checked(extra: Mapping[str, Any] | None, allowed: frozenset[str], kind: str
         hint = " (security settings are given apart)" if SECURITY_KEYS & set(refused) else ""
         raise ConfigError(f"not allowed as {kind} settings: {', '.join(refused)}{hint}")
     return extra
-
-
-def producer_config(
-    bootstrap_servers: str,
-    *,
-    security: Mapping[str, str] | None = None,
-    client_id: str = "rollbridge",
-    extra: Mapping[str, Any] | None = None,
-) -> Config:
-    """Return the settings of an idempotent Producer that neither creates topics nor loses records silently.
-
-    Delivery reports come for failures only, at no measurable cost, and need a callback: without one, librdkafka drops
-    a refused record with ``flush() == 0`` and no exception. So every ``produce()`` must be given a callback.
-
-    Raises:
-        ConfigError: A setting is wrong or may not be passed through.
-    """
-    return {
-        "linger.ms": 0,
-        **_RECOVERY,
-        **_checked(extra, PRODUCER_KEYS, "producer"),
-        **_base(bootstrap_servers, security, client_id),
-        "enable.idempotence": True,
-        "acks": "all",
-        "allow.auto.create.topics": False,
-        "delivery.report.only.error": True,
-    }
 
 
 def consumer_config(

@@ -46,12 +46,6 @@ class StreamWriter:
         """Name of the stream, ``scope/stream``."""
         return self._channel.stream
 
-    @property
-    def unacknowledged(self) -> int:
-        """Number of records, of all this connection's writers of the stream, without an outcome yet."""
-        with self._lock:
-            return self._channel.records
-
     def write(
         self,
         key: bytes | None = None,

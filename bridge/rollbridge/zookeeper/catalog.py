@@ -14,8 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rollbridge.errors import InvalidRequestError, ScopeNotFoundError, StreamNotFoundError, UnavailableError
-from rollbridge.model.ids import SegmentId
+from rollbridge.errors import ScopeNotFoundError, StreamNotFoundError, UnavailableError
 from rollbridge.model.lineage import place_of_partition
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.records import StreamState
@@ -73,12 +72,9 @@ class Catalog:
         found = self._adopted[name] = str(self._metadata.name_of(name, changed))
         return found
 
-    def find(self, name: str, *, reread: bool = False) -> str | None:
-        """Return what :meth:`name_of` does; None for a plain topic, which is remembered until a stream adopts it.
-
-        ``reread`` asks again, as the news of an adoption may still be on its way.
-        """
-        if name in self._plain and not reread:
+    def find(self, name: str) -> str | None:
+        """Return what :meth:`name_of` does; None for a plain topic, which is remembered until a stream adopts it."""
+        if name in self._plain:
             return None
         self._plain.add(name)  # before the answer, so that a change that follows it is not lost
         try:
@@ -118,19 +114,6 @@ class Catalog:
         """
         view = self.view(stream)
         return place_of_partition(view.config.places, partition, view.history, lambda: self.read(stream).history)
-
-    def partition_of(self, stream: str, segment: SegmentId) -> int:
-        """Return the partition number of a segment; see :class:`rollbridge.model.segment_graph.SegmentNode`.
-
-        Raises:
-            InvalidRequestError: the stream has no such segment, or does not keep it any more.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
-        """
-        for read in (self.view, self.read):
-            found = read(stream).history.graph.partitions.get(segment)
-            if found is not None:
-                return found
-        raise InvalidRequestError(f"{stream} has no segment {segment}, or not any more")
 
     def forget(self, stream: str) -> None:
         """Drop the view of a stream, so that it is read again before its next use."""
