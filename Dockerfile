@@ -24,9 +24,10 @@ COPY --from=build /opt/rollbridge /opt/rollbridge
 RUN echo 'rollbridge:x:10001:10001::/var/lib/rollbridge:/usr/sbin/nologin' >> /etc/passwd \
  && echo 'rollbridge:x:10001:' >> /etc/group \
  && mkdir -p /var/lib/rollbridge && chown 10001:10001 /var/lib/rollbridge
-# Whichever of them runs serves metrics and health at one port, so that the check below holds for either.
+# Whichever of them runs serves metrics at one port, and answers probes at one socket: the check below holds for either.
 ENV PATH=/opt/rollbridge/bin:$PATH PYTHONUNBUFFERED=1 \
- ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS=0.0.0.0:9464 ROLLBRIDGE_GATEWAY_METRICS_ADDRESS=0.0.0.0:9464
+ ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS=0.0.0.0:9464 ROLLBRIDGE_GATEWAY_METRICS_ADDRESS=0.0.0.0:9464 \
+ ROLLBRIDGE_COORDINATOR_PROBE_SOCKET=/tmp/rollbridge.sock ROLLBRIDGE_GATEWAY_PROBE_SOCKET=/tmp/rollbridge.sock
 # By number, so that whoever insists on a user other than root can tell.
 USER 10001:10001
 WORKDIR /var/lib/rollbridge

@@ -229,7 +229,7 @@ def test_an_api_versions_of_the_future_is_answered(gateway: GatewayProcess) -> N
 def strict(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway whose limits of time are a second, and that has little room for what is under way."""
     servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    limits = ["--idle-seconds=1", "--request-seconds=1", "--connections-max=40"]
+    limits = ["--idle-seconds=1", "--request-seconds=1", "--connections-max=40", "--connections-per-ip-max=35"]
     with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits) as process:
         yield process
 
@@ -282,3 +282,19 @@ def test_clients_that_hold_the_gateway_up_are_closed_and_others_go_on(
             send_for_ever(deaf, versions)
         beside.await_more()
     assert values(site.committed(ledger)) == Counter(f"{number}".encode() for number in range(beside.committed))
+
+
+def test_one_address_cannot_fill_a_gateway_and_who_says_nothing_leaves_soon(
+    site: Site, strict: GatewayProcess, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", strict.port), ANSWER_S, source_address=("127.0.0.2", 0))
+            )
+            for _ in range(50)
+        ]
+        check_alive(site, strict, orders, unique_name("beside"))  # of another address
+        for connection in silent:
+            await_end(connection)
+    assert "of 127.0.0.2 35 of at most 35" in strict.log.read_text()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError, LocalEnvironmentError
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import Family, FamilyKind, Sample
 from rollbridge.serving import http_service
-from rollbridge.serving.endpoint import Endpoint, ProcessSamples
+from rollbridge.serving.endpoint import FRESH_S, Endpoint, MetricsPage, Probe, ProcessSamples
 from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
-from rollbridge.serving.http_service import CONNECTIONS_MAX
+from rollbridge.serving.http_service import CONNECTIONS_MAX, PER_ADDRESS_MAX, network_of
 
 LAG = Family("rollbridge_lag_messages", FamilyKind.GAUGE, "How far it is behind.", ("group",))
 HELD = Family("rollbridge_transactions", FamilyKind.GAUGE, "What it holds.", ("group",))
@@ -108,15 +114,128 @@ def test_the_process_is_served_beside_the_samples() -> None:
     assert "# TYPE rollbridge_transactions gauge" in text, "a family is there even without a sample"
 
 
-def test_slow_clients_take_so_many_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def silent(stack: ExitStack, port: int, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Connections that send nothing."""
+    return [
+        stack.enter_context(socket.create_connection(("127.0.0.1", port), 60, source_address=(source, 0)))
+        for _ in range(count)
+    ]
+
+
+def test_whoever_asks_at_once_is_served_whatever_others_hold_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
-    with endpoint([]) as serving:
-        with ExitStack() as stack:
-            for _ in range(CONNECTIONS_MAX):
-                stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
-            assert ask(serving.port, "/healthz")[0] == 503
-        while ask(serving.port, "/healthz")[0] != 200:
-            pass  # until their threads have noticed that they are gone
+    with endpoint([]) as serving, ExitStack() as stack:
+        for source in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            for _ in range(5):
+                silent(stack, serving.port, CONNECTIONS_MAX, source)
+                assert [ask(serving.port, path)[0] for path in ("/healthz", "/livez", "/metrics")] == [200] * 3
+
+
+def test_one_address_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
+    with endpoint([]) as serving, ExitStack() as stack:
+        [slow] = silent(stack, serving.port, 1)
+        slow.sendall(b"GET /healthz HTTP/1.1\r\n")
+        for source in ("127.0.0.2", "127.0.0.3", "127.0.0.2"):
+            silent(stack, serving.port, 4 * CONNECTIONS_MAX, source)
+        slow.sendall(b"\r\n")
+        assert slow.recv(12) == b"HTTP/1.0 200"
+
+
+def test_an_address_has_so_many_places_and_loses_its_own_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
+    with endpoint([]) as serving, ExitStack() as stack:
+        first, *others = silent(stack, serving.port, PER_ADDRESS_MAX + 1)
+        assert first.recv(1) == b"", "it was closed"
+        for connection in others:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.0 200"
+
+
+def test_who_does_not_take_his_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "SEND_S", 3600.0)
+    many = [Sample(LAG, (f"s/{number:0100}",), 1) for number in range(100_000)]
+    with endpoint([], many) as serving, ExitStack() as stack:
+        for _ in range(3):
+            for greedy in silent(stack, serving.port, CONNECTIONS_MAX):
+                with suppress(OSError):
+                    greedy.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            until(lambda: ask(serving.port, "/healthz")[0] == 200)
+
+
+def test_probes_are_answered_at_a_socket_of_their_own(tmp_path: Path) -> None:
+    path, goes_on = tmp_path / "probe.sock", threading.Event()
+
+    def busy() -> list[Sample]:
+        goes_on.wait(60)
+        return []
+
+    with (
+        Endpoint("127.0.0.1", 0, SampleCollector(busy), list) as serving,
+        Probe(str(path), lambda: ["Kafka does not answer"]),
+        ExitStack() as stack,
+    ):
+        for source in ("127.0.0.1", "127.0.0.2"):
+            for connection in silent(stack, serving.port, PER_ADDRESS_MAX, source):
+                connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        until(lambda: ask(serving.port, "/healthz")[0] == 503)  # all threads are at work
+        environment = {"ROLLBRIDGE_COORDINATOR_PROBE_SOCKET": str(path)}
+        assert check(environment) == (1, "Kafka does not answer")
+        assert check(environment, ["coordinator", "--alive"]) == (0, "ok")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        goes_on.set()
+    assert not path.exists()
+    assert check(environment)[0] == 1
+
+
+def test_a_probe_takes_the_place_of_one_that_was_killed_and_of_none_that_lives(tmp_path: Path) -> None:
+    path = tmp_path / "probe.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with Probe(str(path), list), pytest.raises(LocalEnvironmentError, match=re.escape(str(path))):
+        Probe(str(path), list)
+    path.write_text("a file of somebody")
+    with pytest.raises(LocalEnvironmentError):
+        Probe(str(path), list)
+    assert path.read_text() == "a file of somebody"
+
+
+def test_metrics_are_collected_once_a_second_by_one_thread_at_a_time() -> None:
+    now_s, collected, at_once = 5.0, 0, threading.Lock()
+
+    def samples() -> list[Sample]:
+        nonlocal collected
+        with at_once:
+            collected += 1
+            return [Sample(LAG, ("s/a",), collected)]
+
+    page = MetricsPage(SampleCollector(samples), lambda: now_s)
+    with ThreadPoolExecutor(8) as pool:
+        read = {body for body, _ in pool.map(lambda _: page.read(""), range(50))}
+    assert (len(read), collected) == (1, 1)
+    now_s += FRESH_S
+    assert page.read("")[0] not in read
+    assert page.read("application/openmetrics-text; version=1.0.0")[0].endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_alike"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_what_counts_as_one_address(one: str, other: str, are_alike: bool) -> None:
+    assert (network_of(one) == network_of(other)) is are_alike
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = Deadline(60)
+    while not condition():
+        assert not deadline.passed()
 
 
 def test_whoever_does_not_send_his_request_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +249,19 @@ def test_whoever_does_not_send_his_request_in_time_is_sent_away(monkeypatch: pyt
 def test_the_health_check_says_what_the_service_says(service: str) -> None:
     wrong: list[str] = []
     with endpoint(wrong, host="0.0.0.0") as serving:
-        environment = {VARIABLES[service]: f"0.0.0.0:{serving.port}"}
-        assert check(environment, service) == (0, "ok")
+        environment = {VARIABLES[service][1]: f"0.0.0.0:{serving.port}"}
+        assert check(environment, [service]) == (0, "ok")
         wrong.append("Kafka does not answer")
-        assert check(environment, service) == (1, "Kafka does not answer")
-    code, said = check(environment, service)
+        assert check(environment, [service]) == (1, "Kafka does not answer")
+        assert check(environment, ["--alive", service]) == (0, "ok")
+    code, said = check(environment, [service])
     assert (code, said.partition(":")[0]) == (1, f"the {service} does not answer")
 
 
 @pytest.mark.parametrize("address", [None, "", "9464", ":9464", "host:"])
 def test_the_health_check_fails_without_an_address(address: str | None) -> None:
-    assert check({} if address is None else {VARIABLES[COORDINATOR]: address})[0] == 1
+    assert check({} if address is None else {VARIABLES[COORDINATOR][1]: address})[0] == 1
 
 
 def test_the_health_check_knows_its_services_only() -> None:
-    assert check({}, "kafka") == (1, "'kafka' is none of coordinator, gateway")
+    assert check({}, ["kafka"]) == (1, "'kafka' is none of coordinator, gateway")

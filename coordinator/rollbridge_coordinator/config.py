@@ -113,6 +113,9 @@ class CoordinatorSettings:
     metrics_address: str = option("", check=_check_address)
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
     free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""
+    probe_socket: str = ""
+    """Path of a Unix socket at which `/healthz` and `/livez` are answered to probes of this machine, whatever strangers
+    do to other addresses. Not served if empty; ``/tmp/rollbridge.sock`` in the container image."""
     page_address: str = option("", check=_check_address)
     """``HOST:PORT`` at which the live page is served over HTTP: to read for whoever reaches it, so bind it to
     ``127.0.0.1``, or to an address that a proxy guards; port 0 is a free one, which the log names. Not served if left

@@ -12,7 +12,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
@@ -214,20 +214,17 @@ def test_what_somebody_calls_himself_is_no_markup_in_json(port: int, answers: An
     assert json.loads(body)["asked"] == "<script>/\u2028"
 
 
-def test_slow_clients_take_so_many_threads_and_no_more(port: int) -> None:
+def test_slow_clients_keep_nobody_from_the_page(port: int) -> None:
     with ExitStack() as stack:
-        slow = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            for _ in range(CONNECTIONS_MAX)
-        ]
-        for connection in slow:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
-        refused = raw(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert refused.startswith(b"HTTP/1.0 503 ")
-        assert sum("process_request_thread" in thread.name for thread in threading.enumerate()) <= CONNECTIONS_MAX
-        for connection in slow:
-            assert connection.recv(1) == b"", "whoever has not sent his request in time is sent away"
-    assert ask(port, "/")[0] == 200
+        for _ in range(3):
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+                for _ in range(CONNECTIONS_MAX)
+            ]
+            for connection in slow:
+                with suppress(OSError):
+                    connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            assert ask(port, "/")[0] == 200
 
 
 def test_a_client_that_sends_bytes_one_by_one_has_no_more_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

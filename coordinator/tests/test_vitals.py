@@ -88,7 +88,7 @@ def test_other_addresses_of_metrics_are_refused(address: str) -> None:
 def test_a_coordinator_that_waits_for_zookeeper_says_so_and_ends_when_it_is_told_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        environment = {**os.environ, VARIABLES[COORDINATOR]: f"127.0.0.1:{free_port()}"}
+        environment = {**os.environ, VARIABLES[COORDINATOR][1]: f"127.0.0.1:{free_port()}"}
         process = subprocess.Popen(
             [
                 sys.executable,

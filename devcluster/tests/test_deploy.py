@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.serving.healthcheck import VARIABLES
+from rollbridge.serving.healthcheck import ALIVE, VARIABLES
 from rollbridge.version import __version__
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_coordinator.shell.daemon import END_AT_LATEST_S
@@ -33,6 +33,8 @@ UNITS: Final = {"coordinator": "rollbridge-coordinator@.service", "gateway": "ro
 SERVICES: Final = tuple(MANIFESTS)
 EXPOSURE_MAX: Final = 20
 """In tenths: what `systemd-analyze security` calls OK ends at 4.9."""
+PROBE_SOCKET: Final = "/tmp/rollbridge.sock"
+ANYWHERE: Final = "0.0.0.0:9464"
 BROKERS: Final = 3
 """For so many brokers a gateway's ports are open."""
 HARDENED: Final = {
@@ -82,6 +84,31 @@ def test_each_manifest_is_valid(document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_probes_ask_where_no_stranger_gets(service: str) -> None:
+    path = environment(service)[VARIABLES[service][0]]
+    assert path.startswith(tuple(item["mountPath"] for item in container(service)["volumeMounts"])), "it is writable"
+    program = ["python", "-m", "rollbridge.serving.healthcheck", service]
+    assert container(service)["readinessProbe"]["exec"]["command"] == program
+    assert container(service)["livenessProbe"]["exec"]["command"] == [*program, ALIVE], "who waits for servers is alive"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_metrics_are_for_prometheus_and_all_else_is_for_who_needs_it(service: str) -> None:
+    policy = of_kind(service, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= workload(service)["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"], "Kafka and ZooKeeper are anywhere"
+    [first, metrics] = policy["ingress"]
+    assert metrics["ports"] == [{"port": "metrics"}]
+    assert "namespaceSelector" in metrics["from"][0]
+    ports = {port["name"]: port["containerPort"] for port in container(service)["ports"]}
+    if service == "gateway":
+        [clients] = first["ports"]
+        assert list(range(clients["port"], clients["endPort"] + 1)) == [*ports.values()][:-1]
+    else:
+        assert first["from"][0]["podSelector"]["matchLabels"] == policy["podSelector"]["matchLabels"], "its peers"
+
+
 def test_the_validation_finds_what_is_wrong() -> None:
     wrong = {**of_kind("coordinator", "PodDisruptionBudget"), "spec": {"maxUnavailabel": 1}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -112,8 +139,7 @@ def test_what_the_pod_refers_to_is_there(service: str) -> None:
         [(reference, about)] = source.items()
         assert of_kind(service, names[reference])["metadata"]["name"] == about["name"]
     assert pod(service)["serviceAccountName"] == of_kind(service, "ServiceAccount")["metadata"]["name"]
-    ports = {port["name"] for port in container(service)["ports"]}
-    used = {container(service)[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")}
+    ports, used = {port["name"] for port in container(service)["ports"]}, set()
     for document in documents(service):
         if document["kind"] == "Service":
             used |= {port["targetPort"] for port in document["spec"]["ports"]}
@@ -150,6 +176,7 @@ def test_the_pods_settings_are_those_of_a_coordinator(monkeypatch: pytest.Monkey
     assert settings.name == "pod-1", "each has the name of its pod"
     assert settings.metrics_endpoint == ("0.0.0.0", container("coordinator")["ports"][0]["containerPort"])
     known = {"BOOTSTRAP_SERVERS", "ZOOKEEPER", "LOG_FORMAT", "COORDINATOR_NAME", "COORDINATOR_METRICS_ADDRESS"}
+    known |= {"COORDINATOR_PROBE_SOCKET"}
     assert {name.removeprefix("ROLLBRIDGE_") for name in environment("coordinator")} == known
 
 
@@ -187,7 +214,6 @@ def test_the_pod_may_do_nothing_that_it_need_not(service: str) -> None:
 def test_nobody_is_killed_while_it_hands_over(service: str) -> None:
     assert pod(service)["terminationGracePeriodSeconds"] > END_AT_LATEST_S
     assert float(unit(service)["Service"]["TimeoutStopSec"]) > END_AT_LATEST_S
-    assert container(service)["livenessProbe"]["httpGet"]["path"] != "/healthz", "one that waits for servers is alive"
 
 
 def unit(service: str) -> configparser.ConfigParser:
@@ -304,12 +330,15 @@ def test_a_composed_service_is_guarded_and_looked_after(name: str) -> None:
     if name.startswith("gateway"):
         assert service["profiles"] == ["gateway"]
         assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "rollbridge.serving.healthcheck", "gateway"]
-        assert service["environment"][VARIABLES["gateway"]] == "0.0.0.0:9464"
+        assert service["environment"][VARIABLES["gateway"][1]] == "0.0.0.0:9464"
 
 
 def test_the_image_serves_health_where_its_check_asks() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert dict(re.findall(r"(ROLLBRIDGE_\w+)=(\S+)", text)) == dict.fromkeys(VARIABLES.values(), "0.0.0.0:9464")
+    told = {
+        name: value for pair in VARIABLES.values() for name, value in zip(pair, (PROBE_SOCKET, ANYWHERE), strict=True)
+    }
+    assert dict(re.findall(r"(ROLLBRIDGE_\w+)=(\S+)", text)) == told
     assert '"-m", "rollbridge.serving.healthcheck"]' in text
     assert "EXPOSE 9464\n" in text
 

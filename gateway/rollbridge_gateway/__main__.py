@@ -33,6 +33,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--partitions", type=int, help="Virtual partitions of a stream with key ranges (default: 8).")
 @click.option("--session-timeout", "session_timeout_s", type=float, help="ZooKeeper session time-out (default: 4 s).")
 @click.option("--connections-max", type=int, help="Most connections of clients (default: 2,000).")
+@click.option("--connections-per-ip-max", type=int, help="Most of one address (default: half of all).")
 @click.option("--ids-max", type=int, help="Most transactional ids served at once (default: 50,000).")
 @click.option("--request-bytes-max", type=int, help="Largest request (default: 100 MiB).")
 @click.option("--under-way-bytes-max", type=int, help="Bytes of all requests under way (default: 256 MiB).")
@@ -54,6 +55,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus, and health.",
 )
+@click.option("--probe-socket", metavar="FILE", help="Answer probes of this machine at this Unix socket.")
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 @click.option("--log-format", default=None, help="text or json (default: text).")
 @click.option("--log-file", default=None, help="Log to this file, which may be moved meanwhile.")

@@ -91,7 +91,7 @@ CLOSED_CONNECTIONS: Final = _counter(
     "closed_connections",
     "Connections closed for what their clients did not do, by reason.",
     "reason",
-    "`unfinished` and `untaken` in numbers are attempts to hold the gateway up, or a bad network; `login` and "
+    "`mute`, `unfinished` and `untaken` in numbers are attempts to hold the gateway up, or a bad network; `login` and "
     "`session` are clients without valid credentials.",
 )
 MALFORMED: Final = _counter(

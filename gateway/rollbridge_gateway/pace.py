@@ -20,9 +20,15 @@ PIECE_BYTES: Final = 64 << 10
 """What has to come or go within a limit of time."""
 
 
+FIRST_S: Final = 10.0
+"""Seconds for a connection's first request, unless others have less: clients begin with it at once."""
+
+
 class Closing(Enum):
     """Why a connection is closed."""
 
+    MUTE = "mute"
+    """Its first request has not come."""
     IDLE = "idle"
     """It has asked for nothing for long."""
     UNFINISHED = "unfinished"
@@ -104,6 +110,9 @@ class Pace:
             self._came, self._came_s = came, now_s  # it rests from the last answer on
         if seen.taken >= self._taken + PIECE_BYTES or (not seen.unsent and seen.held < PIECE_BYTES):
             self._taken, self._went_s = seen.taken, now_s
+        is_mute = not seen.requests or (seen.requests == 1 and seen.is_within and not seen.received)
+        if is_mute and now_s - self._began_s >= (limits.request_s if requests_wait else min(FIRST_S, limits.request_s)):
+            return Closing.MUTE
         if seen.is_stranger and now_s - self._began_s >= limits.request_s:
             return Closing.LOGIN
         if seen.is_within and now_s - (self._request_s if requests_wait else self._came_s) >= limits.request_s:

@@ -52,6 +52,9 @@ class GatewaySettings:
     """Time-out of the ZooKeeper session in seconds, after which another gateway serves the ids of this one."""
     connections_max: int = option(2_000, low=1)
     """Most connections of clients; one more is closed at once."""
+    connections_per_ip_max: int = option(0, low=0)
+    """Most connections of one address (of IPv6, of one /64 network), as brokers' ``max.connections.per.ip``; 0 for half
+    of ``connections_max``. Behind a proxy or NAT all clients have one address: set it to ``connections_max`` there."""
     ids_max: int = option(50_000, low=1)
     """Most transactional ids that are served at once; those not in use make room."""
     request_bytes_max: int = option(100 * MIB, low=MIB)
@@ -82,6 +85,9 @@ class GatewaySettings:
     ``transactional.id.expiration.ms``; 0 for never. All gateways have the same."""
     metrics: str = ""
     """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
+    probe_socket: str = ""
+    """Path of a Unix socket at which ``/healthz`` and ``/livez`` are answered to probes of this machine, whatever
+    strangers do to other addresses; empty for none. ``/tmp/rollbridge.sock`` in the container image."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self))
@@ -95,6 +101,11 @@ class GatewaySettings:
         if (self.key or self.client_ca) and not self.certificate:
             faults.append("certificate: needed with key or client-ca")
         ConfigError.raise_for(faults)
+
+    @property
+    def per_ip_max(self) -> int:
+        """Most connections of one address."""
+        return self.connections_per_ip_max or max(self.connections_max // 2, 1)
 
     @property
     def limits(self) -> Limits:

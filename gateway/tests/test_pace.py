@@ -21,10 +21,18 @@ def closing(*seen: tuple[float, Traffic], requests_wait: bool = False, answers_w
 
 def test_a_connection_that_asks_for_nothing_is_closed_in_the_end() -> None:
     asked = Traffic(requests=1, received=0)
-    assert closing((599, Traffic())) is None
-    assert closing((600, Traffic())) is Closing.IDLE
+    assert closing((9, Traffic())) is None
+    assert closing((10, Traffic())) is Closing.MUTE
     assert closing((599, asked), (1198, asked)) is None
     assert closing((599, asked), (1199, asked)) is Closing.IDLE
+
+
+def test_the_first_request_has_to_come_soon_unless_there_is_no_room_for_it() -> None:
+    begun, coming = Traffic(requests=1, is_within=True), Traffic(requests=1, received=1, is_within=True)
+    assert closing((9, begun), (10, begun)) is Closing.MUTE
+    assert closing((9, begun), (10, coming), (39, coming)) is None, "a large one may take its time"
+    assert closing((29, Traffic()), requests_wait=True) is None
+    assert closing((30, Traffic()), requests_wait=True) is Closing.MUTE
 
 
 def test_a_request_under_way_may_take_its_time_and_rest_begins_behind_it() -> None:
@@ -35,8 +43,8 @@ def test_a_request_under_way_may_take_its_time_and_rest_begins_behind_it() -> No
 
 
 def test_the_rest_of_a_request_has_to_come_piece_by_piece() -> None:
-    begun = Traffic(requests=1, is_within=True)
-    more = Traffic(requests=1, received=1, is_within=True)
+    begun = Traffic(requests=2, is_within=True)
+    more = Traffic(requests=2, received=1, is_within=True)
     assert closing((10, begun), (39, begun)) is None
     assert closing((10, begun), (40, begun)) is Closing.UNFINISHED
     assert closing((10, begun), (39, more), (68, more)) is None
@@ -50,10 +58,10 @@ def test_requests_before_it_give_a_request_no_time() -> None:
 
 
 def test_while_others_wait_a_whole_request_has_no_more_time_than_a_piece() -> None:
-    looks = [(10 + 5 * at, Traffic(requests=1, received=at, is_within=True)) for at in range(7)]
+    looks = [(10 + 5 * at, Traffic(requests=2, received=at, is_within=True)) for at in range(7)]
     assert closing(*looks) is None
     assert closing(*looks, requests_wait=True) is Closing.UNFINISHED
-    several = [(10 + 5 * at, Traffic(requests=at, is_within=True)) for at in range(50)]
+    several = [(10 + 5 * at, Traffic(requests=at + 2, is_within=True)) for at in range(50)]
     assert closing(*several, requests_wait=True) is None
 
 
@@ -78,7 +86,9 @@ def test_while_others_wait_for_their_room_answers_have_less_time() -> None:
     assert closing((29, little), (10_000, little), answers_wait=True) is None
 
 
-@pytest.mark.parametrize("traffic", [Traffic(is_stranger=True), Traffic(requests=9, under_way=1, is_stranger=True)])
+@pytest.mark.parametrize(
+    "traffic", [Traffic(requests=2, is_stranger=True), Traffic(requests=9, under_way=1, is_stranger=True)]
+)
 def test_a_login_has_a_limit_whatever_the_client_does_meanwhile(traffic: Traffic) -> None:
     assert closing((29, traffic)) is None
     assert closing((29, traffic), (30, traffic)) is Closing.LOGIN

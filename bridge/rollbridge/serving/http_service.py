@@ -1,8 +1,10 @@
 """HTTP service of a daemon: an address that is bound at once, and answered on threads while it is entered.
 
-Nobody can keep it busy without bound: there are so many connections at a time, each has so much time to send its
-request and to take its answer, however slowly the bytes come, and a request has so many bytes. Each connection is for
-one request.
+Nobody can keep it busy: who comes last gets in, and if there is no place left, who has waited longest for bytes of its
+peer leaves, of the address that has the most places. So whoever sends a whole request at once and takes its answer is
+served, whatever others hold open. Each connection is for one request, which has so much time and so many bytes.
+
+A Unix socket is a place of its own, for probes: nobody from outside gets there.
 """
 
 from __future__ import annotations
@@ -10,10 +12,15 @@ from __future__ import annotations
 import io
 import logging
 import socket
+import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Any, Final, Self
 
 from rollbridge.calls import Deadline
@@ -22,7 +29,9 @@ from rollbridge.errors import LocalEnvironmentError
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 24
-"""At a time; further ones are told to come again."""
+"""At a time."""
+PER_ADDRESS_MAX: Final = 12
+"""At a time, of one address."""
 REQUEST_S: Final = 5.0
 """Within which a request has to have come, all of it."""
 SEND_S: Final = 10.0
@@ -31,32 +40,108 @@ REQUEST_BYTES_MAX: Final = 32 * 1024
 """Of a request, headers and body."""
 
 
+class Place:
+    """Place of one connection; ``is_waiting`` while its thread waits for bytes to come, or to go."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.is_waiting = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark the place as one that may be given to somebody else, inside the block."""
+        self.is_waiting = True
+        try:
+            yield
+        finally:
+            self.is_waiting = False
+
+
+class Places:
+    """Places of the connections of one server; safe to use from several threads."""
+
+    def __init__(self, most: int = CONNECTIONS_MAX, of_address: int = PER_ADDRESS_MAX) -> None:
+        self._most = most
+        self._of_address = of_address
+        self._lock = threading.Lock()
+        self._taken: dict[int, Place] = {}  # the oldest first
+
+    def take(self, connection: socket.socket, host: str) -> Place | None:
+        """Return a place for a connection of this host; None if all threads are at work on answers."""
+        place = Place(connection, network_of(host))
+        with self._lock:
+            counts = Counter(item.address for item in self._taken.values())
+            leaves = None
+            if counts[place.address] >= self._of_address:
+                leaves = self._oldest_waiting({place.address})
+            elif len(self._taken) >= self._most:
+                waiting = {item.address for item in self._taken.values() if item.is_waiting}
+                most = max((counts[address] for address in waiting), default=0)
+                leaves = self._oldest_waiting({address for address in waiting if counts[address] == most})
+            else:
+                self._taken[id(place)] = place
+                return place
+            if leaves is None:
+                return None
+            del self._taken[id(leaves)]
+            self._taken[id(place)] = place
+        with suppress(OSError):
+            leaves.connection.shutdown(socket.SHUT_RDWR)  # which ends what its thread waits for
+        return place
+
+    def give(self, place: Place) -> None:
+        """Give a place back, unless somebody else has got it."""
+        with self._lock:
+            self._taken.pop(id(place), None)
+
+    def _oldest_waiting(self, addresses: set[str]) -> Place | None:
+        return next((item for item in self._taken.values() if item.is_waiting and item.address in addresses), None)
+
+
+def network_of(host: str) -> str:
+    """Return what counts as one address: of IPv6 the network, in which anybody has any number of addresses."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or int(address) >> 64)
+    return str(address)
+
+
 class BoundHttpServer(ThreadingHTTPServer):
     """Server at an address or name of this machine, IPv4 or IPv6, with a thread for each connection."""
 
     daemon_threads = True
     block_on_close = False  # what is under way ends with the process
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, handler: type[BoundedHandler]) -> None:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._places = Places()
+        self._place_of: dict[socket.socket, Place] = {}
         super().__init__((str(address[0]), port), handler)
 
+    def place_of(self, request: socket.socket) -> Place:
+        """Return the place of a connection that is being answered."""
+        return self._place_of[request]
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, if there is one left."""
-        if not self._free.acquire(blocking=False):
-            try:
+        """Answer on a thread of its own."""
+        place = self._places.take(request, str(client_address[0]))
+        if place is None:
+            with suppress(OSError):
                 request.settimeout(0)  # what does not fit into the socket's buffer is not worth waiting for
                 request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
-            except OSError:
-                pass
             self.shutdown_request(request)
             return
+        self._place_of[request] = place
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -64,7 +149,10 @@ class BoundHttpServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._leave(request)
+
+    def _leave(self, request: socket.socket) -> None:
+        self._places.give(self._place_of.pop(request))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what a client has done to its connection; nobody else is concerned."""
@@ -78,8 +166,9 @@ class _TooLongError(OSError):
 class _BoundedStream(io.RawIOBase):
     """What a client sends, for so long and up to so many bytes in all."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, place: Place) -> None:
         self._connection = connection
+        self._place = place
         self._deadline = Deadline(REQUEST_S)
         self._left = REQUEST_BYTES_MAX
 
@@ -93,7 +182,8 @@ class _BoundedStream(io.RawIOBase):
         if self._left <= 0:
             raise _TooLongError("the request has too many bytes")
         self._connection.settimeout(left_s)
-        count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        with self._place.waiting():
+            count = self._connection.recv_into(memoryview(buffer)[: self._left])
         self._left -= count
         return count
 
@@ -101,14 +191,16 @@ class _BoundedStream(io.RawIOBase):
 class BoundedHandler(BaseHTTPRequestHandler):
     """Handler of a :class:`BoundHttpServer`, which reads a request within its bounds and sends answers in time."""
 
+    server: BoundHttpServer
     server_version = "rollbridge"
     sys_version = ""
 
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
+        self.place = self.server.place_of(self.request)
         # The name is of the base class, whose stream has neither a bound nor a deadline.
-        self.rfile = io.BufferedReader(_BoundedStream(self.connection))
+        self.rfile = io.BufferedReader(_BoundedStream(self.connection, self.place))
 
     def handle_one_request(self) -> None:
         self.requestline = self.request_version = self.command = ""
@@ -123,12 +215,50 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(extra or {})}.items():
             self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with self.place.waiting():
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("%s: %s", self.client_address[0], (format % args).encode("unicode_escape").decode())
+
+
+class ProbeHttpServer(BoundHttpServer):
+    """The same server at a Unix socket, which only its own user can open."""
+
+    def __init__(self, path: str, handler: type[BoundedHandler]) -> None:
+        self._path = Path(path)
+        self._is_bound = False
+        self._places = Places(of_address=CONNECTIONS_MAX)
+        self._place_of = {}
+        self.address_family = socket.AF_UNIX
+        ThreadingHTTPServer.__init__(self, path, handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        """Bind, in place of a socket that a process has left which was killed."""
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(self._path.stat().st_mode) and not _is_answered(self._path):
+                self._path.unlink()
+        self.socket.bind(str(self._path))
+        self._is_bound = True
+        self._path.chmod(0o600)
+        self.server_name, self.server_port = str(self._path), 0
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Return a connection; its peer has no address."""
+        return self.socket.accept()[0], ("probe", 0)
+
+    def server_close(self) -> None:
+        """Close it, and remove the socket."""
+        super().server_close()
+        if self._is_bound:
+            self._path.unlink(missing_ok=True)
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 class HttpService:
@@ -156,11 +286,11 @@ class HttpService:
     @property
     def port(self) -> int:
         """Port that is listened on, also if a free one was asked for."""
-        return int(self._server.server_address[1])
+        return self._server.server_port
 
     def __enter__(self) -> Self:
         self._thread.start()
-        logger.info("%s at port %d", self._title, self.port)
+        logger.info("%s at %s", self._title, f"port {self.port}" if self.port else self._server.server_name)
         return self
 
     def __exit__(self, *_: object) -> None:

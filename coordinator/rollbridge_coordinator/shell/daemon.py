@@ -34,7 +34,7 @@ from rollbridge.model import paths
 from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import SAVEPOINTS, Coordinator
-from rollbridge.serving.endpoint import Endpoint, ProcessSamples
+from rollbridge.serving.endpoint import Endpoint, Probe, ProcessSamples
 from rollbridge.version import __version__
 from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
@@ -225,9 +225,11 @@ class Daemon:
         with ExitStack() as serving:
             if metrics is not None:
                 serving.enter_context(Endpoint(*metrics, ProcessSamples(self.samples, FAMILIES), self.faults))
+            if self._settings.probe_socket:
+                serving.enter_context(Probe(self._settings.probe_socket, self.faults))
             if page is not None and self._page_board is not None:
                 self._page_url = serving.enter_context(self._served_page(self._page_board, *page))
-            if metrics is not None or page is not None:
+            if metrics is not None or page is not None or self._settings.probe_socket:
                 serving.enter_context(self._watch)
             yield
 

@@ -16,7 +16,7 @@ from rollbridge.client.runtime import ClientOptions
 from rollbridge.connection import Bridge, connect
 from rollbridge.errors import UnavailableError
 from rollbridge.model.metrics import Sample
-from rollbridge.serving.endpoint import Endpoint, ProcessSamples
+from rollbridge.serving.endpoint import Endpoint, Probe, ProcessSamples
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_gateway.families import FAMILIES
 from rollbridge_gateway.settings import GatewaySettings, split_address
@@ -89,10 +89,12 @@ async def _serve(
         loop.add_signal_handler(number, stopping.set)
     server = Server(settings, bridge, lambda lost: Register(session, settings.name, settings.session_timeout_s, lost))
     with ExitStack() as serving:
+        asked = FromLoop(loop, server)
         if settings.metrics:
-            asked = FromLoop(loop, server)
             metrics = ProcessSamples(asked.samples, FAMILIES)
-            serving.enter_context(Endpoint(*split_address(settings.metrics), metrics, asked.faults))
+            serving.enter_context(Endpoint(*split_address(settings.metrics), metrics, asked.faults, asked.silence))
+        if settings.probe_socket:
+            serving.enter_context(Probe(settings.probe_socket, asked.faults, asked.silence))
 
         def tell() -> None:
             me = server.me()
@@ -133,6 +135,13 @@ class FromLoop:
         """Return what keeps the gateway from serving; a loop that does not answer is such a thing."""
         try:
             return self._ask(self._watched.faults)
+        except UnavailableError as fault:
+            return [str(fault)]
+
+    def silence(self) -> list[str]:
+        """Return that the loop does not answer, if so: nothing but a restart mends that."""
+        try:
+            return self._ask(list)
         except UnavailableError as fault:
             return [str(fault)]
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,15 +15,17 @@ from typing import Final, ParamSpec, TypeVar
 
 from rollbridge.connection import Bridge
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.gateways import GatewayRecord, LackingRight
 from rollbridge.model.metrics import Sample
+from rollbridge.serving.http_service import network_of
 from rollbridge.version import __version__
 from rollbridge_gateway.bounds import MalformedError
 from rollbridge_gateway.cluster import Gateway, View, chosen
 from rollbridge_gateway.departures import Departure, Departures
 from rollbridge_gateway.expiry import ALL_BUCKETS, Disuse
 from rollbridge_gateway.families import Counts, Present
-from rollbridge_gateway.pace import Closing, Pace
+from rollbridge_gateway.pace import FIRST_S, Closing, Pace
 from rollbridge_gateway.procedures import Incoming
 from rollbridge_gateway.settings import GatewaySettings, split_address
 from rollbridge_gateway.shell.connection import Line, serve
@@ -39,6 +42,7 @@ from rollbridge_gateway.versions import Api
 from rollbridge_gateway.wire import LENGTH_BYTES, Head
 
 logger = logging.getLogger(__name__)
+_full = limited(logging.getLogger(f"{__name__}.full"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,9 +61,8 @@ HOMES_MAX: Final = 100
 """Most topics among which a place is looked for that a client may write to."""
 HANDSHAKE_S: Final = 10.0
 """Longest time for a TLS handshake, during which a connection is not counted yet."""
-WATCH_S: Final = 20.0
 WATCHES: Final = 4
-"""How often, within the shortest limit of time or within :data:`WATCH_S`, connections are looked at."""
+"""How often connections are looked at within the shortest limit of time."""
 _BACKLOG: Final = 512
 
 
@@ -105,6 +108,8 @@ class Server:
         self._departures = Departures(self.now_s())
         self._asked: dict[str | None, str] = {}
         self._clients: set[asyncio.Task[None]] = set()
+        self._of_network: Counter[str] = Counter()
+        self._per_ip_max = settings.per_ip_max
         self._changed = asyncio.Event()
         self._next_broker = itertools.count()
         self._since_ms = int(time.time() * 1000)
@@ -286,18 +291,32 @@ class Server:
         logger.info("%s is at %s:%d", where, host, port)
 
     def _accept_soon(self, broker: int | None, stream: MessageStream) -> None:
-        if self.counts.connections >= self.settings.connections_max:
+        host, *_ = stream.transport.get_extra_info("peername") or ("gone",)
+        network = network_of(str(host))
+        if self.counts.connections >= self.settings.connections_max or self._of_network[network] >= self._per_ip_max:
             self.counts.refused_connections += 1
+            _full.warning(
+                "connections are refused: %d of at most %d, and of %s %d of at most %d (--connections-per-ip-max)",
+                self.counts.connections,
+                self.settings.connections_max,
+                network,
+                self._of_network[network],
+                self._per_ip_max,
+            )
             stream.close()
             return
         self.counts.connections += 1
+        self._of_network[network] += 1
         task = self._loop.create_task(self._accept(broker, stream), name="client")
         self._clients.add(task)
-        task.add_done_callback(partial(self._left, stream))
+        task.add_done_callback(partial(self._left, stream, network))
 
-    def _left(self, stream: MessageStream, task: asyncio.Task[None]) -> None:
+    def _left(self, stream: MessageStream, network: str, task: asyncio.Task[None]) -> None:
         stream.close()
         self.counts.connections -= 1
+        self._of_network[network] -= 1
+        if not self._of_network[network]:
+            del self._of_network[network]
         self._clients.discard(task)
 
     async def _accept(self, broker: int | None, stream: MessageStream) -> None:
@@ -340,7 +359,7 @@ class Server:
     async def _keep_watching(self) -> None:
         """Close the connections whose clients keep others waiting."""
         limits = self.settings.limits
-        interval_s = min(limits.idle_s, limits.request_s, WATCH_S) / WATCHES
+        interval_s = min(limits.idle_s, limits.request_s, FIRST_S) / WATCHES
         while True:
             await asyncio.sleep(interval_s)
             now_s = time.monotonic()
