@@ -19,7 +19,7 @@ def test_what_producers_do_is_counted_and_health_is_told(
     site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
-    environment = {VARIABLES["gateway"]: address}
+    environment = {VARIABLES["gateway"][1]: address}
 
     def metrics() -> str:
         connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
@@ -34,7 +34,7 @@ def test_what_producers_do_is_counted_and_health_is_told(
     with Link(site.cluster.zookeeper.partition(",")[0]) as link:
         servers = Servers(site.cluster.bootstrap_servers, link.address, site.root)
         with GatewayProcess(servers, unique_name("gateway"), tmp_path, environment=environment) as gateway:
-            assert check(environment, "gateway") == (0, "ok")
+            assert check(environment, ["gateway"]) == (0, "ok")
             producer = producer_of(gateway, unique_name("counted"))
             producer.init_transactions(PATIENCE_S)
             producer.begin_transaction()
@@ -48,7 +48,7 @@ def test_what_producers_do_is_counted_and_health_is_told(
             assert "process_resident_memory_bytes" in told
             link.cut()
             over = (1, "its lease in ZooKeeper has run out")
-            eventually(lambda: check(environment, "gateway") == over, "its lease has run out")
+            eventually(lambda: check(environment, ["gateway"]) == over, "its lease has run out")
             link.heal()
-            eventually(lambda: check(environment, "gateway") == (0, "ok"), "it has another one")
-    assert check(environment, "gateway")[0] == 1
+            eventually(lambda: check(environment, ["gateway"]) == (0, "ok"), "it has another one")
+    assert check(environment, ["gateway"])[0] == 1
