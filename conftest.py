@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+from rollbridge.defects import MARK
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
 """How many examples each property is tried with. The same ones each time, so that no run fails for what another commit
@@ -69,6 +73,42 @@ SECONDS = "TEST_SECONDS"
 TURN = "TEST_TURN"
 """A number that decides which files come first then, so that in the course of some runs all of them do."""
 _UNTIL = "ROLLBRIDGE_TESTS_UNTIL"
+
+
+class _DefectHandler(logging.Handler):
+    """Keeps what this process logs as a defect."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith(MARK):
+            self.found.append(self.format(record))
+
+
+_DEFECTS = _DefectHandler()
+
+
+@pytest.fixture
+def defects_elsewhere() -> Callable[[], list[str]]:
+    """Return what other processes of ours have logged as defects since the last call; here there are none."""
+    return list
+
+
+@pytest.fixture(autouse=True)
+def _no_defect(request: pytest.FixtureRequest, defects_elsewhere: Callable[[], list[str]]) -> Iterator[None]:
+    """Fail a test during which a defect was logged; ``logs_defects`` is for those that provoke one."""
+    root = logging.getLogger()
+    root.addHandler(_DEFECTS)
+    yield
+    root.removeHandler(_DEFECTS)
+    found = [*_DEFECTS.found, *defects_elsewhere()]
+    _DEFECTS.found.clear()
+    if request.node.get_closest_marker("logs_defects") is None:
+        assert not found, "a defect was logged:\n" + "\n".join(found)
+    else:
+        assert found, "this test provokes no defect any more: take its mark away"
 
 
 def pytest_configure(config: pytest.Config) -> None:

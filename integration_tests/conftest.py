@@ -25,6 +25,7 @@ from integration_tests.backends.choice import (
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.clients import Site
+from integration_tests.defects import WATCH
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
@@ -87,6 +88,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         lines = [str(exc)]
     for line in lines:
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def _watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder of all tests' files; what is logged after the last test fails it, too."""
+    WATCH.add(tmp_path_factory.getbasetemp())
+    yield
+    found = WATCH.found()
+    assert not found, "\n".join(found)
+
+
+@pytest.fixture
+def defects_elsewhere(_watched: None) -> Callable[[], list[str]]:
+    """Return what coordinators, gateways and clients in processes of their own have logged as defects."""
+    return WATCH.found
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import uuid
@@ -19,10 +18,6 @@ from rollbridge_gateway.cluster import Gateway, chosen
 
 SESSION_TIMEOUT_S = 10.0
 """A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for half of it."""
-
-
-UNFORESEEN: Final = re.compile("nobody foresaw|Fatal error on transport|exception was never retrieved")
-"""What the log of a gateway never says, whatever its clients and servers do: clients try again, and hide it."""
 
 
 class Servers:
@@ -152,6 +147,3 @@ class GatewayProcess:
     ) -> None:
         if self.runs:
             self.stop()
-        if kind is None:
-            found = [line for line in self.log.read_text(errors="replace").splitlines() if UNFORESEEN.search(line)]
-            assert not found, f"gateway {self.name} met what nobody foresaw: {found[0]}"

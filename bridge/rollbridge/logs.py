@@ -23,6 +23,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import ConfigError
 from rollbridge.model.text import printable, printable_lines
 
@@ -160,6 +161,6 @@ def take_all(logger: logging.Logger) -> None:
     def thread_ended(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_type is not SystemExit and ended.exc_value is not None:
             name = "a thread" if ended.thread is None else f"thread {ended.thread.name}"
-            logger.critical("%s has ended", name, exc_info=ended.exc_value)
+            log_defect(logger, "%s has ended", name, fault=ended.exc_value)
 
     threading.excepthook = thread_ended

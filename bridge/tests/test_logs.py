@@ -133,6 +133,7 @@ def test_what_librdkafka_says_goes_the_same_way(tmp_path: Path) -> None:
     assert nowhere in first["message"]
 
 
+@pytest.mark.logs_defects
 def test_warnings_and_the_ends_of_threads_are_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,6 @@ def test_warnings_and_the_ends_of_threads_are_lines(
     finally:
         logging.captureWarnings(False)
     told = [item.getMessage() for item in caplog.records]
-    assert told[0] == "thread worker has ended"
+    assert told[0] == "defect: thread worker has ended"
     assert caplog.records[0].exc_info is not None
     assert "an old friend" in told[1]

@@ -93,6 +93,7 @@ def test_an_address_that_can_not_be_used_is_refused() -> None:
         Endpoint("127.0.0.1", serving.port, SampleCollector(list), list)
 
 
+@pytest.mark.logs_defects
 def test_what_is_not_known_now_is_asked_for_again_and_a_defect_is_told(caplog: pytest.LogCaptureFixture) -> None:
     faults: list[Exception] = [KafkaUnavailableError("nobody answers"), ZeroDivisionError()]
 
@@ -103,7 +104,7 @@ def test_what_is_not_known_now_is_asked_for_again_and_a_defect_is_told(caplog: p
         assert ask(serving.port, "/metrics")[::2] == (503, b"nobody answers\n")
         assert ask(serving.port, "/metrics")[::2] == (500, b"a defect; the log has more\n")
     [defect] = [record for record in caplog.records if record.exc_info]
-    assert "a defect kept /metrics from being answered" in defect.getMessage()
+    assert "defect: cannot answer /metrics" in defect.getMessage()
 
 
 def test_the_process_is_served_beside_the_samples() -> None:

@@ -16,6 +16,7 @@ from integration_tests.backends.interface import Ability, AnyCluster, Clock, Uns
 from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import CRASH_AT, program
+from integration_tests.defects import WATCH
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.ephemeral import ProcessCluster
@@ -48,12 +49,15 @@ class LocalCluster(ProcessCluster, AnyCluster):
 
     def stop(self) -> None:
         """Stop everything and remove the data."""
+        if self._cluster is not None:
+            WATCH.remove(self.logs)
         super().stop()
         if self._disk is not None:
             self._disk.remove()
             self._disk = None
 
     def _start_servers(self, cluster: DevCluster, wishes: Wishes) -> ClusterState:
+        WATCH.add(cluster.home.logs)
         if self._stalling:
             with suppress(Unsupported):
                 self._disk = Disk.mounted()

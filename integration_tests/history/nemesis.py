@@ -17,6 +17,8 @@ from confluent_kafka import Producer
 import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster
+from integration_tests.backends.local import LocalCluster
+from integration_tests.defects import defects_in
 from integration_tests.history.events import FOREIGN
 from integration_tests.history.owner import Owner
 from integration_tests.history.repairs import Restoration
@@ -193,10 +195,15 @@ class Nemesis:
             self._cluster.stop_coordinator(self._handles.pop())
 
     def deaths(self) -> Iterator[str]:
-        """Coordinators that do not run any more, a sentence each; who was killed has been started again."""
+        """Coordinators that do not run any more, and defects that they have logged.
+
+        Who was killed has been started again.
+        """
         for name in self.coordinators:
             if not self._cluster.runs(name):
                 yield f"{name} has ended by itself"
+        if isinstance(self._cluster, LocalCluster):
+            yield from defects_in(self._cluster.logs)
 
     def _quiet(self) -> Iterator[None]:
         yield

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from integration_tests.defects import defects_in
 from integration_tests.history.events import (
     Call,
     Handed,
@@ -107,11 +108,12 @@ class Workers:
         os.kill(self._processes[name][1].pid, number)
 
     def deaths(self) -> Iterator[str]:
-        """Those that ended although nobody killed them or asked them to end, a sentence each."""
+        """Those that ended although nobody killed them or asked them to end, and defects that were logged."""
         for name, (_, process) in self._processes.items():
             if name not in self._killed and process.poll() not in (None, 0):
                 said = (self._folder / f"{name}.log").read_text(errors="replace")
                 yield f"client {name} ended with {process.returncode}, and said: {said[-3000:]}"
+        yield from defects_in(self._folder)  # gateways and coordinators of a test's own log there, too
 
     def stop(self, role: str, timeout_s: float) -> None:
         """Ask all clients of a role to end, and return when they have."""

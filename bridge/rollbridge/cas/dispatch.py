@@ -35,6 +35,7 @@ from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
 from rollbridge.config import ConnectionSettings
+from rollbridge.defects import log_defect
 from rollbridge.errors import CasOutcomeUnknownError, RecordTooLargeError, RollbridgeError, TruncatedError
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import (
@@ -162,7 +163,7 @@ class StreamAppender:
                 while queue.queue:
                     self._step(queue)
         except Exception:
-            logger.exception("a worker of conditional writes to %s failed", self.router.stream)
+            log_defect(logger, "a worker of conditional writes to %s failed", self.router.stream)
         self._schedule(queue)
 
     def _step(self, queue: AppendQueue) -> None:

@@ -23,6 +23,7 @@ from rollbridge.calls import Deadline, patience_s
 from rollbridge.client.admin import refusal as admin_refusal
 from rollbridge.client.futures import Completion
 from rollbridge.client.results import Outcome, TransactionStory
+from rollbridge.defects import log_defect
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -148,7 +149,7 @@ class OutcomeTail:
                         else:
                             self._judge(found)
                 except Exception:  # everybody who waits for an outcome depends on this thread
-                    logger.exception("reading the commit logs failed and is tried again")
+                    log_defect(logger, "reading the commit logs failed and is tried again")
                     time.sleep(_RETRY_S)
 
     def _settle(self, fetched: Fetched) -> None:

@@ -15,6 +15,7 @@ from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.sender import FrameSender
 from rollbridge.client.sessions import ClientSessions
+from rollbridge.defects import log_defect
 from rollbridge.errors import (
     ConfigError,
     GroupMismatchError,
@@ -396,4 +397,4 @@ class Housekeeper:
                 except RollbridgeError as fault:  # such as a node that holds garbage
                     logger.warning("housekeeping failed and will be tried again: %s", fault)
                 except Exception:
-                    logger.exception("housekeeping met a defect and will be tried again")
+                    log_defect(logger, "housekeeping failed and will be tried again")

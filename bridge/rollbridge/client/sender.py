@@ -30,6 +30,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
 from rollbridge.kafka import errors as codes
@@ -386,7 +387,7 @@ class FrameSender(Sender[FrameBatch]):
             try:
                 delivered(fault)
             except Exception:  # all other transactions depend on this thread
-                logger.exception("a delivery could not be dealt with")
+                log_defect(logger, "a delivery could not be dealt with")
         if self._waiters:
             with self.lock:
                 self._progress.notify_all()

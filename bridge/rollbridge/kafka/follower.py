@@ -30,6 +30,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 
 from rollbridge.calls import Deadline
+from rollbridge.defects import log_defect
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
@@ -433,5 +434,5 @@ def _known(fault: Exception, doing: str) -> RollbridgeError:
     """Return the fault, or KafkaUnavailableError for a defect, so that the polling thread always gets a result."""
     if isinstance(fault, RollbridgeError):
         return fault
-    logger.error("a defect: cannot %s; trying again", doing, exc_info=fault)
+    log_defect(logger, "cannot %s; trying again", doing, fault=fault)
     return KafkaUnavailableError(f"cannot {doing}: {fault}")

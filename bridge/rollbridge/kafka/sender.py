@@ -25,6 +25,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from rollbridge.calls import Deadline
+from rollbridge.defects import log_defect
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
 from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
@@ -251,7 +252,7 @@ class Sender(BatchOwner[P]):
             try:
                 self._turn()
             except Exception:  # all writers depend on this thread
-                logger.exception("sending met a defect and goes on")
+                log_defect(logger, "a turn of %s failed; trying again", self._thread.name)
                 time.sleep(BACKOFF_MAX_S)
         with self.lock:
             for link in self._dispatch.links.values():

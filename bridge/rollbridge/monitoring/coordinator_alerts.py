@@ -76,7 +76,7 @@ or on () absent(rollbridge_coordinator_info)""",
         "RollbridgeNoLeader follows.",
         look=(
             "`/healthz` of the coordinator: a line for each reason",
-            "its log at that time; `a defect ended` is one of ours, worth a report with its stack",
+            "its log at that time; a line with `defect:` is one of ours, worth a report with its stack",
             "the other coordinators: if all say the same, it is the server that they name",
         ),
         actions=(

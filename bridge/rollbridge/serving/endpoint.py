@@ -19,6 +19,7 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import UnavailableError
 from rollbridge.metrics import SampleCollector
 from rollbridge.model.metrics import Family, Sample
@@ -154,7 +155,7 @@ class _Handler(BoundedHandler):
         except UnavailableError as fault:
             answer = _said(HTTPStatus.SERVICE_UNAVAILABLE, [str(fault)])
         except Exception:
-            logger.exception("a defect kept %s from being answered", self.path)
+            log_defect(logger, "cannot answer %s", self.path)
             answer = _said(HTTPStatus.INTERNAL_SERVER_ERROR, ["a defect; the log has more"])
         self.send(*answer)
 

@@ -27,6 +27,7 @@ from rollbridge.client.identity import own_name
 from rollbridge.client.results import PartHandle
 from rollbridge.client.writing import Part
 from rollbridge.connection import Bridge
+from rollbridge.defects import log_defect
 from rollbridge.errors import (
     ConflictError,
     GroupMismatchError,
@@ -398,9 +399,11 @@ def _commit(target: SinkTarget, messages: Sequence[PartitionWritten | None]) -> 
         client.note_committed(ticket, last=work.once)
         _note_beyond(work)
         keep_what_stays()
+    # The rows are visible: a reported failure would make Spark write them again.
+    except RollbridgeError as fault:
+        logger.warning("%s is committed, what follows failed; the next run asks the leader: %s", work, fault)
     except Exception:
-        # The rows are visible: a reported failure would make Spark write them again.
-        logger.exception("%s is committed, what comes after that failed; the next run asks the leader", work)
+        log_defect(logger, "%s is committed, what follows failed; the next run asks the leader", work)
     logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.batches import is_frame, validate_frame
 from rollbridge.kafka.errors import AppendUnknownError
@@ -187,7 +188,7 @@ class Leadership(threading.Thread):
                 logger.warning("%s: gives up the lead and starts anew: %s", self._group, fault)
                 self._health.doubt()
             except Exception:
-                logger.exception("%s: a defect ended the lead; starting anew", self._group)
+                log_defect(logger, "%s: the lead has ended; trying again", self._group)
             finally:
                 self._yield_lead()
             self._stopping.wait(pause)

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Final, Protocol
 
 from rollbridge.calls import Deadline
+from rollbridge.defects import log_defect
 from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
@@ -166,7 +167,7 @@ class _PageHandler(BoundedHandler):
         except OSError:
             raise  # the connection
         except Exception:
-            logger.exception("a defect kept the page from answering %r", self.path)
+            log_defect(logger, "the page cannot answer %r", self.path)
             message = "a defect of the coordinator; its log has more"
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, error_document("defect", message))
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rollbridge.defects import log_defect
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.live import LiveGroup, live_group
 from rollbridge_coordinator.state.metrics import LeaderView
@@ -153,7 +154,7 @@ class PageSheet:
                 self._known = live_group(group, view(now_ms), self._known)
                 board.put(self._known)
         except Exception:  # nobody's commit waits for a picture
-            logger.exception("%s: a defect keeps the live page from showing this term", self._group)
+            log_defect(logger, "%s: the live page does not show this term", self._group)
             self._is_broken = True
             board.drop(self._group)
 

@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 
 from rollbridge.calls import Deadline, answers_within
 from rollbridge.config import ConnectionSettings
+from rollbridge.defects import log_defect
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Finding, gather
 from rollbridge.errors import NotFoundError, RollbridgeError, StreamNotFoundError, UnavailableError
@@ -480,7 +481,7 @@ class DoctorVisits:
         except RollbridgeError as missing:
             fault = {"code": missing.code, "message": str(missing)}
         except Exception as defect:
-            logger.exception("a defect kept the doctor from looking")
+            log_defect(logger, "the doctor failed")
             fault = {"code": "defect", "message": f"{type(defect).__name__}; the log has more"}
         ended_s = self._clock()
         found: Document = {

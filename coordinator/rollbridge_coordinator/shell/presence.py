@@ -37,6 +37,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbridge.calls import Backoff
+from rollbridge.defects import log_defect
 from rollbridge.errors import CorruptDataError, InvalidRequestError, LocalEnvironmentError, RollbridgeError
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
@@ -305,7 +306,7 @@ class Vigils:
         except RollbridgeError as fault:
             logger.warning("coordinator %s has ended; its session time-out is waited for: %s", name, fault)
         except Exception:
-            logger.exception("a defect kept the nodes of coordinator %s, which has ended", name)
+            log_defect(logger, "cannot remove the nodes of coordinator %s, which has ended", name)
         else:
             if removed is not None:
                 logger.warning("coordinator %s has ended: removed it, and its lead of %d groups", name, removed)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbridge.config import ConnectionSettings
+from rollbridge.defects import log_defect
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.tail import Tail
@@ -118,7 +119,7 @@ class Standby(threading.Thread):
                 logger.info("%s: a standby begins anew: %s", self._group, fault)
                 self._tail = None
             except Exception:
-                logger.exception("%s: a defect ended what a standby did; it begins anew", self._group)
+                log_defect(logger, "%s: standby failed, restarting", self._group)
                 self._tail = None
             self._report(None)
             self._set_warm(False)

@@ -22,6 +22,7 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Final
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import FencedError, RollbridgeError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.errors import AppendUnknownError
@@ -205,7 +206,7 @@ class Workshop:
             if item.refused is None:
                 item.lost = str(fault)
                 if not isinstance(fault, RollbridgeError):
-                    logger.exception("a defect ended a merge beside the line")
+                    log_defect(logger, "a background merge failed")
         finally:
             reader.close()
             item.ended.set()

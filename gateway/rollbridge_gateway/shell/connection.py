@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable
 from typing import Final, Protocol
 
+from rollbridge.defects import log_defect
 from rollbridge.kafka.ratelimit import limited
 from rollbridge_gateway.bounds import MalformedError, RawMessage
 from rollbridge_gateway.pace import PIECE_BYTES, Closing, Pace, Traffic
@@ -195,7 +196,7 @@ async def serve(
             observer.closed(fault)
         logger.debug("a connection ends: %r", fault)
     except Exception:
-        logger.exception("a connection is closed by an error that nobody foresaw")
+        log_defect(logger, "a connection is closed")
     finally:
         dispatcher.leave()
         await answers.put(None)
@@ -246,7 +247,7 @@ async def _send(
                 observer.closed(fault)
             is_broken = True
         except Exception:
-            logger.exception("a request failed by an error that nobody foresaw; its connection is closed")
+            log_defect(logger, "a request failed; its connection is closed")
             is_broken = True
         finally:
             line.ended()

@@ -6,14 +6,15 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import uvloop
 
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.connection import Bridge, connect
+from rollbridge.defects import log_defect
 from rollbridge.errors import UnavailableError
 from rollbridge.model.metrics import Sample
 from rollbridge.serving.endpoint import Endpoint, Probe, ProcessSamples
@@ -87,6 +88,7 @@ async def _serve(
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    loop.set_exception_handler(_tell_unhandled)
     server = Server(settings, bridge, lambda lost: Register(session, settings.name, settings.session_timeout_s, lost))
     with ExitStack() as serving:
         asked = FromLoop(loop, server)
@@ -102,6 +104,15 @@ async def _serve(
 
         await server.run(stopping, tell)
     logger.info("gateway %s ends", settings.name)
+
+
+def _tell_unhandled(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Log what no task or transport of ours has dealt with."""
+    fault = context.get("exception")
+    if isinstance(fault, OSError):  # such as a client's host that is away
+        logger.info("%s: %s", context["message"], fault)
+    else:
+        log_defect(logger, "%s", context["message"], fault=fault or RuntimeError(context["message"]))
 
 
 class WatchedLoop(Protocol):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from rollbridge.connection import Bridge
+from rollbridge.defects import log_defect
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.gateways import GatewayRecord, LackingRight
@@ -435,7 +436,7 @@ class Server:
             except RollbridgeError as fault:
                 logger.warning("the gateway's lease could not be renewed: %s", fault)
             except Exception:
-                logger.exception("the gateway's lease could not be renewed, by an error that nobody foresaw")
+                log_defect(logger, "the gateway's lease could not be renewed")
             await asyncio.sleep(self.register.turn_s)
 
     async def _keep_measuring(self) -> None:
@@ -497,7 +498,7 @@ class Server:
 def _tell_of_end(task: asyncio.Task[None]) -> None:
     """Put it into the log that a task which goes on for ever has ended; the gateway goes on without it."""
     if not task.cancelled() and (fault := task.exception()) is not None:
-        logger.error("%s has ended, by an error that nobody foresaw", task.get_name(), exc_info=fault)
+        log_defect(logger, "%s has ended", task.get_name(), fault=fault)
 
 
 def _name_of(api: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from rollbridge.defects import log_defect
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
 from rollbridge.kafka.batches import Compression
 from rollbridge.model.group_offsets import NO_EPOCH, is_too_large
@@ -78,18 +79,12 @@ class Transacting:
     def _told(self, error: BaseException, head: Head, transactional_id: str) -> ErrorCode:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
-        unforeseen = fault_of(error) is KafkaFault.UNFORESEEN
         self._server.count_refusal(head.key, code.name)
-        logger.log(
-            logging.ERROR if unforeseen else logging.INFO,
-            "%s of %s, v%d: %s: %s",
-            Api(head.key).name,
-            transactional_id,
-            head.version,
-            code.name,
-            error,
-            exc_info=error if unforeseen else None,
-        )
+        said = Api(head.key).name, transactional_id, head.version, code.name, error
+        if fault_of(error) is KafkaFault.UNFORESEEN:
+            log_defect(logger, "%s of %s, v%d: %s: %s", *said, fault=error)
+        else:
+            logger.info("%s of %s, v%d: %s: %s", *said)
         return code
 
     def _count(self, head: Head, codes: Iterable[ErrorCode]) -> None:
