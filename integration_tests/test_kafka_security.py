@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import cast
 
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from integration_tests.adapter_tools import batch_of, read_values
+from integration_tests.coordinators import until
+from rollbridge.client.sender import FrameSender, Undelivered
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailableError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -94,6 +98,7 @@ def broker() -> Iterator[Addresses]:
         ),
         "listener.name.password.plain.connections.max.reauth.ms": "3000",
         "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
+        "listener.name.scram.scram-sha-512.connections.max.reauth.ms": "1000",
         **{
             f"listener.name.scram.{mechanism}.sasl.jaas.config": (
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -108,11 +113,15 @@ def broker() -> Iterator[Addresses]:
 
 def _create_scram_user(servers: str) -> None:
     kinds = (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
-    changes = [UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), PASSWORD.encode()) for kind in kinds]
+    for kind in kinds:
+        _set_password(servers, kind, PASSWORD)
+
+
+def _set_password(servers: str, kind: ScramMechanism, password: str) -> None:
+    change = UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), password.encode())
     admin = AdminClient({"bootstrap.servers": servers})
-    for change in changes:
-        for future in admin.alter_user_scram_credentials([change]).values():
-            future.result(120)
+    for future in admin.alter_user_scram_credentials([change]).values():
+        future.result(120)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +255,46 @@ def test_credentials_that_have_to_be_renewed_are(broker: Addresses, topic_prefix
             appender.append([(topic_prefix, batch_of([b"%d" % (len(written) - 1)]))])
             appender.commit()
     assert read_values(broker["PLAINTEXT"], topic_prefix) == written
+
+
+def test_a_sender_outlives_a_password_that_was_refused_for_a_while(
+    broker: Addresses, unique_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is too old by then, so that it needs another one, which it does not get."""
+    caplog.set_level(logging.INFO, "rollbridge.kafka.dispatch")
+    catalog = OneStream(unique_name("scope") + "/orders")
+    topic = unique_name("frames")
+    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=catalog.topic), TopicSpec(name=topic)])
+    security = scram("SCRAM-SHA-512")
+    frames = FrameSender(broker["SCRAM"], security=security)
+    delivered: Queue[Undelivered | None] = Queue()
+    engine = PlainSender(
+        broker["SCRAM"],
+        security=security,
+        client_id="secure",
+        options=WriterOptions(linger_s=0.001),
+        catalog=cast("Catalog", catalog),
+    )
+    writer = StreamWriter(engine, engine.channel("s/orders"))
+    try:
+        writer.write(b"k", b"before").result(120)
+        frames.send(topic, 0, b"k", b"before", delivered.put)
+        assert delivered.get(timeout=120) is None
+        _set_password(broker["PLAINTEXT"], ScramMechanism.SCRAM_SHA_512, "another")
+        try:
+            links = [link for sender in (frames, engine) for link in sender._dispatch.links.values()]
+            until(lambda: not any(link.connection.usable() for link in links))
+            future = writer.write(b"k", b"meanwhile")
+            frames.send(topic, 0, b"k", b"meanwhile", delivered.put)
+            until(lambda: caplog.text.count("refused our credentials") > 4)
+            assert not future.done()
+        finally:
+            _set_password(broker["PLAINTEXT"], ScramMechanism.SCRAM_SHA_512, PASSWORD)
+        future.result(120)
+        assert delivered.get(timeout=120) is None
+    finally:
+        writer.close()
+        assert engine.close(30) == 0
+        assert frames.close(30) == 0
+    assert read_values(broker["PLAINTEXT"], catalog.topic) == [b"before", b"meanwhile"]
+    assert read_values(broker["PLAINTEXT"], topic) == [b"before", b"meanwhile"]

@@ -165,8 +165,9 @@ class Errand(Generic[T]):
         if self._thread is not None:
             raise RuntimeError(f"{self._name}: the errand before has not been taken")
         self._outcome = None
-        self._thread = threading.Thread(target=self._run, args=(run, then), name=self._name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(run, then), name=self._name, daemon=True)
+        thread.start()  # there may be no thread to be had
+        self._thread = thread
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` seconds for the function; return whether it is done."""

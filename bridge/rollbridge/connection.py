@@ -259,6 +259,11 @@ class Bridge(BaseClient):
         with sender.lock:
             return self._runtime.counts.read(under_way, sender.counts, sender.retries, sender.bytes, plain)
 
+    @property
+    def sender_silence_s(self) -> float:
+        """Seconds since frames could last be sent; beyond half a minute something is wrong with this process."""
+        return self._sender.silence_s
+
     def prompt_thread(self, thread: int) -> None:
         """Have writes and savepoints on a thread, such as that of an event loop, not wait.
 

@@ -35,6 +35,7 @@ from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse
+from rollbridge.kafka.dispatch import LOOK_AGAIN_S
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
 from rollbridge.kafka.produce import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
@@ -236,6 +237,7 @@ def ask_coordinator(
     """
     deadline = Deadline(retry_timeout_s)
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
+    before, since = ErrorCode.none, 0.0
     while True:
         try:
             node = cluster.coordinator(kind, key)
@@ -252,6 +254,14 @@ def ask_coordinator(
             cluster.forget_coordinator(kind, key)
         elif meaning is not Meaning.RETRY:
             raise RequestRefusedError(subject, code, meaning)
+        now = time.monotonic()
+        if code != before:
+            before, since = code, now
+        elif now - since >= LOOK_AGAIN_S:
+            # A coordinator that is cut off from the other brokers goes on answering.
+            logger.info("%s: still %s; looking up its coordinator again", subject, codes.name(code))
+            cluster.forget_coordinator(kind, key)
+            since = now
         if deadline.passed():
             raise RequestRefusedError(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
         markers = code == ErrorCode.concurrent_transactions

@@ -14,7 +14,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Generic, assert_never
@@ -27,7 +27,7 @@ from kio.schema.produce.v12.response import PartitionProduceResponse
 from rollbridge.calls import Backoff
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import stamped_header
+from rollbridge.kafka.batches import RawBatch, stamped_header
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.fetch import NO_EPOCH
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S: Final = 0.005
 BACKOFF_MAX_S: Final = 0.5
+LOOK_AGAIN_S: Final = 1.0
+"""Time for which a broker may give the same passing answer before the leader is looked up again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,7 @@ class EndInquiry(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class BrokerLink(Generic[P]):
-    """Connection to one broker, and its requests in flight."""
+    """Connection to one broker, and its requests in flight. The dispatcher owns it: nobody else closes it."""
 
     connection: Connection
     requests: deque[BatchRequest[P] | EndInquiry[P]] = field(default_factory=deque)
@@ -130,11 +132,10 @@ class Dispatcher(Generic[P]):
     Attributes:
         producer: Producer id and epoch.
         expired: True if a new producer id is needed.
-        links: Connections in use.
+        links: Open connections; only :meth:`reach` adds one.
         ready: Queues that may have something to send.
-        retry_at: End of the back-off (monotonic seconds); nothing is sent before.
+        retry_at: End of the back-off after a fault of the cluster (monotonic seconds); nothing is sent before.
         in_flight_max: Most requests in flight to one broker.
-        has_new_link: True since a connection was used for the first time, until somebody resets it.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ class Dispatcher(Generic[P]):
         request_timeout_s: float,
         in_flight_max: int,
         transactional_id: str | None = None,
-        present: Callable[[NodeId], Connection | None] | None = None,
         dial: Callable[[NodeId], Connection] | None = None,
+        is_usable: Callable[[Connection], bool] = lambda connection: connection.usable(),
     ) -> None:
         """Start with nothing to send.
 
@@ -158,8 +159,8 @@ class Dispatcher(Generic[P]):
             request_timeout_s: Seconds for which an answer is waited for; brokers wait half as long for replicas.
             in_flight_max: Most requests in flight to one broker.
             transactional_id: Makes the batches part of a native transaction.
-            present: Returns the connection to a broker, if there is one to be used; by default that of the cluster.
-            dial: Returns a connection to a broker; by default as the cluster does.
+            dial: Returns a connection to a broker, by default a new one; the dispatcher owns it from then on.
+            is_usable: Returns whether a connection with nothing in flight may be used again.
         """
         self.producer = producer or (-1, -1)
         self.expired = producer is None
@@ -167,20 +168,24 @@ class Dispatcher(Generic[P]):
         self.ready: dict[PartitionQueue[P], None] = {}
         self.retry_at = 0.0
         self.retries = 0
-        self.has_new_link = False
         self._cluster = cluster
         self._owner = owner
         self.in_flight_max = in_flight_max
         self._is_transactional = transactional_id is not None
-        self._present = present or cluster.ready_connection
-        self._dial = dial or cluster.connection
+        self._dial = dial or (lambda node: cluster.dial(cluster.broker(node)))
+        self._is_usable = is_usable
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
         self._start = request_start(transactional_id, int(request_timeout_s * 500))
         self._held: dict[Partition, float] = {}
         self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        self._backoffs: dict[NodeId, Backoff] = {}
+        """Of brokers that have failed since they last answered."""
+        self._failing: dict[Partition, tuple[ErrorCode, float]] = {}
+        """Last answer for partitions that refuse for the moment, and since when it has been the same."""
         self._unknown: dict[Partition, PartitionQueue[P]] = {}
         self._unreached: set[NodeId] = set()
         self._asked: set[PartitionQueue[P]] = set()
+        self._is_closed = False
 
     @property
     def is_cut_off(self) -> bool:
@@ -190,60 +195,101 @@ class Dispatcher(Generic[P]):
     def reach(self, lock: AbstractContextManager[object]) -> None:
         """Look up unknown leaders, and connect to brokers for which batches wait.
 
-        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold. One
-        thread at a time may call this.
+        Both may take as long as a broker is silent, so neither is done under the lock, which writing threads hold, and
+        a broker that cannot be reached keeps none of the others waiting. One thread at a time may call this.
         """
         with lock:
             if not self.is_cut_off or time.monotonic() < self.retry_at:
                 return
             queues, self._unknown = self._unknown, {}
             nodes, self._unreached = self._unreached, set()
-        why: RollbridgeError | None = None
-        missing: dict[str, ErrorCode] = {}
         try:
             missing = self._cluster.learn(topic for topic, _ in queues)
-            with lock:
-                led = {self._cluster.known_leader(*target) for target in queues}
-                nodes = {node for node in nodes | led if node is not None and self._is_unreached(node)}
-            for node in sorted(nodes):
-                self._dial(node).require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
         except RollbridgeError as fault:
-            why = fault
-        with lock:
-            for (topic, number), queue in queues.items():
-                if topic in missing:
-                    self._missing(queue, missing[topic])
-                elif why is None and self._cluster.known_leader(topic, number) is None:
-                    self._cluster.forget_leader(topic)  # other partitions have one: look again for this one
-                    self._missing(queue, ErrorCode.leader_not_available)
-            if why is not None:
-                logger.info("a broker cannot be reached now: %s", why)
-                for topic, _ in queues:
-                    self._cluster.forget_leader(topic)
-                for node in nodes:
-                    self._forget(node)
+            logger.info("no broker can be asked for leaders now: %s", fault)
+            with lock:
                 self.back_off()
-                self._owner.unreached(why)
+                self._owner.unreached(fault)
+            return
+        with lock:
+            for target, queue in queues.items():
+                node = self._cluster.known_leader(*target)
+                if node is None:
+                    self._missing(queue, missing.get(target[0], ErrorCode.leader_not_available))
+                else:
+                    nodes.add(node)
+            nodes = {node for node in nodes if self._is_unreached(node)}
+            for node in nodes:
+                self._close(node)  # it is gone, or too old
+        for node in sorted(nodes, key=lambda node: (node in self._backoffs, node)):  # those that failed come last
+            self._open(node, lock)
+
+    def _open(self, node: NodeId, lock: AbstractContextManager[object]) -> None:
+        """Connect to a broker; if that fails, its queues are left alone for a moment."""
+        try:
+            connection = self._dial(node)
+            try:
+                connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
+            except RollbridgeError:
+                connection.close()
+                raise
+        except RollbridgeError as fault:
+            logger.info("broker %d cannot be reached now: %s", node, fault)
+            with lock:
+                led = [queue for queue in self.ready if self._cluster.known_leader(*queue.target) == node]
+                self._put_off(node, led)
+                self._owner.unreached(fault)
+            return
+        with lock:
+            if self._is_closed:
+                connection.close()
+            else:
+                self.links[node] = BrokerLink(connection)
 
     def _is_unreached(self, node: NodeId) -> bool:
         """Return True if a broker needs a new connection: not while answers are awaited on the present one."""
         link = self.links.get(node)
-        return (link is None or not link.requests) and self._present(node) is None
+        return link is None or not (link.requests or self._is_usable(link.connection))
 
-    def _forget(self, node: NodeId) -> None:
-        """Forget a broker as leader of ready queues: it may stay away, and other brokers know its successor."""
-        for queue in self.ready:
-            if self._cluster.known_leader(*queue.target) == node:
-                self._cluster.forget_leader(queue.topic)
+    def _put_off(self, node: NodeId, queues: Iterable[PartitionQueue[P]]) -> None:
+        """Leave queues of a broker that failed alone, for longer each time, and look up who leads them then.
+
+        It may stay away, and other brokers know its successor.
+        """
+        until = time.monotonic() + self._backoffs.setdefault(node, Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)).grow()
+        for queue in queues:
+            self._cluster.forget_leader(*queue.target)
+            self._held[queue.target] = max(until, self._held.get(queue.target, 0.0))
+
+    def _close(self, node: NodeId) -> None:
+        link = self.links.pop(node, None)
+        if link is not None:
+            link.connection.close()
+
+    def close(self) -> None:
+        """Close all connections, for good."""
+        self._is_closed = True
+        for node in tuple(self.links):
+            self._close(node)
+
+    def reset(self, queues: Iterable[PartitionQueue[P]]) -> None:
+        """Give up all connections, after a defect; what was in flight in these queues is sent again."""
+        for node in tuple(self.links):
+            self._close(node)
+        self._asked.clear()
+        self.back_off()
+        for queue in queues:
+            for batch in tuple(queue.in_flight):
+                queue.give_back(batch, doubtful=True)
+            self._owner.changed(queue)
 
     def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
         logger.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
-        if not queue.in_flight:  # otherwise answers are due, and nothing may be decided about their batches
-            batch = next(iter(queue.held()), None)
-            if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
-                self._owner.denied(queue, batch, code)
-            else:
-                self._owner.delayed(queue, code)
+        batch = next(iter(queue.held()), None)
+        if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
+            self._owner.denied(queue, batch, code)
+        else:
+            self._owner.delayed(queue, code)
         self._hold(queue, code)
 
     def note(self, queue: PartitionQueue[P]) -> None:
@@ -295,8 +341,7 @@ class Dispatcher(Generic[P]):
         """Drop connections that brokers have closed: readable ones on which no answer is awaited."""
         for node, link in list(self.links.items()):
             if not link.requests and link.connection.fileno() in readable and not link.connection.alive():
-                link.connection.close()
-                del self.links[node]
+                self._close(node)
 
     def _has_room(self, link: BrokerLink[P]) -> bool:
         return len(link.requests) < self.in_flight_max and not link.connection.expired()
@@ -315,15 +360,7 @@ class Dispatcher(Generic[P]):
 
     def _link(self, node: NodeId) -> BrokerLink[P] | None:
         """Return the link to a broker; None if its connection was lost a moment ago."""
-        link = self.links.get(node)
-        if link is None or not link.requests:
-            connection = self._present(node)
-            if connection is None:
-                return None
-            if link is None or link.connection is not connection:
-                link = self.links[node] = BrokerLink(connection)
-                self.has_new_link = True
-        return link
+        return None if self._is_unreached(node) else self.links[node]
 
     def _inquire(self, node: NodeId, inquiry: EndInquiry[P]) -> None:
         """Ask for the ends of logs; their queues send nothing until the answer."""
@@ -345,17 +382,7 @@ class Dispatcher(Generic[P]):
             self._return(request, doubtful=False)
             return
         items = [
-            (
-                queue.target,
-                stamped_header(
-                    batch.data,
-                    producer_id=self.producer[0],
-                    producer_epoch=self.producer[1],
-                    base_sequence=batch.sequence,
-                    transactional=self._is_transactional,
-                ),
-                batch.data,
-            )
+            _item(queue, batch, self.producer, transactional=self._is_transactional)
             for queue, batch in request.items.values()
         ]
         link.requests.append(request)
@@ -375,6 +402,7 @@ class Dispatcher(Generic[P]):
                     continue
                 answer = link.connection.receive(ProduceResponse)
                 link.requests.popleft()
+                self._backoffs.pop(node, None)
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
                         queue, batch = request.items.pop((topic.name, partition.index))
@@ -394,8 +422,8 @@ class Dispatcher(Generic[P]):
                 queue.place(int(found.offset), int(found.leader_epoch))
             elif meaning in (Meaning.RETRY, Meaning.REFRESH):
                 logger.info("segment %s: its end is not told: %s", queue.topic, codes.name(found.error_code))
-                if meaning is Meaning.REFRESH:
-                    self._cluster.forget_leader(queue.topic)
+                if meaning is Meaning.REFRESH or self._keeps_failing(queue, found.error_code):
+                    self._cluster.forget_leader(*queue.target)
                 self._hold(queue, found.error_code)
             else:
                 queue.place(0, NO_EPOCH)
@@ -407,6 +435,17 @@ class Dispatcher(Generic[P]):
             self._asked.discard(queue)
             self.note(queue)
 
+    def _keeps_failing(self, queue: PartitionQueue[P], code: ErrorCode) -> bool:
+        """Return True if a queue has had the same answer for so long that its leader is to be looked up again.
+
+        A broker that is cut off from the others goes on as leader, and its view of the cluster is old.
+        """
+        now = time.monotonic()
+        before, since = self._failing.get(queue.target, (None, now))
+        is_over = before is code and now - since >= LOOK_AGAIN_S
+        self._failing[queue.target] = code, now if is_over or before is not code else since
+        return is_over
+
     def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
         code = answer.error_code
         meaning = codes.meaning(codes.PRODUCE, code)
@@ -415,14 +454,15 @@ class Dispatcher(Generic[P]):
         match meaning:
             case Meaning.DONE if answer.base_offset >= 0:
                 self._backoff.reset()
+                self._failing.pop(queue.target, None)
                 queue.acknowledge(batch, answer.base_offset + batch.count - 1)
                 self._owner.written(queue, batch, answer.base_offset)
             case Meaning.DONE | Meaning.RETRY | Meaning.REFRESH:
                 # An acknowledgement without an offset does not prove that the batch was written; sending it again will
                 # tell, with the offset.
                 is_doubtful = meaning is Meaning.DONE or code in codes.POSSIBLY_PERSISTED
-                if is_doubtful or meaning is Meaning.REFRESH:
-                    self._cluster.forget_leader(queue.topic)
+                if is_doubtful or meaning is Meaning.REFRESH or self._keeps_failing(queue, code):
+                    self._cluster.forget_leader(*queue.target)
                 queue.give_back(batch, doubtful=is_doubtful)
                 self._hold(queue, code)
                 self._owner.delayed(queue, code)
@@ -453,22 +493,31 @@ class Dispatcher(Generic[P]):
     def lost(self, node: NodeId, fault: ConnectionLostError) -> None:
         """Drop a connection; the outcome of its requests is unknown."""
         logger.info("%s; what was under way is sent again", fault)
-        link = self.links.pop(node)
-        link.connection.close()
+        link = self.links[node]
+        self._close(node)
+        queues: list[PartitionQueue[P]] = []
         for request in link.requests:
-            asked = request.queues if isinstance(request, EndInquiry) else request.items
-            for topic, _ in asked:
-                self._cluster.forget_leader(topic)  # the broker may stay away, and others know the new leader
             if isinstance(request, EndInquiry):
+                queues += request.queues.values()
                 self._end(request)
             else:
+                queues += [queue for queue, _ in request.items.values()]
                 self._return(request, doubtful=True)
-        self.back_off()
+        self._put_off(node, queues)
         self._owner.lost(fault)
 
     def due(self) -> float:
         """Return the time at which a queue that is left alone may be tried again; infinite if there is none."""
         return min((self._held.get(queue.target, math.inf) for queue in self.ready), default=math.inf)
+
+    def next_attempt_s(self, now: float) -> float:
+        """Return the time at which something is tried again; infinite if only answers are awaited."""
+        if not self.ready and not self.is_cut_off:
+            return math.inf
+        soon = max(self.retry_at, now + BACKOFF_FIRST_S)
+        if self.is_cut_off:
+            return soon
+        return max(soon, min(self._held.get(queue.target, 0.0) for queue in self.ready))
 
     def _hold(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
         """Send nothing of a queue for a moment; others go on."""
@@ -480,3 +529,18 @@ class Dispatcher(Generic[P]):
 
     def back_off(self) -> None:
         self.retry_at = time.monotonic() + self._backoff.grow()
+
+
+def _item(
+    queue: PartitionQueue[P], batch: P, producer: tuple[int, int], *, transactional: bool
+) -> tuple[Partition, bytes, RawBatch]:
+    """Return a batch as it is sent: its partition, its header and its data."""
+    producer_id, epoch = producer
+    header = stamped_header(
+        batch.data,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=batch.sequence,
+        transactional=transactional,
+    )
+    return queue.target, header, batch.data

@@ -1,7 +1,9 @@
 """Cluster metadata: brokers, partition leaders and coordinators, and one connection to each broker in use.
 
-Answers are cached until a caller finds them wrong and says so (``forget_*``). Look-ups use a connection of their own,
-so that they never queue behind, or between, in-flight requests. A :class:`Cluster` belongs to one thread at a time;
+Answers are cached until a caller finds them wrong and says so (``forget_*``); another broker is asked then, since one
+that is cut off from the others goes on answering what was true before. Of two answers that differ, the one with the
+newer leader epoch counts. Look-ups use a connection of their own, so that they never queue behind, or between,
+in-flight requests. A :class:`Cluster` belongs to one thread at a time, but for ``forget_*`` and ``known_leader``;
 :class:`Clusters` lends them to several. :func:`ask_leaders` sends a repeatable question to many leaders at once.
 """
 
@@ -23,6 +25,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from kio.schema.metadata.v12.request import MetadataRequestTopic
+from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
@@ -126,10 +129,18 @@ class Cluster:
         self._request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
         self._leaders: dict[str, dict[int, NodeId]] = {}
+        self._doubted: set[str] = set()
+        """Topics that have partitions without a leader that can be believed."""
+        self._epochs: dict[str, tuple[object, dict[int, int]]] = {}
+        """Id of each topic, and the newest leader epoch that was seen of each partition."""
         self._partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._connections: dict[NodeId, Connection] = {}
         self._control: Connection | None = None
+        self._informant: Broker | None = None
+        """Broker that has answered last."""
+        self._is_mistrusted = False
+        """True once an answer of it has turned out to be wrong."""
         self._dialling: dict[Broker, _Dialling] = {}
         self._deadline: Deadline | None = None
 
@@ -155,7 +166,7 @@ class Cluster:
         leaders = self._leaders.get(topic, {})
         if partition in leaders:
             return leaders[partition]
-        self.forget_leader(topic)
+        self._doubted.add(topic)
         fault = self.learn([topic]).get(topic)
         if fault is not None:
             raise CodeError(fault, f"topic {topic}")
@@ -182,9 +193,13 @@ class Cluster:
         """Return the number of a topic's partitions at its last look-up."""
         return self._partition_counts[topic]
 
-    def forget_leader(self, topic: str) -> None:
-        """Drop the cached leaders of a topic: a broker denied that it leads it, or does not answer."""
-        self._leaders.pop(topic, None)
+    def forget_leader(self, topic: str, partition: int | None = None) -> None:
+        """Drop the cached leaders of a topic, or one of them: a broker denied that it leads it, or does not answer."""
+        if partition is None:
+            self._is_mistrusted |= self._leaders.pop(topic, None) is not None
+        elif self._leaders.get(topic, {}).pop(partition, None) is not None:
+            self._doubted.add(topic)
+            self._is_mistrusted = True
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
         """Return the coordinator of a transactional id or consumer group; raise CodeError if none is known now."""
@@ -194,6 +209,7 @@ class Cluster:
         request = FindCoordinatorRequest(key_type=i8(kind.value), coordinator_keys=(key,))
         found = self._ask(request, FindCoordinatorResponse).coordinators[0]
         if found.error_code != ErrorCode.none:
+            self._is_mistrusted = True
             raise CodeError(found.error_code, f"coordinator of {key}", found.error_message)
         self._brokers[found.node_id] = Broker(found.host, found.port)
         self._coordinators[kind, key] = found.node_id
@@ -201,7 +217,7 @@ class Cluster:
 
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
         """Drop a cached coordinator: the broker denied that it is the coordinator, or does not answer."""
-        self._coordinators.pop((kind, key), None)
+        self._is_mistrusted |= self._coordinators.pop((kind, key), None) is not None
 
     def connection(self, node: NodeId) -> Connection:
         """Return the connection to a broker; open a new one unless the present one is usable."""
@@ -215,11 +231,6 @@ class Cluster:
             logger.debug("connection to %s had gone, opening another", existing.address)
         self._connections[node] = connection = self._connect(self._brokers[node], self._deadline)
         return connection
-
-    def ready_connection(self, node: NodeId) -> Connection | None:
-        """Return the connection to a broker without dialling; None if there is no usable one."""
-        existing = self._connections.get(node)
-        return existing if existing is not None and existing.usable() else None
 
     def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
         """Return the connection to a broker whose address the caller knows; see :meth:`connection`."""
@@ -271,18 +282,20 @@ class Cluster:
         """Close every connection and drop every look-up; the outcome of in-flight requests stays unknown."""
         self.disconnect()
         self._leaders.clear()
+        self._epochs.clear()
         self._coordinators.clear()
 
     close = forget
 
     def learn(self, topics: Iterable[str]) -> dict[str, ErrorCode]:
         """Look up the leaders of topics not cached yet, with one request; return the topics with a fault."""
-        unknown = sorted({topic for topic in topics if topic not in self._leaders})
+        unknown = sorted({topic for topic in topics if topic not in self._leaders or topic in self._doubted})
         if not unknown:
             return {}
         answer = self.metadata(unknown)
         if not answer.brokers:
             # A broker that has just started knows no brokers and no topics yet.
+            self._is_mistrusted = True
             return dict.fromkeys(unknown, ErrorCode.leader_not_available)
         self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
         faults: dict[str, ErrorCode] = {}
@@ -291,17 +304,37 @@ class Cluster:
             if found.error_code != ErrorCode.none:
                 faults[topic] = found.error_code
                 continue
-            leaders = {
-                int(partition.partition_index): int(partition.leader_id)
-                for partition in found.partitions
-                if partition.leader_id >= 0 and partition.leader_id in self._brokers
-            }
             self._partition_counts[topic] = len(found.partitions)
+            leaders = self._believed(topic, found)
+            if len(leaders) < len(found.partitions):
+                self._doubted.add(topic)
+            else:
+                self._doubted.discard(topic)
             if leaders:
                 self._leaders[topic] = leaders
             else:
+                self._leaders.pop(topic, None)
                 faults[topic] = ErrorCode.leader_not_available
+        self._is_mistrusted |= bool(faults)
         return faults
+
+    def _believed(self, topic: str, found: MetadataResponseTopic) -> dict[int, NodeId]:
+        """Return the leaders of a topic, without those that are older than what was seen before."""
+        topic_id, epochs = self._epochs.get(topic, (None, {}))
+        if topic_id != found.topic_id:
+            epochs = {}
+            self._epochs[topic] = found.topic_id, epochs
+        leaders = {}
+        for partition in found.partitions:
+            number, node = int(partition.partition_index), int(partition.leader_id)
+            if partition.leader_epoch < epochs.get(number, -1):
+                logger.info("broker %s has an old view of topic %s; asking another", self._informant, topic)
+                self._is_mistrusted = True
+                continue
+            epochs[number] = int(partition.leader_epoch)
+            if node >= 0 and node in self._brokers:
+                leaders[number] = node
+        return leaders
 
     def _ask(self, request: Payload, response_type: type[R]) -> R:
         """Ask any broker; replace a connection that turns out dead, since look-ups can be repeated.
@@ -309,11 +342,11 @@ class Cluster:
         The brokers asked in turn share the time up to the deadline, since a stopped one accepts connections and never
         answers.
         """
-        # Brokers that could not be reached come last.
-        brokers = sorted(dict.fromkeys((*self._brokers.values(), *self._bootstrap)), key=self._reluctance)
+        brokers = self._in_turn()
+        is_mistrusted, self._is_mistrusted = self._is_mistrusted and len(brokers) > 1, False
         if self._control is not None:
             try:
-                if self._control.usable():
+                if not is_mistrusted and self._control.usable():
                     self._control.deadline = self._share(len(brokers))
                     return self._control.call(request, response_type)
             except ConnectionLostError as exc:
@@ -324,7 +357,7 @@ class Cluster:
         for number, broker in enumerate(brokers):
             share = self._share(len(brokers) - number)
             try:
-                self._control = self._connect(broker, share)
+                self._control, self._informant = self._connect(broker, share), broker
                 return self._control.call(request, response_type)
             except KafkaUnavailableError as exc:
                 failures.append(str(exc))
@@ -334,9 +367,14 @@ class Cluster:
         """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
         return None if self._deadline is None else Deadline(self._deadline.left() / brokers)
 
-    def _reluctance(self, broker: Broker) -> float:
-        known = self._dialling.get(broker)
-        return 0.0 if known is None else known.not_before
+    def _in_turn(self) -> list[Broker]:
+        """Return all brokers in the order in which they are asked: the one asked last, and those away, at the end."""
+        brokers = list(dict.fromkeys((*self._brokers.values(), *self._bootstrap)))
+        if self._informant in brokers:
+            place = brokers.index(self._informant) + 1
+            brokers = brokers[place:] + brokers[:place]
+        now = time.monotonic()
+        return sorted(brokers, key=lambda item: item in self._dialling and now < self._dialling[item].not_before)
 
     def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
         """Connect, unless the broker's back-off still lasts."""

@@ -20,14 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.calls import Deadline
+from rollbridge.calls import Deadline, Errand
 from rollbridge.defects import log_defect
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
-from rollbridge.kafka.dispatch import BACKOFF_FIRST_S, BACKOFF_MAX_S, BatchOwner, Dispatcher
+from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.produce import new_producer_id
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 _CHECK_S: Final = 0.5
 _POLL_MAX_S: Final = 0.5
 _PAUSE_S: Final = 0.05
+_ASKING_S: Final = 0.05
+"""Seconds between turns that can do little, as a broker is being asked."""
 EPOCH_MAX: Final = 2**15 - 1
 """Largest epoch of a producer id."""
 
@@ -96,6 +99,8 @@ class Sender(BatchOwner[P]):
             request_timeout_s=limits.request_timeout_s,
             in_flight_max=limits.in_flight_max,
         )
+        self._asking: Errand[None] = Errand(f"{name}-reach")
+        """Reaches brokers and gets producer ids: while one broker is silent, the others are served."""
         self._settled: deque[P] = deque()
         """Settled batches of which nobody has been told."""
         self._is_forgotten = False
@@ -106,11 +111,17 @@ class Sender(BatchOwner[P]):
         self._bell.setblocking(False)
         self._ring.setblocking(False)
         self._stopping = False
+        self._turned_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the thread's last turn that succeeded: under one, unless a defect keeps it from sending."""
+        return time.monotonic() - self._turned_at
 
     @property
     def retries(self) -> int:
@@ -156,7 +167,7 @@ class Sender(BatchOwner[P]):
         dispatch.ready[queue] = None
         if may_send:
             dispatch.pump()
-        if dispatch.ready or dispatch.is_cut_off or dispatch.has_new_link:
+        if dispatch.ready or dispatch.is_cut_off:
             self.wake()
 
     def stop(self, timeout_s: float) -> int:
@@ -251,13 +262,22 @@ class Sender(BatchOwner[P]):
         while not self._stopping:
             try:
                 self._turn()
+                self._turned_at = time.monotonic()
             except Exception:  # all writers depend on this thread
-                log_defect(logger, "a turn of %s failed; trying again", self._thread.name)
+                log_defect(logger, "a turn of %s failed; reconnecting", self._thread.name)
+                self._recover()
                 time.sleep(BACKOFF_MAX_S)
+        self._asking.wait(threading.TIMEOUT_MAX)  # it ends with its time-outs, and has the cluster until then
         with self.lock:
-            for link in self._dispatch.links.values():
-                link.connection.close()
-            self._dispatch.links.clear()
+            self._dispatch.close()
+
+    def _recover(self) -> None:
+        """Begin again without the connections: whatever a turn has met must not be met by all that follow."""
+        try:
+            with self.lock:
+                self._dispatch.reset(self._queues())
+        except Exception:
+            log_defect(logger, "%s cannot reconnect", self._thread.name)
 
     def _turn(self) -> None:
         """Wait for an answer, or for what is due, then do all work that there is."""
@@ -273,7 +293,10 @@ class Sender(BatchOwner[P]):
                 dispatch.receive(node, link)
             dispatch.drop_closed(readable)
             self._cut(now)
-            is_renewing = dispatch.expired and bool(dispatch.ready) and now >= dispatch.retry_at and self._let_go()
+            may_ask = self._may_ask()
+            is_renewing = (
+                may_ask and dispatch.expired and bool(dispatch.ready) and now >= dispatch.retry_at and self._let_go()
+            )
             if now - self._checked_at >= _CHECK_S:
                 self._checked_at = now
                 for node, link in list(dispatch.links.items()):
@@ -281,16 +304,24 @@ class Sender(BatchOwner[P]):
                         dispatch.lost(node, ConnectionLostError(f"{link.connection.address} does not answer in time"))
                 self._check(now)
             dispatch.pump()
-            is_cut_off = dispatch.is_cut_off
-        # Not under the lock: reaching brokers and a new producer id may wait, and whoever is told is code of the user.
-        if is_cut_off:
-            dispatch.reach(self.lock)
-            with self.lock:
-                dispatch.pump()
-        if is_renewing:
-            self._renew_id()
+            is_reaching = may_ask and dispatch.is_cut_off and now >= dispatch.retry_at
+        if is_reaching or is_renewing:
+            self._asking.begin(partial(self._ask, is_renewing=is_renewing), self.wake)
+        # Not under the lock: whoever is told is code of the user.
         self._errands()
         self.tell()
+
+    def _may_ask(self) -> bool:
+        """Return True if nothing is being asked; raise what ended the last time that it was."""
+        if self._asking.done:
+            self._asking.take()
+        return not self._asking.under_way
+
+    def _ask(self, *, is_renewing: bool) -> None:
+        """Do what waits for brokers."""
+        self._dispatch.reach(self.lock)
+        if is_renewing:
+            self._renew_id()
 
     def tell(self) -> None:
         """Tell everybody who waits for the batches settled meanwhile; called without the lock."""
@@ -305,11 +336,10 @@ class Sender(BatchOwner[P]):
             links = [link.connection for link in dispatch.links.values()]
             if self._settled or any(connection.has_answer() for connection in links):
                 return set()
-            dispatch.has_new_link = False
             now = time.monotonic()
-            until = min(now + _POLL_MAX_S, self._due())
-            if dispatch.ready or dispatch.is_cut_off:
-                until = min(until, max(dispatch.retry_at, now + BACKOFF_FIRST_S))
+            until = min(now + _POLL_MAX_S, self._due(), dispatch.next_attempt_s(now))
+            if self._asking.under_way and not self._asking.done:
+                until = max(until, min(now + _ASKING_S, self._due()))  # its end wakes us
             poller = select.poll()
             poller.register(self._bell, select.POLLIN)
             for connection in links:

@@ -131,8 +131,8 @@ class SessionSender(BatchOwner[AppendedBatch]):
             # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one,
             # further requests would only be refused along with the first.
             in_flight_max=max_in_flight if session.joined else 1,
-            present=session.present,
             dial=lambda node: session.connection(cluster, node),
+            is_usable=lambda connection: connection.alive(),
         )
         self._offsets: list[int] = []
         self._outstanding = 0

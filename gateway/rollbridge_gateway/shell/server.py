@@ -48,6 +48,8 @@ _full = limited(logging.getLogger(f"{__name__}.full"))
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SILENCE_S: Final = 30.0
+"""Time without a turn of its sender after which a gateway is not healthy."""
 LOOK_S: Final = 5.0
 """Interval between looks at brokers and gateways; a change of gateways is heard of at once."""
 MEASURE_S: Final = 0.25
@@ -465,6 +467,9 @@ class Server:
         found = [] if self.is_ready else ["it is starting, or ends"]
         if not self.register.is_alive():
             found.append("its lease in ZooKeeper has run out")
+        silence_s = self.bridge.sender_silence_s
+        if silence_s > SILENCE_S:
+            found.append(f"it has not been able to send frames for {silence_s:.0f} s; `defect:` in its log says why")
         return found
 
     def samples(self) -> Iterator[Sample]:
