@@ -71,6 +71,7 @@ def test_gateways_that_are_well_give_no_findings() -> None:
     assert find(with_open(facts, at_gateway(NOW_MS - 1_000, 2 * DAY_MS))) == []
     assert find(seen(gateway("gw-1", host="localhost"), gateway("gw-2", host="127.0.0.1"))) == [], "all on one machine"
     assert find(seen(gateway(answer=GatewayAnswer(Reach.ANSWERS)))) == [], "one that tells nothing before a login"
+    assert find(seen(gateway(certificate_until_ms=NOW_MS + 15 * DAY_MS))) == []
 
 
 def test_where_there_is_no_gateway_and_none_is_missed_nothing_is_found() -> None:
@@ -110,6 +111,18 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
             "gateway-port",
             "at 2 of its other ports or more nothing listens, as seen from here: 9194 for broker 1, 9195 for broker 2",
             "open the ports 9193 to 9195 of gw-1.example",
+        ),
+        (
+            seen(gateway(certificate_until_ms=NOW_MS + 13 * DAY_MS)),
+            "gateway-certificate",
+            "the certificate of gateway gw-1 runs out on",
+            "--certificate of gateway gw-1",
+        ),
+        (
+            seen(gateway(certificate_until_ms=NOW_MS - 1)),
+            "gateway-certificate",
+            "has run out on",
+            "restart it",
         ),
         (
             seen(gateway(cluster_id="another")),

@@ -352,6 +352,12 @@ CASES = {
         AT_ONE,
         summary="one:9464 does not serve",
     ),
+    "GatewayCertificateExpires": Case(
+        {of("rollbridge_gateway_certificate_expiry_timestamp_seconds"): steady(10 * 86_400)},
+        {of("rollbridge_gateway_certificate_expiry_timestamp_seconds"): steady(30 * 86_400)},
+        AT_ONE,
+        summary="certificate of the gateway at one:9464 runs out",
+    ),
     "GatewaysDisagree": Case(
         {of("rollbridge_gateway_known_gateways"): steady(2), of("rollbridge_gateway_known_gateways", TWO): steady(1)},
         {

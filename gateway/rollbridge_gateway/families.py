@@ -80,6 +80,12 @@ LACKING: Final = _gauge(
     advice="`rollbridge doctor` names them, and what grants them",
 )
 
+CERTIFICATE_UNTIL: Final = _gauge(
+    "certificate_expiry_timestamp_seconds",
+    "When the certificate that clients are shown runs out, in seconds since 1970; absent without TLS.",
+    advice="renew it, and restart the gateway: it reads the file at its start",
+)
+
 # What clients ask for
 
 CONNECTIONS: Final = _gauge(
@@ -96,8 +102,10 @@ CLOSED_CONNECTIONS: Final = _counter(
 )
 MALFORMED: Final = _counter(
     "malformed_requests",
-    "Connections closed since their client sent what is no request, or asked for something before it logged in.",
-    advice="a few are port scanners; many, a client that speaks TLS to a plain port, or the other way round",
+    "Connections closed since their client sent what is no request, asked for something before it logged in, or failed "
+    "to agree on TLS.",
+    advice="a few are port scanners; many, a client that speaks TLS to a plain port, the other way round, or without a "
+    "certificate that `--client-ca` demands: the log says `tls.refused`",
 )
 REQUESTS: Final = _histogram("request_seconds", "Requests of clients, from their arrival to their answer.", "api")
 ERRORS: Final = _counter(
@@ -158,6 +166,7 @@ FORGOTTEN: Final = _counter(
 
 FAMILIES: Final = (
     INFO, HEALTHY, LEASE_AGE, LEASE_SILENCE, LEASES_LOST, LOOP_LAG, GATEWAYS, BROKERS, LACKING,
+    CERTIFICATE_UNTIL,
     CONNECTIONS, CONNECTIONS_LIMIT, REFUSED_CONNECTIONS, CLOSED_CONNECTIONS, MALFORMED,
     REQUESTS, ERRORS, RECEIVED, SENT, UNDER_WAY, UNDER_WAY_LIMIT, RELAY_ERRORS,
     IDS, IDS_LIMIT, OPEN, HANDED_OVER, TAKEN_OVER, ENDED, RECORDS, BYTES, SAVEPOINTS, SAVEPOINT_FAILURES,
@@ -221,6 +230,7 @@ class Present:
         leases_lost: Leases that have ended.
         gateways, brokers: How many it knows; brokers that it has a port for.
         lacking: Rights that it has found missing.
+        certificate_until_s: When its certificate runs out, in seconds since 1970; 0 without one.
         connections_limit, ids_limit, under_way_limit: Its limits.
         under_way: Bytes of requests under way.
         ids, open: Transactional ids that it serves, and how many of them have a transaction open.
@@ -238,6 +248,7 @@ class Present:
     gateways: int
     brokers: int
     lacking: int
+    certificate_until_s: float
     connections_limit: int
     ids_limit: int
     under_way_limit: int
@@ -260,6 +271,8 @@ class Present:
         yield Sample(GATEWAYS, (), self.gateways)
         yield Sample(BROKERS, (), self.brokers)
         yield Sample(LACKING, (), self.lacking)
+        if self.certificate_until_s:
+            yield Sample(CERTIFICATE_UNTIL, (), self.certificate_until_s)
         yield Sample(CONNECTIONS_LIMIT, (), self.connections_limit)
         yield Sample(IDS_LIMIT, (), self.ids_limit)
         yield Sample(UNDER_WAY_LIMIT, (), self.under_way_limit)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 from rollbridge.model.options import MIB, faults_of, option
+from rollbridge.security.certificates import WARNED_BEFORE, end_of_validity
 from rollbridge_gateway.pace import Limits
+
+logger = logging.getLogger(__name__)
 
 
 def _default_name() -> str:
@@ -111,6 +116,37 @@ class GatewaySettings:
     def limits(self) -> Limits:
         """Limits of time for clients."""
         return Limits(self.idle_s, self.request_s)
+
+    def certificate_until(self) -> datetime | None:
+        """Return when the certificate runs out; None without one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return end_of_validity(self.certificate) if self.certificate else None
+        except (OSError, ValueError) as fault:
+            raise ConfigError(f"certificate: cannot be used: {fault}") from fault
+
+    def check_certificate(self, now: datetime) -> None:
+        """Expect the certificate to be valid, for two weeks at least, or else say so in the log.
+
+        Raises:
+            ConfigError: it has run out; nothing was begun.
+        """
+        until = self.certificate_until()
+        if until is None or until - now > WARNED_BEFORE:
+            return
+        if until <= now:
+            raise ConfigError(
+                f"certificate: {self.certificate} has run out on {until:%Y-%m-%d}, so clients would refuse it; nothing "
+                "was begun; renew it"
+            )
+        logger.warning(
+            "certificate.expires file=%s until=%s: renew it, and restart this gateway; clients refuse it from then on",
+            self.certificate,
+            f"{until:%Y-%m-%d}",
+        )
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return how clients' connections are encrypted; None if they are not.

@@ -27,9 +27,10 @@ def present(**changes: Any) -> Present:
     """A gateway that is well and does nothing."""
     given: dict[str, Any] = {
         "name": "one", "version": "1", "is_healthy": True, "lease_age_s": 5.0, "lease_silence_s": 0.5,
-        "leases_lost": 0, "gateways": 1, "brokers": 3, "lacking": 0, "connections_limit": 2_000,
-        "ids_limit": 50_000, "under_way_limit": 1 << 28, "under_way": 0, "ids": 0, "open": 0,
-        "handovers": dict.fromkeys(HANDOVERS, 0), "taken_over": 0, "ended": {"committed": 0, "aborted": 0},
+        "leases_lost": 0, "gateways": 1, "brokers": 3, "lacking": 0, "certificate_until_s": 1e9,
+        "connections_limit": 2_000, "ids_limit": 50_000, "under_way_limit": 1 << 28, "under_way": 0,
+        "ids": 0, "open": 0, "handovers": dict.fromkeys(HANDOVERS, 0), "taken_over": 0,
+        "ended": {"committed": 0, "aborted": 0},
         "savepoints": Histogram((1.0,)), "savepoint_failures": 0,
     }  # fmt: skip
     return Present(**{**given, **changes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning
@@ -14,6 +14,7 @@ from rollbridge.model.gateways import is_gateway_label
 from rollbridge.model.records import TransactionRecord
 from rollbridge.model.transaction import State
 from rollbridge.monitoring.rules import remedy
+from rollbridge.security.certificates import WARNED_BEFORE
 
 HANDOVER: Final = timedelta(seconds=30)
 """Time after which a gateway should have let go of an id that another one wants: it waits for half of that."""
@@ -37,6 +38,7 @@ def gateways(facts: ClusterFacts) -> Iterator[Finding]:
         yield from _reach(gateway)
         yield from _brokers(facts, gateway)
         yield from _rights(gateway)
+        yield from _certificate(facts, gateway)
     yield from _addresses(facts)
     yield from _releases(facts)
 
@@ -122,6 +124,20 @@ def _rights(gateway: GatewayFacts) -> Iterator[Finding]:
             f"gateway {record.name} lacks {rights}: producers of its clients cannot write to stream {stream}",
             remedy("gateway-rights", stream=stream, name=record.name),
         )
+
+
+def _certificate(facts: ClusterFacts, gateway: GatewayFacts) -> Iterator[Finding]:
+    record, now_ms = gateway.record, facts.now_ms
+    until_ms = record.certificate_until_ms
+    if not until_ms or until_ms - now_ms > WARNED_BEFORE / _MS:
+        return
+    day = datetime.fromtimestamp(until_ms / 1000, UTC).strftime("%Y-%m-%d")
+    cure = remedy("gateway-certificate", name=record.name)
+    if until_ms > now_ms:
+        yield warning("gateway-certificate", f"the certificate of gateway {record.name} runs out on {day}", cure)
+    else:
+        what = f"the certificate of gateway {record.name} has run out on {day}: clients do not trust it any more"
+        yield problem("gateway-certificate", what, cure)
 
 
 def _addresses(facts: ClusterFacts) -> Iterator[Finding]:

@@ -52,6 +52,7 @@ class GatewayRecord:
         cluster_id: Id of the Kafka cluster that it relays to; empty of one that does not say.
         metrics: Where its metrics and health are, ``HOST:PORT``; empty if nowhere.
         encrypted: Whether its clients' connections are.
+        certificate_until_ms: When their certificate runs out, ms since 1970; 0 of one that has none, or does not say.
         since_ms: When it began to serve, ms since 1970; 0 of one that does not say.
         lacking: Rights in Kafka that it has found missing.
     """
@@ -65,6 +66,7 @@ class GatewayRecord:
     cluster_id: str = ""
     metrics: str = ""
     encrypted: bool = False
+    certificate_until_ms: int = 0
     since_ms: int = 0
     lacking: tuple[LackingRight, ...] = ()
 
@@ -99,6 +101,7 @@ class GatewayRecord:
                 cluster_id=_text(said.get("cluster_id", "")),
                 metrics=_text(said.get("metrics", "")),
                 encrypted=bool(said.get("encrypted", False)),
+                certificate_until_ms=_moment(said.get("certificate_until_ms", 0)),
                 since_ms=_moment(said.get("since_ms", 0)),
                 lacking=tuple(_right(item) for item in said.get("lacking", ())[:LACKING_MAX]),
             )

@@ -95,6 +95,25 @@ GATEWAY_ALERTS: Final = (
         threshold="A minute outlasts leases and sessions that time out, and what follows.",
     ),
     Alert(
+        name="GatewayCertificateExpires",
+        expression="rollbridge_gateway_certificate_expiry_timestamp_seconds - time() < 14 * 86400",
+        pending="15m",
+        urgency=Urgency.WARNING,
+        summary="The certificate of the gateway at {{ $labels.instance }} runs out",
+        description="The certificate that {{ $labels.instance }} ({{ $labels.job }}) shows to its clients runs out in "
+        "{{ $value | humanizeDuration }}.",
+        means="From then on clients refuse to connect to this gateway, and a gateway with it does not start any more.",
+        look=("`rollbridge doctor`: `gateway-certificate` names the gateways, and the day",),
+        remedies=(
+            Remedy(
+                "gateway-certificate",
+                "renew the file that --certificate of gateway {name} names, and restart it: it reads it at its start",
+            ),
+        ),
+        avoid="switch the encryption off: passwords would cross the network as they are.",
+        threshold="Two weeks are time for who renews certificates by hand.",
+    ),
+    Alert(
         name="GatewaysDisagree",
         expression="""\
 max by (job) (rollbridge_gateway_known_gateways) > min by (job) (rollbridge_gateway_known_gateways)

@@ -654,6 +654,12 @@ GATEWAYS: Final = PanelRow(
             ),
         ),
         Panel(
+            "Certificates of gateways",
+            "Time until they run out: RollbridgeGatewayCertificateExpires.",
+            "s",
+            ((f"{_GW}_certificate_expiry_timestamp_seconds{{{_JOB}}} - time()", "{{instance}}"),),
+        ),
+        Panel(
             "Handovers and lost connections",
             "Ids that change gateways (RollbridgeGatewayHandovers, RollbridgeGatewayHolds), and clients that were "
             "closed for their broker's fault (RollbridgeGatewayRelayFails), their own, or for want of room.",

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
 import uvloop
@@ -49,6 +50,7 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
         ConfigError, WrongClusterError: the settings are wrong.
     """
     settings.tls_context()  # what is wrong with its files is told before anything is opened
+    settings.check_certificate(datetime.now(UTC))
     session = ZooKeeperSession(
         settings.connection.zookeeper,
         root=settings.connection.zookeeper_root,

@@ -32,6 +32,7 @@ from rollbridge_gateway.settings import GatewaySettings, split_address
 from rollbridge_gateway.shell.connection import Line, serve
 from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.handlers import ClientConnection
+from rollbridge_gateway.shell.handshakes import telling
 from rollbridge_gateway.shell.parts import Homes
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
@@ -116,6 +117,8 @@ class Server:
         self._changed = asyncio.Event()
         self._next_broker = itertools.count()
         self._since_ms = int(time.time() * 1000)
+        until = settings.certificate_until()
+        self._certificate_until_ms = 0 if until is None else int(until.timestamp() * 1000)
         self._lacking: tuple[LackingRight, ...] = ()
         self._next_rights_s = 0.0
         self.port = 0
@@ -212,6 +215,7 @@ class Server:
             cluster_id=self.brokers.cluster_id,
             metrics=self.settings.metrics,
             encrypted=bool(self.settings.certificate),
+            certificate_until_ms=self._certificate_until_ms,
             since_ms=self._since_ms,
             lacking=self._lacking,
         )
@@ -273,6 +277,8 @@ class Server:
         host, first = split_address(self.settings.listen)
         wanted = 0 if first == 0 else first if broker is None else first + 1 + len(self._ports)
         tls = self.settings.tls_context()
+        if tls is not None:
+            tls.sslobject_class = telling(self._failed_handshake)
         try:
             listener = await self._loop.create_server(
                 lambda: MessageStream(partial(self._accept_soon, broker)),
@@ -292,6 +298,9 @@ class Server:
             self._ports[broker] = port
         where = "bootstrap" if broker is None else f"broker {broker}"
         logger.info("%s is at %s:%d", where, host, port)
+
+    def _failed_handshake(self) -> None:
+        self.counts.malformed += 1
 
     def _accept_soon(self, broker: int | None, stream: MessageStream) -> None:
         host, *_ = stream.transport.get_extra_info("peername") or ("gone",)
@@ -486,6 +495,7 @@ class Server:
             gateways=len(self._gateways),
             brokers=len(self._ports),
             lacking=len(self._lacking),
+            certificate_until_s=self._certificate_until_ms / 1000,
             connections_limit=settings.connections_max,
             ids_limit=settings.ids_max,
             under_way_limit=settings.under_way_bytes_max,
