@@ -31,6 +31,7 @@ _TABLE: Final = "coordinator"
 _NOWHERE: Final = "none"
 _ADDRESSES: Final = ("bootstrap_servers", "zookeeper", "zookeeper_root")
 TOKEN_CHARACTERS_MIN: Final = 16
+TOKEN_DIFFERENT_MIN: Final = 6
 _ADDRESS: Final = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
@@ -66,6 +67,8 @@ def _check_url(url: str) -> None:
 def _check_token(token: str) -> None:
     if token and (len(token) < TOKEN_CHARACTERS_MIN or not all("!" <= letter <= "~" for letter in token)):
         raise ValueError("is too short, or has other characters than letters, digits and punctuation of ASCII")
+    if token and len(set(token)) < TOKEN_DIFFERENT_MIN:
+        raise ValueError("has too few different characters for a random one")
 
 
 def _check_peer(address: str) -> None:
@@ -124,8 +127,8 @@ class CoordinatorSettings:
     """URL at which operators reach the page, if that is not its address: behind a proxy, say. Other coordinators' pages
     link to it. If left out: its address, unless that is one of this machine only."""
     page_token: str = option("", check=_check_token, secret=True)
-    """Whoever gives this token may abort, extend and scale on the page: 16 characters at least, random. The page only
-    shows if it is empty."""
+    """Token for abort, extend and scale on the page: 16 or more random characters (``openssl rand -hex 16``). Empty:
+    the page only shows."""
     peer_address: str = option("", check=_check_peer)
     """``HOST:PORT`` at which the other coordinators reach this one, to notice the end of its process (they only hold a
     connection; nothing is served); port 0 is a free one. Set it where only certain ports are open between machines.

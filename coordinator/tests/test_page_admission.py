@@ -20,6 +20,7 @@ from rollbridge_coordinator.state.admission import (
     API,
     BODY_BYTES_MAX,
     ROUTES,
+    WRONG_ADDRESSES_MAX,
     AbortWish,
     Admitted,
     Dismissed,
@@ -28,6 +29,7 @@ from rollbridge_coordinator.state.admission import (
     Place,
     Rules,
     ScaleWish,
+    WrongTokens,
     find_place,
     is_token,
     judge,
@@ -217,6 +219,23 @@ def test_what_is_no_wish_says_so_and_that_nothing_was_done(place: Place, raw: by
         read_wish(place, raw)
 
 
+def test_after_ten_wrong_tokens_an_address_waits_and_no_other() -> None:
+    wrong = WrongTokens()
+    for moment in range(10):
+        assert wrong.delay_s("a", moment) == 0
+        wrong.note("a", moment)
+    assert wrong.delay_s("a", 9.25) == 0.75
+    assert wrong.delay_s("a", 10) == 0
+    assert wrong.delay_s("b", 9.25) == 0
+    wrong.note("a", 10)
+    assert wrong.delay_s("a", 10.5) == 0.5, "each more"
+    wrong.note("a", 70)
+    assert wrong.delay_s("a", 70.1) == 0, "a quiet minute"
+    for number in range(WRONG_ADDRESSES_MAX):
+        wrong.note(f"c{number}", 71)
+    assert len(wrong._of) == WRONG_ADDRESSES_MAX
+
+
 def settings(**given: Any) -> CoordinatorSettings:
     """Settings of a coordinator."""
     return CoordinatorSettings(bootstrap_servers="b:1", zookeeper="z:1", name="c", **given)
@@ -241,6 +260,7 @@ def test_a_page_is_off_and_read_only_unless_somebody_says_otherwise() -> None:
         ({"page_token": "short"}, "page_token: is not possible"),
         ({"page_token": "0123456789 abcdef"}, "page_token: is not possible"),
         ({"page_token": "0123456789abcdé0"}, "page_token: is not possible"),
+        ({"page_token": "abcde" * 8}, "page_token: is not possible"),
         ({"page_address": "h:1", "metrics_address": "h:1"}, "metrics are served at h:1"),
     ],
 )

@@ -181,6 +181,19 @@ def test_an_action_needs_the_token_and_is_carried_out_once(port: int, answers: A
     assert answers.asked == [(AbortWish(ID, "admin"), "127.0.0.1")]
 
 
+def test_guesses_are_one_line_and_after_ten_are_not_looked_at(
+    port: int, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = json.dumps({"transaction": ID}).encode()
+    assert [act(port, wish, Authorization="Bearer wrong")[0] for _ in range(10)] == [401] * 10
+    given = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
+    status, headers, body = ask(port, "/api/v1/actions/abort", "POST", wish, **given)
+    assert (status, headers["Retry-After"], json.loads(body)["error"]["code"]) == (429, "1", "too-many-tokens")
+    assert answers.asked == []
+    assert len([item for item in caplog.messages if "page.wrong-token address='127.0.0.1'" in item]) <= 1
+    assert ask(port, "/")[0] == 200, "who only looks waits for nothing"
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
     [

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import socket
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.resources import files
@@ -27,6 +29,7 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.serving.http_service import BoundedHandler, BoundHttpServer, HttpService
 from rollbridge_coordinator.state.admission import (
     JSON_TYPE,
@@ -36,12 +39,14 @@ from rollbridge_coordinator.state.admission import (
     Place,
     Rules,
     Wish,
+    WrongTokens,
     judge,
     read_wish,
 )
 from rollbridge_coordinator.state.documents import Document, error_document
 
 logger = logging.getLogger(__name__)
+guesses = limited(logger.getChild("guesses"))
 
 PASSED_OVER_S: Final = 1.0
 PASSED_OVER_BYTES: Final = 256 * 1024
@@ -69,6 +74,13 @@ HEADERS: Final[Mapping[str, str]] = {
 """Of all answers: nothing is executed or loaded that is not the page's own, and nothing is kept."""
 PICTURE_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 """Of a picture, which has its styles in itself, and nothing else."""
+
+
+TOO_MANY_TOKENS: Final = Dismissed(
+    HTTPStatus.TOO_MANY_REQUESTS,
+    "too-many-tokens",
+    "there were too many wrong tokens from this address, so this one was not looked at; nothing was done",
+)
 
 
 class Sources(Protocol):
@@ -126,6 +138,7 @@ def load_assets() -> dict[Place, tuple[bytes, str]]:
 class _PageHttpServer(BoundHttpServer):
     def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
         self.rules = rules
+        self.wrong_tokens = WrongTokens()
         self.sources = sources
         self.actions = actions
         self.assets = load_assets()
@@ -147,11 +160,16 @@ class _PageHandler(BoundedHandler):
             content_length=self._one("Content-Length"),
             transfer_encoding=self._one("Transfer-Encoding"),
         )
-        verdict = judge(heading, self.server.rules)
+        address, now_s = str(self.client_address[0]), time.monotonic()
+        delay_s = self.server.wrong_tokens.delay_s(address, now_s) if heading.authorization else 0.0
+        verdict = TOO_MANY_TOKENS if delay_s else judge(heading, self.server.rules)
         if isinstance(verdict, Dismissed):
             if verdict.code == "wrong-token":
-                logger.warning("the page was asked by %s to act, with a wrong token or none", self.client_address[0])
+                self.server.wrong_tokens.note(address, now_s)
+                guesses.warning("page.wrong-token address='%s': it asked to act, with a wrong token or none", address)
             extra = {"Allow": ", ".join(verdict.allow)} if verdict.allow else {}
+            if delay_s:
+                extra["Retry-After"] = str(math.ceil(delay_s))
             if verdict.status is HTTPStatus.UNAUTHORIZED:
                 extra["WWW-Authenticate"] = "Bearer"
             self._say(verdict.status, error_document(verdict.code, verdict.message), extra)

@@ -29,6 +29,11 @@ from rollbridge.model.ids import TransactionId
 BODY_BYTES_MAX: Final = 4096
 """Of a request that acts."""
 JSON_TYPE: Final = "application/json"
+WRONG_MAX: Final = 10
+WRONG_S: Final = 60.0
+"""Time without a wrong token after which an address begins anew."""
+WRONG_DELAY_S: Final = 1.0
+WRONG_ADDRESSES_MAX: Final = 1_000
 API: Final = "/api/v1"
 
 
@@ -220,6 +225,29 @@ def is_token(authorization: str | None, token: str) -> bool:
     scheme, _, given = (authorization or "").partition(" ")
     same = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
     return same and scheme.lower() == "bearer" and bool(token)
+
+
+class WrongTokens:
+    """Wrong tokens by the address that they came from. After ten, the next one is looked at a second after the last.
+
+    Who is made to wait holds no place meanwhile: the answer says so at once. Threads that count at the same moment may
+    lose one of theirs.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[int, float]] = {}
+
+    def delay_s(self, address: str, now_s: float) -> float:
+        """Return for how long no token of an address is looked at."""
+        count, last_s = self._of.get(address, (0, 0.0))
+        return max(0.0, last_s + WRONG_DELAY_S - now_s) if count >= WRONG_MAX else 0.0
+
+    def note(self, address: str, now_s: float) -> None:
+        """Count a wrong one."""
+        count, last_s = self._of.pop(address, (0, now_s))
+        self._of[address] = (1 if now_s - last_s >= WRONG_S else count + 1, now_s)
+        if len(self._of) > WRONG_ADDRESSES_MAX:
+            self._of.pop(next(iter(self._of)), None)
 
 
 def _is_ours(host: str, rules: Rules) -> bool:
