@@ -64,6 +64,12 @@ def test_nobody_else_can_reach_them(embedded: ProcessCluster) -> None:
         assert {ip.removeprefix("::ffff:") for ip in listening_addresses(pid_of(embedded, part))} == {"127.0.0.1"}
 
 
+def test_nobody_else_can_read_what_they_keep(embedded: ProcessCluster) -> None:
+    kept = [path for path in (embedded.home, *embedded.home.iterdir()) if path.is_dir()]
+    assert {path.name for path in kept} >= {"kafka", "zookeeper", "logs", "tmp"}
+    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o700"}
+
+
 def test_topics_do_not_come_into_being_by_themselves(embedded: ProcessCluster, topic_prefix: str) -> None:
     admin = AdminClient({"bootstrap.servers": embedded.bootstrap_servers})
     admin.list_topics(topic_prefix, timeout=120)

@@ -397,6 +397,10 @@ def test_an_old_transaction_is_named_with_its_client_and_how_long_it_may_still_h
     assert [item.check for item in find(late_in_the_day(idle(9 * HOUR_MS)), timedelta(hours=10))] == ["old-transaction"]
 
 
+def test_where_nothing_is_secured_open_nodes_are_no_finding() -> None:
+    assert find(replace(GOOD, open_nodes=["/groups"], is_guarded=False)) == []
+
+
 def test_a_quota_that_slows_no_coordinator_down_is_no_finding() -> None:
     assert find(with_quota(None, "rollbridge", consumer_byte_rate=1e9)) == []
     assert find(with_quota(None, "loader", consumer_byte_rate=1)) == []

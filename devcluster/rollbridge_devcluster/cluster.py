@@ -34,6 +34,7 @@ from rollbridge_devcluster.state import (
     Ports,
     Wishes,
     decide,
+    private_directory,
     refuse_foreign_directory,
 )
 
@@ -134,7 +135,7 @@ class DevCluster:
     ) -> None:
         """Start the named parts, those together that need none of each other, and return when all of them answer."""
         for directory in (self.home.logs, self.home.scratch):
-            directory.mkdir(parents=True, exist_ok=True)
+            private_directory(directory)
         # ZooKeeper first: it starts while Kafka's storage is still being formatted.
         servers = [part for part in (ZOOKEEPER, KAFKA) if part in parts]
         if servers:

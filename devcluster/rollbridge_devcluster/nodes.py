@@ -25,7 +25,15 @@ from rollbridge.errors import LocalEnvironmentError, NotFoundError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import ClassArchive, Jvm, find_java, forget_recordings, keep_recordings, records_classes
-from rollbridge_devcluster.state import KAFKA, LOOPBACK, ZOOKEEPER, ClusterState, Home, write_privately
+from rollbridge_devcluster.state import (
+    KAFKA,
+    LOOPBACK,
+    ZOOKEEPER,
+    ClusterState,
+    Home,
+    private_directory,
+    write_privately,
+)
 
 STOP_S: Final = 30.0
 """How long a server may take to stop in good order before it is killed."""
@@ -370,7 +378,7 @@ class JavaProcess(ProcessNode):
 
     def write_properties(self, path: Path, properties: Mapping[str, object]) -> Path:
         """Write a file of settings."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_directory(path.parent)
         write_privately(path, "".join(f"{key}={value}\n" for key, value in properties.items()))
         return path
 
@@ -466,8 +474,8 @@ class ZooKeeperProcess(JavaProcess):
         self._properties_file = home.of(ZOOKEEPER) / "zoo.cfg"
 
     def prepare(self) -> None:
-        data = self.home.of(ZOOKEEPER) / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        data = private_directory(self.home.of(ZOOKEEPER)) / "data"
+        data.mkdir(exist_ok=True)
         self.write_properties(
             self._properties_file,
             {

@@ -167,6 +167,13 @@ class ClusterState:
             raise ValueError(f"a field is missing or unknown: {exc}") from exc
 
 
+def private_directory(path: Path) -> Path:
+    """Make a directory of a cluster's home, and close it to all others: records, logs and passwords are in there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
 def write_privately(path: Path, text: str) -> None:
     """Write a file that nobody else may read, since settings of servers may hold passwords."""
     path.unlink(missing_ok=True)
@@ -230,7 +237,7 @@ class Home:
             LocalEnvironmentError: the directory cannot be written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was there may serve others, too
             lock = open(self.path / "lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as exc:
             raise LocalEnvironmentError(f"{self.path} cannot be written: {exc}; choose another --home") from exc

@@ -216,6 +216,11 @@ def test_nobody_is_killed_while_it_hands_over(service: str) -> None:
     assert float(unit(service)["Service"]["TimeoutStopSec"]) > END_AT_LATEST_S
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_secret_ends_in_a_core_dump(service: str) -> None:
+    assert unit(service)["Service"]["LimitCORE"] == "0"
+
+
 def unit(service: str) -> configparser.ConfigParser:
     """The unit, whose repeated keys are of no interest here."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)

@@ -19,6 +19,7 @@ from rollbridge_devcluster.state import (
     decide,
     free_port,
     is_free,
+    private_directory,
     refuse_foreign_directory,
 )
 
@@ -39,6 +40,14 @@ def taken_port() -> Iterator[int]:
 
 def ports_of(state: ClusterState) -> list[int]:
     return [state.ports.kafka, state.ports.kafka_controller, state.ports.zookeeper]
+
+
+def test_directories_are_closed_to_others_also_those_that_were_there(tmp_path: Path) -> None:
+    home = Home(tmp_path / "new" / "home")
+    with home.locked(lambda: None):
+        assert home.path.stat().st_mode & 0o777 == 0o700
+    home.logs.mkdir(mode=0o755)
+    assert private_directory(home.logs).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_new_cluster_gets_three_free_ports_below_those_for_outgoing_connections(home: Home) -> None:

@@ -57,6 +57,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
             "topics": len(facts.topics),
             "adopted_topics": len(facts.adopted),
             "gateways": len(facts.gateways),
+            "open_zookeeper_nodes": len(facts.open_nodes),
         },
         "findings": [
             {
@@ -79,6 +80,8 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
         + (f", {counted(len(facts.gateways), 'gateway')}" if facts.gateways else "")
         + f": {len(found) or 'no'} findings"
     )
+    if facts.open_nodes and not facts.is_guarded:
+        lines.append("everybody who reaches ZooKeeper may change its nodes; docs/security.md says how to close them")
     context.answer(document, "\n".join(lines))
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
 

@@ -615,11 +615,13 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
             f"{min(facts.hidden)}: nothing can be said of these",
             _GRANT,
         )
-    if facts.open_nodes:
+    if facts.open_nodes and facts.is_guarded:
         yield warning(
             "zookeeper-open",
-            f"everybody may change {len(facts.open_nodes)} nodes in ZooKeeper, such as {min(facts.open_nodes)}",
-            "run `rollbridge access secure` with the coordinators' credentials (docs/security.md)",
+            f"everybody who reaches ZooKeeper may change {len(facts.open_nodes)} nodes, such as "
+            f"{min(facts.open_nodes)}, and so ask leaders for anything",
+            "give coordinators and clients an identity there (zookeeper_security), then run `rollbridge access secure` "
+            "with the coordinators' (docs/security.md)",
         )
 
 

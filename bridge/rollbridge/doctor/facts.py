@@ -205,7 +205,8 @@ class ClusterFacts:
         claims: Name of the stream that has adopted a topic, by topic, as the index of topics in ZooKeeper says.
         operations: Operations on the cluster allowed to the principal.
         hidden: Expected topics that the principal may not describe.
-        open_nodes: Znodes that everybody may change, although rollbridge has an identity in ZooKeeper.
+        open_nodes: Znodes that everybody may change.
+        is_guarded: Whether the doctor was told how to log in or encrypt anywhere: nothing else is meant to be open.
         now_ms: Time of the look, ms since 1970.
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
             transactions, and what streams have got meanwhile.
@@ -231,6 +232,7 @@ class ClusterFacts:
     operations: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
     open_nodes: Sequence[str] = ()
+    is_guarded: bool = True
     upcoming: frozenset[str] = frozenset()
     quotas: Sequence[QuotaFacts] = ()
     bootstrap_servers: str = "..."
@@ -311,6 +313,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
             | {*names, *(adopted & set(existing))} - known,
             open_nodes=open_nodes(session),
+            is_guarded=bool(settings.kafka or settings.zookeeper_security),
             upcoming=_upcoming(metadata, filterfalse(is_compacted_topic, found.keys() - _expected(metadata, streams))),
             quotas=list(_quotas(cluster)),
             bootstrap_servers=settings.bootstrap_servers,

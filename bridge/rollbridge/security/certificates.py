@@ -39,7 +39,7 @@ def end_of_validity(path: str) -> datetime:
 def _not_after(der: bytes) -> datetime:
     _, at, _ = _element(der, 0)
     _, at, _ = _element(der, at)
-    kind, _, end = _element(der, at)
+    kind, start, end = _element(der, at)
     for _ in range(4 if kind == _VERSION else 3):
         at = end
         _, start, end = _element(der, at)

@@ -263,9 +263,7 @@ def open_counter(session: ZooKeeperSession, group: GroupName) -> None:
 
 
 def open_nodes(session: ZooKeeperSession) -> list[str]:
-    """Return those of the most important nodes that everybody may change; none without an identity of our own."""
-    if not session.has_identity:
-        return []
+    """Return those of the most important nodes that everybody may change."""
     groups = [path for name in Metadata(session).groups() for path in (paths.group(name), paths.requests(name))]
     found = []
     for path in (
