@@ -1,0 +1,256 @@
+"""``make mutants``: break one line for each guarantee, and see whether the tests that its row names notice.
+
+:data:`ROWS` names code that holds the promise of that number in ``docs/guarantees.md``. One place in it is chosen at
+random and changed: a condition is negated, a comparison or a number is off by one, or a statement is left out. Then the
+row's tests run that need no servers. A mutant that they do not notice *survives*: a hole in the tests, or a change that
+makes no difference, which :data:`SAME` says then.
+
+All of it happens in a copy of the checkout, which stays as it is. ``--write`` puts the survivors into
+``docs/testing.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+GUARANTEES: Final = "docs/guarantees.md"
+REPORT: Final = "docs/testing.md"
+SOURCES: Final = ("bridge", "coordinator", "devcluster", "gateway", "schemas")
+TESTS_S: Final = 600.0
+"""A mutant that makes the tests of a row take longer is noticed."""
+
+ROWS: Final[Mapping[int, Sequence[str]]] = {
+    3: ("bridge/rollbridge/model/buffer.py: BufferFold._data BufferFold._commit BufferFold._end",),
+    5: ("bridge/rollbridge/model/commit_order.py: CommitLine CommitLines",),
+    6: ("bridge/rollbridge/model/reading.py: ReadingPlan",),
+    9: ("bridge/rollbridge/model/buffer.py: BufferFold.expire BufferFold._commit",),
+    14: ("bridge/rollbridge/model/reading.py: ReadingPlan",),
+    18: ("bridge/rollbridge/model/cas.py: holds is_refuted judge place_of",),
+    28: ("bridge/rollbridge/model/cas.py: _falling judge",),
+    33: ("bridge/rollbridge/model/fences.py: Owners Fences",),
+    36: ("bridge/rollbridge/model/truncation.py: floors_of consistent removable",),
+    39: ("bridge/rollbridge/model/truncation.py: without_epochs first_needed",),
+    41: ("bridge/rollbridge/model/cooperative.py: decide_step decide_again SharedSession",),
+    65: ("bridge/rollbridge/model/cooperative.py: SharedSession decide_step",),
+    68: ("bridge/rollbridge/model/partitioners.py: KeySpace KnownKeys",),
+    72: ("bridge/rollbridge/model/epochs.py: EpochHistory.plan_rolling common_parts",),
+    73: ("coordinator/rollbridge_coordinator/state/linger.py: Lingering LateCommits",),
+    75: ("bridge/rollbridge/model/ended.py: EndedIds",),
+    78: ("bridge/rollbridge/model/versions.py: is_version content_of unreadable",),
+    81: ("bridge/rollbridge/model/verification.py: SegmentCheck",),
+    86: ("bridge/rollbridge/model/savepoints.py: SavepointFrame HeldSavepoint StoredSavepoint",),
+    88: ("gateway/rollbridge_gateway/producers.py: found ProducerState",),
+    89: ("gateway/rollbridge_gateway/pace.py: Pace",),
+    92: ("gateway/rollbridge_gateway/logins.py: Login",),
+    93: ("gateway/rollbridge_gateway/lives.py: Life Witness",),
+    94: ("gateway/rollbridge_gateway/expiry.py: is_due sweep",),
+    96: ("gateway/rollbridge_gateway/departures.py: Departures ToldDepartures",),
+    116: ("bridge/rollbridge/model/text.py: printable",),
+    117: (
+        "gateway/rollbridge_gateway/shell/handshakes.py: telling",
+        "bridge/rollbridge/security/certificates.py: end_of_validity _not_after _element",
+        "gateway/rollbridge_gateway/settings.py: GatewaySettings.check_certificate",
+    ),
+}
+"""Code that holds a row: ``FILE: FUNCTION CLASS CLASS.METHOD ...``."""
+
+SAME: Final[Mapping[str, str]] = {}
+"""Mutants that make no difference, as ``FILE FUNCTION: CHANGE``, and why."""
+
+_ROW: Final = re.compile(r"^\| (?P<number>\d+) \|.*\| (?P<held>[^|]*) \|$", re.MULTILINE)
+_TEST: Final = re.compile(r"`([\w/]+\.py::[^`]+)`")
+_NEXT: Final[Mapping[type[ast.cmpop], str]] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
+_MARKS: Final = ("<!-- survivors of `make mutants` -->", "<!-- end of survivors -->")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change of a file: what stands from ``start`` to ``end``, in bytes, is replaced."""
+
+    file: str
+    name: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.name}: `{_short(self.old)}` → `{_short(self.new)}`"
+
+    def apply(self, root: Path) -> bytes:
+        """Change the file, and return what it was."""
+        path = root / self.file
+        before = path.read_bytes()
+        path.write_bytes(before[: self.start] + self.new.encode() + before[self.end :])
+        return before
+
+
+def mutants_of(root: Path, place: str) -> list[Mutant]:
+    """Return all mutants of the functions that a place of :data:`ROWS` names.
+
+    Raises:
+        LookupError: one of them is not in the file.
+    """
+    file, _, names = place.partition(": ")
+    source = (root / file).read_text(encoding="utf-8")
+    known = dict(_definitions(ast.parse(source)))
+    lines = [0, *(len(line.encode()) for line in source.splitlines(keepends=True))]
+    begins = [sum(lines[: number + 1]) for number in range(len(lines))]
+    raw = source.encode()
+    found = []
+    for name in names.split():
+        if name not in known:
+            raise LookupError(f"{file} has no {name}; mend ROWS")
+        for node, new in _changes(known[name]):
+            start, end = (begins[at - 1] + column for at, column in _span(node))
+            old = raw[start:end].decode()
+            text = new.format(old) if "{}" in new else new
+            ast.parse(raw[:start] + text.encode() + raw[end:])
+            found.append(Mutant(file, name, node.lineno, start, end, old, text))
+    return found
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{it.name}", it) for it in node.body if isinstance(it, ast.FunctionDef))
+
+
+def _changes(tree: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """Yield each expression or statement that can be changed, and its replacement; ``{}`` is what it was."""
+    # Python 3.11 does not know where in a file the parts of an f-string are.
+    unplaced = {part for text in ast.walk(tree) if isinstance(text, ast.JoinedStr) for part in ast.walk(text)}
+    for node in filter(lambda it: it not in unplaced, ast.walk(tree)):
+        match node:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield test, "(not ({}))"
+            case ast.comprehension(ifs=tests):
+                yield from ((test, "(not ({}))") for test in tests)
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _NEXT:
+                yield node, f"({ast.unparse(left)} {_NEXT[type(op)]} {ast.unparse(right)})"
+            case ast.BoolOp(values=[first, *_]):
+                yield node, f"({ast.unparse(first)})"
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=int())):
+                yield node, f"({ast.unparse(left)})"
+            case ast.Raise() | ast.Delete() | ast.AugAssign() | ast.Continue():
+                yield node, "pass"
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+                yield node, "pass"
+            case ast.Expr(value=ast.Call()):
+                yield node, "pass"
+            case _:
+                pass
+
+
+def _span(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
+def _short(text: str) -> str:
+    shown = " ".join(text.split()).replace("`", "'").replace("|", "¦")
+    return shown if len(shown) <= 90 else f"{shown[:89]}…"
+
+
+def named_tests(root: Path, number: int) -> list[str]:
+    """Return the tests of a row that need no servers."""
+    text = (root / GUARANTEES).read_text(encoding="utf-8")
+    held = {int(row["number"]): row["held"] for row in _ROW.finditer(text)}[number]
+    return [
+        test for test in _TEST.findall(held) if not test.startswith("integration_tests/") and "imulation" not in test
+    ]
+
+
+def copied(root: Path, place: Path) -> Path:
+    """Copy what git knows of a checkout, changes that are not committed included."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (root / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, place / name)
+    return place
+
+
+def passes(root: Path, tests: Sequence[str]) -> bool:
+    """Return whether tests pass with the code of a copy, within :data:`TESTS_S`."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / name) for name in SOURCES)}
+    environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    with subprocess.Popen(
+        command, cwd=root, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as running:
+        try:
+            return running.wait(TESTS_S) == 0
+        except BaseException as fault:
+            os.killpg(running.pid, signal.SIGKILL)
+            if isinstance(fault, subprocess.TimeoutExpired):
+                return False
+            raise
+
+
+def survivors(root: Path, rows: Sequence[int], each: int, seed: int) -> Iterator[tuple[int, Mutant]]:
+    """Try mutants of each row, in a copy that may be changed, and yield those that its tests do not notice.
+
+    Raises:
+        RuntimeError: the tests of a row fail without a mutant.
+    """
+    for number in rows:
+        choice, tests = random.Random(f"{seed} {number}"), named_tests(root, number)
+        found = [it for place in ROWS[number] for it in mutants_of(root, place) if str(it) not in SAME]
+        if not passes(root, tests):
+            raise RuntimeError(f"row {number}: its tests fail as it is: {' '.join(tests)}")
+        for mutant in choice.sample(found, min(each, len(found))):
+            begun, before = time.monotonic(), mutant.apply(root)
+            try:
+                survives = passes(root, tests)
+            finally:
+                (root / mutant.file).write_bytes(before)
+            what = "SURVIVES" if survives else "noticed"
+            print(f"row {number:3} {what:8} {time.monotonic() - begun:4.0f} s line {mutant.line}: {mutant}", flush=True)
+            if survives:
+                yield number, mutant
+
+
+def main() -> int:
+    """Run, and return 1 if a mutant has survived."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=lambda text: [int(it) for it in text.split(",")], default=list(ROWS))
+    parser.add_argument("--each", type=int, default=1, help="mutants of each row")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="repeats a choice")
+    parser.add_argument("--write", action="store_true", help=f"put the survivors into {REPORT}")
+    given = parser.parse_args()
+    print(f"--seed {given.seed}")
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        found = list(survivors(copied(ROOT, Path(place)), given.rows, given.each, given.seed))
+    lines = [f"| {number} | {mutant} |" for number, mutant in found] or ["| – | none |"]
+    print(*lines, sep="\n")
+    if given.write:
+        path, (begin, end) = ROOT / REPORT, _MARKS
+        head, rest = path.read_text(encoding="utf-8").split(begin)
+        table = "\n".join([begin, "", "| row | mutant |", "|---|---|", *lines, "", end])
+        path.write_text(head + table + rest.partition(end)[2], encoding="utf-8")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
