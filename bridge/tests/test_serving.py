@@ -46,6 +46,20 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
         connection.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403), ("evil.example:9464", 403), ("127.0.0.1.evil.example", 403), ("a@127.0.0.1", 403),
+        ("127.0.0.1", 200), ("[::1]:9464", 200), ("localhost:9464", 200), ("coordinator-1:9464", 200),
+        (f"{socket.gethostname()}.corp.example:9464", 200),
+    ],
+)  # fmt: skip
+def test_metrics_are_not_for_a_site_whose_name_leads_here(host: str, status: int) -> None:
+    with endpoint([]) as serving:
+        assert ask(serving.port, "/metrics", Host=host)[0] == status
+        assert ask(serving.port, "/healthz", Host=host)[0] == 200, "probes have names of their own"
+
+
 def test_the_endpoint_serves_metrics_and_health() -> None:
     wrong: list[str] = []
     with endpoint(wrong, [Sample(LAG, ("s/a",), -1), Sample(HELD, ("s/a",), 2)]) as serving:

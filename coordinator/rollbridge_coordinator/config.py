@@ -116,6 +116,9 @@ class CoordinatorSettings:
     metrics_address: str = option("", check=_check_address)
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
     free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""
+    metrics_texts: bool = True
+    """Whether metrics name client and label of the oldest transaction, cut to 64 characters: records of others may be
+    recognized by them."""
     probe_socket: str = ""
     """Path of a Unix socket at which `/healthz` and `/livez` are answered to probes of this machine, whatever strangers
     do to other addresses. Not served if empty; ``/tmp/rollbridge.sock`` in the container image."""

@@ -9,6 +9,7 @@ This module needs ``rollbridge[metrics]``, the official ``prometheus_client``.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 from rollbridge.defects import log_defect
 from rollbridge.errors import UnavailableError
 from rollbridge.metrics import SampleCollector
+from rollbridge.model.hosts import is_own_host
 from rollbridge.model.metrics import Family, Sample
 from rollbridge.serving.http_service import BoundedHandler, BoundHttpServer, HttpService, ProbeHttpServer
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 _TEXT: Final = "text/plain; charset=utf-8"
 FRESH_S: Final = 1.0
 """For which a page of metrics is answered again: whoever asks often does not keep the daemon busy."""
+_MACHINE: Final = socket.gethostname().lower().partition(".")[0]
 _KINDS_MAX: Final = 10
 """Formats in which metrics are kept, so that whoever asks for many of them takes no memory."""
 
@@ -132,6 +135,7 @@ class _Server(BoundHttpServer):
         faults: Callable[[], list[str]],
         alive: Callable[[], list[str]],
     ) -> None:
+        self.host = host.lower()
         self.metrics = metrics
         self.faults = faults
         self.alive = alive
@@ -140,6 +144,7 @@ class _Server(BoundHttpServer):
 
 class _ProbeServer(ProbeHttpServer):
     def __init__(self, path: str, faults: Callable[[], list[str]], alive: Callable[[], list[str]]) -> None:
+        self.host = ""
         self.metrics = None
         self.faults = faults
         self.alive = alive
@@ -161,8 +166,24 @@ class _Handler(BoundedHandler):
 
     do_HEAD = do_GET
 
+    def _is_asked_by_name(self) -> bool:
+        """Return whether no browser can have been led here by a site of another name.
+
+        Of the machine's own name only the first part has to be right: it rarely knows its domain, and scrapers use it.
+        Names without a dot are of private networks, as those of containers.
+        """
+        host = ", ".join(self.headers.get_all("Host", ())).lower()
+        if not host:
+            return True  # no browser leaves it out
+        name = host.partition(":")[0]
+        first, dot, _ = name.partition(".")
+        known = {"localhost", self.server.host, name if first == _MACHINE or not dot else ""}
+        return is_own_host(host, known - {""})
+
     def _answer(self, path: str) -> tuple[HTTPStatus, bytes, str]:
         match path:
+            case "/metrics" if not self._is_asked_by_name():
+                return _said(HTTPStatus.FORBIDDEN, ["ask for /metrics by address, or by the name of this machine"])
             case "/metrics" if self.server.metrics is not None:
                 return HTTPStatus.OK, *self.server.metrics.read(self.headers.get("Accept", ""))
             case "/healthz":

@@ -54,6 +54,7 @@ from rollbridge_coordinator.state.families import (
     FAMILIES,
     ZOOKEEPER_OPERATIONS,
     coordinator_samples,
+    without_texts,
     zookeeper_samples,
 )
 from rollbridge_coordinator.state.metrics import Vitals, faults
@@ -216,7 +217,8 @@ class Daemon:
             requests=self._requests.durations(),
         )
         if self._board is not None:
-            yield from self._board.samples()
+            samples = self._board.samples()
+            yield from samples if self._settings.metrics_texts else without_texts(samples)
 
     @contextmanager
     def _endpoint(self) -> Iterator[None]:

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from rollbridge.errors import InvalidRequestError
+from rollbridge.model.hosts import is_own_host
 from rollbridge.model.ids import TransactionId
 
 BODY_BYTES_MAX: Final = 4096
@@ -168,7 +168,7 @@ class Rules:
 def judge(heading: Heading, rules: Rules) -> Admitted | Dismissed:
     """Decide whether a request is answered."""
     host = (heading.host or "").lower()
-    if not _is_ours(host, rules):
+    if not is_own_host(host, rules.names):
         return Dismissed(
             HTTPStatus.FORBIDDEN,
             "wrong-host",
@@ -248,23 +248,6 @@ class WrongTokens:
         self._of[address] = (1 if now_s - last_s >= WRONG_S else count + 1, now_s)
         if len(self._of) > WRONG_ADDRESSES_MAX:
             self._of.pop(next(iter(self._of)), None)
-
-
-def _is_ours(host: str, rules: Rules) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        _ = urlsplit(f"//{host}").port
-    except ValueError:
-        return False
-    if "@" in host or "/" in host:
-        return False
-    if name in rules.names:
-        return True
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_same_origin(heading: Heading, host: str, rules: Rules) -> bool:

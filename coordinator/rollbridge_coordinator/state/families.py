@@ -7,7 +7,7 @@ are there from the first scrape on, at 0. Metrics of snapshots have the names of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from rollbridge.model.changes import EpochTransition
@@ -26,6 +26,14 @@ EFFECTS: Final = tuple(sorted({kind.__name__ for kind in Effect.__subclasses__()
 CHANGES: Final = ("scale", "rolling-commit")
 """Kinds of changes that may have to wait for native transactions of others."""
 ZOOKEEPER_OPERATIONS: Final = ("read", "write", "multi")
+
+
+TEXT_CHARACTERS_MAX: Final = 64
+"""Of what clients call themselves and their transactions, in labels of metrics: each takes room in Prometheus."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
 def _gauge(name: str, labels: str, about: str, advice: str = "") -> Family:
@@ -448,7 +456,8 @@ def _transactions(group: GroupState, name: str, view: LeaderView) -> Iterator[Sa
     oldest = seen.oldest
     yield Sample(OLDEST_AGE, (name,), 0 if oldest is None else max(view.now_ms - oldest.begun_ms, 0) / 1000)
     if oldest is not None:
-        labels = (name, str(oldest.transaction_id), oldest.begin.client_name, oldest.begin.label or "")
+        texts = map(_cut, (oldest.begin.client_name, oldest.begin.label or ""))
+        labels = (name, str(oldest.transaction_id), *texts)
         yield Sample(OLDEST, labels, 1)
     left = UNKNOWN if seen.deadline_ms is None else (seen.deadline_ms - view.now_ms) / 1000
     yield Sample(LEASE_LEFT, (name,), left)
@@ -539,3 +548,12 @@ def _snapshots(group: GroupState, name: str) -> Iterator[Sample]:
     yield Sample(SEGMENTS, (name,), segments)
     yield Sample(ENTRY_BYTES, (name,), metrics.entry_bytes.copy())
     yield Sample(SNAPSHOT_FAULTS, (name,), metrics.faults)
+
+
+def without_texts(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield samples without what clients have called themselves and their transactions."""
+    for sample in samples:
+        if sample.family is OLDEST:
+            group, transaction, *_ = sample.labels
+            sample = sample._replace(labels=(group, transaction, "", ""))
+        yield sample
