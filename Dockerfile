@@ -1,4 +1,4 @@
-# The coordinator, the gateway, and the command line for clients: docker build -t rollbridge/coordinator:0.3.0.dev0 .
+# The coordinator, the gateway, and the command line for clients: docker build -t localhost/rollbridge/coordinator:0.3.0.dev0 .
 #
 # Without a network in the build: fetch the wheels first, and say where they are (docs/containers.md). Where no image of
 # Python can be pulled either, `rollbridge images build` makes a stand-in and does the rest.

@@ -207,7 +207,7 @@ def check_what_is_lacking(installed: Installation) -> None:
     ):
         lacking = installed.command(*command)
         assert lacking.returncode == 8, lacking
-        assert f"pip install 'rollbridge[{extra}]'" in lacking.stderr
+        assert f".whl[{extra}]'" in lacking.stderr
         assert "nothing was done" in lacking.stderr
     assert installed.command("--help").returncode == 0
     assert installed.command("stream", "--help").returncode == 0

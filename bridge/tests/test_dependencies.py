@@ -37,3 +37,10 @@ def test_the_bill_of_materials_names_what_is_pinned(tmp_path: Path) -> None:
     bill = json.loads(made.read_text(encoding="utf-8"))
     assert bill["bomFormat"] == "CycloneDX"
     assert {part["name"] for part in bill["components"]} == pinned("client")
+
+
+def test_nobody_is_told_to_fetch_names_that_are_not_ours() -> None:
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/deploy/*"), ROOT / "compose.yaml"]
+    files += [*ROOT.glob("bridge/rollbridge/**/*.py"), *ROOT.glob("devcluster/rollbridge_devcluster/**/*.py")]
+    wrong = re.compile(r"(?<!Never `)pip install (?:--\S+ )*['\"]?rollbridge\b(?! @)|(?<![\w./])rollbridge/\w+:\S*\d")
+    assert [(path.name, found[0]) for path in files for found in wrong.finditer(path.read_text(encoding="utf-8"))] == []

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from rollbridge.errors import LocalEnvironmentError
 from rollbridge.model.errors import PortableError
+from rollbridge.version import what_brings
 from rollbridge_devcluster import image_names as names
 from rollbridge_devcluster.recipes import Tree
 
@@ -36,7 +37,7 @@ try:
     from docker.models.volumes import Volume
 except ImportError as fault:
     raise LocalEnvironmentError(
-        "Docker's library for Python is not installed; nothing was done; pip install 'rollbridge[containers]' brings it"
+        f"Docker's library for Python is not installed; nothing was done; {what_brings('containers')}"
     ) from fault
 
 SESSION: Final = uuid.uuid4().hex

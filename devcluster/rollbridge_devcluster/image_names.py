@@ -19,15 +19,15 @@ ZOOKEEPER: Final = "zookeeper:3.9.5"
 PYTHON: Final = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """What the coordinator's image is based on. Its wheels are fetched by this interpreter, hence the same version."""
 
-COORDINATOR: Final = f"rollbridge/coordinator:{VERSION}"
+COORDINATOR: Final = f"localhost/rollbridge/coordinator:{VERSION}"
 """Runs a coordinator unless told otherwise; ``rollbridge`` is on its PATH, so it is the client's image as well."""
-TOOLBOX: Final = f"rollbridge/toolbox:{VERSION}"
+TOOLBOX: Final = f"localhost/rollbridge/toolbox:{VERSION}"
 """A shell, coreutils and network tools (``iptables``, ``tc``, ``ip``, ``ss``), for side containers in the network
 namespace of another one. Its label :data:`LABEL_TOOLS` says which tools it has."""
-PROMETHEUS: Final = f"rollbridge/prometheus:{VERSION}"
+PROMETHEUS: Final = f"localhost/rollbridge/prometheus:{VERSION}"
 """The Prometheus of the machine that builds it (Debian's package), where the official one cannot be had: same program,
 ports, volume and user. Only ``compose.yaml``'s profile ``metrics`` uses it."""
-JAVA: Final = f"rollbridge/java:{VERSION}"
+JAVA: Final = f"localhost/rollbridge/java:{VERSION}"
 """The toolbox with a Java, on which the stand-ins of Kafka and ZooKeeper are based."""
 
 OFFICIAL: Final = frozenset({KAFKA, ZOOKEEPER, PYTHON})

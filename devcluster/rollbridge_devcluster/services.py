@@ -11,6 +11,7 @@ import psutil
 
 from rollbridge.doctor import probes
 from rollbridge.errors import LocalEnvironmentError
+from rollbridge.version import what_brings
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.nodes import KafkaProcess, ProcessNode, ZooKeeperProcess
 from rollbridge_devcluster.state import COORDINATOR_PREFIX, GATEWAY, ClusterState, Home
@@ -83,7 +84,7 @@ def require_gateway() -> None:
         if find_spec(package) is None:
             raise LocalEnvironmentError(
                 f"{package} is not installed, which a gateway needs; nothing was started; "
-                "pip install 'rollbridge[gateway]' brings it, and --no-gateway does without"
+                f"{what_brings('gateway')}, and --no-gateway does without"
             )
 
 

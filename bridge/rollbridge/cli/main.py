@@ -32,7 +32,7 @@ from rollbridge.logs import (
     handler_of,
 )
 from rollbridge.model.text import printable, printable_lines
-from rollbridge.version import __version__
+from rollbridge.version import __version__, what_brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Entry:
     Attributes:
         module: Module with a click command of the command's name.
         help: One line.
-        extra: Extra that must be installed for the command, if any: ``pip install 'rollbridge[EXTRA]'``.
+        extra: Extra that must be installed for the command, if any; :func:`what_brings` says how.
     """
 
     module: str
@@ -134,8 +134,7 @@ def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:
     if not extra:
         return missing
     return LocalEnvironmentError(
-        f"{missing.name} is not installed, which `rollbridge {command}` needs; nothing was done; "
-        f"pip install 'rollbridge[{extra}]' brings it"
+        f"{missing.name} is not installed, which `rollbridge {command}` needs; nothing was done; {what_brings(extra)}"
     )
 
 
