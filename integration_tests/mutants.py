@@ -36,8 +36,8 @@ TESTS_S: Final = 600.0
 
 ROWS: Final[Mapping[int, Sequence[str]]] = {
     3: (
-        "bridge/rollbridge/model/pieces.py: BufferedTransaction.is_complete BufferedTransaction.names_beyond "
-        "BufferedTransaction.merged_frames BufferedTransaction._matched",
+        "bridge/rollbridge/model/pieces.py: BufferedTransaction.is_complete BufferedTransaction.names_beyond",
+        "bridge/rollbridge/model/pieces.py: BufferedTransaction.merged_frames BufferedTransaction._matched",
     ),
     5: ("bridge/rollbridge/model/commit_order.py: CommitLine order_of CommitLines.release CommitLines.due",),
     6: ("bridge/rollbridge/model/reading.py: ReadingPlan",),

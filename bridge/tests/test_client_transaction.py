@@ -24,6 +24,7 @@ from rollbridge.errors import (
     BackpressureError,
     IncompleteError,
     InvalidRequestError,
+    NotAuthorizedError,
     OutcomeUnknownError,
     TransactionAbortedError,
     TransactionClosedError,
@@ -52,8 +53,10 @@ from rollbridge.model.routing import Route
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 GROUP = GroupName("sales")
-REFUSED = Undelivered(ErrorCode.message_too_large, is_refusal=True)
-LOST = Undelivered(ErrorCode.unknown_server_error, is_refusal=False)
+BUFFER = "sales.orders.transaction-buffer"
+REFUSED = Undelivered(ErrorCode.message_too_large, is_refusal=True, topic=BUFFER)
+LOST = Undelivered(ErrorCode.unknown_server_error, is_refusal=False, topic=BUFFER)
+DENIED = Undelivered(ErrorCode.topic_authorization_failed, is_refusal=True, topic=BUFFER)
 LEASE_END = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -296,6 +299,23 @@ def test_a_frame_refused_before_the_commit_makes_it_incomplete(bench: Bench) -> 
     with pytest.raises(IncompleteError):
         transaction.commit()
     transaction.abort()
+
+
+def test_a_right_that_is_missing_in_the_middle_is_named_with_its_topic(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.use(ORDERS)
+    transaction = bench.begin()
+    future = transaction.write(ORDERS, key=b"k", value=b"v")
+    with pytest.raises(UnavailableError):
+        transaction.flush()
+    bench.sender.acknowledge(fault=DENIED)
+    with pytest.raises(IncompleteError, match=rf"topic {BUFFER}.*TOPIC_AUTHORIZATION_FAILED") as refusal:
+        transaction.commit()
+    assert isinstance(refusal.value.__cause__, NotAuthorizedError)
+    assert refusal.value.__cause__.resource == f"topic {BUFFER}"
+    assert BUFFER in str(future.exception(0))
+    assert BUFFER in caplog.text
 
 
 def test_a_transaction_whose_begin_was_refused_ends_at_once(bench: Bench) -> None:

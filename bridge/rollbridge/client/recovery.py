@@ -519,7 +519,7 @@ class Resumer:
                 transaction=str(identifier),
             )
         if faults:
-            raise faults[0].error("extend a lease", f"topic {place[0]}")
+            raise faults[0].error("write an extension")
         return self.lease_end(group, identifier, deadline.left())
 
     def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:

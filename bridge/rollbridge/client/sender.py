@@ -71,18 +71,20 @@ class Undelivered(NamedTuple):
     code: ErrorCode
     is_refusal: bool
     """True if a broker refused the frame, and it is certainly not in the buffer."""
+    topic: str
+    """Topic of the buffer."""
 
     @property
     def is_closed(self) -> bool:
         """True if the buffer takes nothing any more; frames are never too large for one that is open."""
         return self.code in _CLOSED
 
-    def error(self, doing: str, resource: str = "") -> RollbridgeError:
-        """Return the error to raise, a new one each time."""
-        return refusal(self.code, doing, resource)
+    def error(self, doing: str) -> RollbridgeError:
+        """Return the error to raise, a new one each time; it names the topic."""
+        return refusal(self.code, f"{doing} to topic {self.topic}", f"topic {self.topic}")
 
     def __str__(self) -> str:
-        return str(self.error("deliver it"))
+        return str(self.error("write it"))
 
 
 Delivered = Callable[[Undelivered | None], None]
@@ -345,7 +347,7 @@ class FrameSender(Sender[FrameBatch]):
         self._dispatch.note(queue)
 
     def _fail(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
-        batch.fault = Undelivered(code, not batch.doubtful)
+        batch.fault = Undelivered(code, not batch.doubtful, queue.topic)
         logger.info("%d frames for %s were not delivered: %s", batch.count, queue.topic, code.name)
         queue.drop(batch)
         self.counts.failed += batch.count

@@ -318,13 +318,8 @@ class Writing:
     def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
             logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
-            doing = "send a frame"
-            if fault.is_closed:
-                doing += f"; {self._buffers_named()} was closed: a stream was deleted"
-            self._completion.failure = fault.error(doing)
-
-    def _buffers_named(self) -> str:
-        return " or ".join(sorted({topic for topic, _ in self._buffers}))
+            what = " (it was closed: its stream was deleted)" if fault.is_closed else ""
+            self._completion.failure = fault.error(f"send a frame{what}")
 
 
 class Part(Writing):
