@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -17,7 +20,7 @@ import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S
-from rollbridge import DLSN, EMPTY
+from rollbridge import ANY, DLSN, EMPTY
 from rollbridge.cas.session import take_slot, transactional_ids
 from rollbridge.errors import CasOutcomeUnknownError, CasWriteError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
@@ -91,6 +94,24 @@ def test_a_refusal_whose_abort_is_lost_leaves_nothing(
         for number in range(2, 6):  # all transactional ids of the writer are used again
             first = writer.write(b"a", b"%d" % number, expected=first)
     assert values(site, ledger) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("api", [Api.FETCH, Api.LIST_OFFSETS, Api.PRODUCE, Api.END_TXN])
+def test_no_call_outlives_its_time_out_by_another_one(
+    client: rollbridge.Bridge, ledger: str, proxy: FaultProxy, api: Api
+) -> None:
+    """A broker that is silent has half a minute for an answer, elsewhere."""
+    with client.cas_writer(ledger, timeout=3) as writer:
+        sn = writer.write(b"a", b"1", expected=EMPTY)
+        proxy.strike(api, Point.SILENT, times=100_000)
+        calls: list[Callable[[], object]] = [writer.tail, partial(writer.write, b"a", b"2", expected=sn)]
+        for ask in calls:
+            began = time.monotonic()
+            with suppress(UnavailableError, CasOutcomeUnknownError):  # not each asks for everything
+                ask()
+            assert time.monotonic() - began < 20
+        proxy.calm()
+        assert writer.write(b"a", b"3", expected=ANY) == writer.tail()
 
 
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_can_be_asked_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,19 +12,30 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v11 import ProduceResponse
 
 import rollbridge
+from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailableError
+from rollbridge.kafka.batches import BatchBuilder, stamped_header
+from rollbridge.kafka.coordination import Coordination
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.produce import PRODUCE_KEY, produce_body, request_start
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator
 from rollbridge.model.snapshots import index_keys
 from rollbridge.zookeeper.session import ZooKeeperSession
+
+OLD_PRODUCE = 11
+"""The last version with which a broker does not tell the coordinator that a partition takes part."""
 
 
 class Patient:
@@ -205,3 +217,35 @@ def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
         log = tmp_path / "wiped" / "coordinator-1.log"
         until(lambda: "Restore ZooKeeper from a backup" in log.read_text())
     assert [message.value() for message in patient.site.committed(stream)] == [b"v"]
+
+
+def test_a_native_transaction_whose_marker_was_lost_is_said_to_hang(
+    unique_name: Callable[[str], str], scope: str, tmp_path: Path
+) -> None:
+    """An unclean election leaves one; here a broker takes a record of a transaction that no coordinator has begun."""
+    settings = {"transaction.partition.verification.enable": "false"}
+    stream, root = StreamName(scope, "orders"), f"/{unique_name('patient')}"
+    with new_cluster(kafka_settings=settings) as own, Site(own, root, tmp_path) as site, site.connect() as client:
+        client.admin.create_stream(str(stream))
+        place = stream.segment_topic(SegmentId.of(0, 0)), 0
+        name = unique_name("lost")
+        with Cluster(own.bootstrap_servers) as cluster:
+            coordination = Coordination(cluster, name, transaction_timeout_ms=60_000, retry_timeout_s=60)
+            producer = coordination.take_over()
+            builder = BatchBuilder(1 << 10)
+            builder.append(int(time.time() * 1000) - 120_000, b"k", b"v")
+            batch = builder.build()
+            header = stamped_header(
+                batch,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0,
+                transactional=True,
+            )
+            connection = cluster.connection(cluster.leader(*place))
+            body = produce_body(request_start(name, 5_000), [(place, header, batch)])
+            connection.send_body(PRODUCE_KEY, OLD_PRODUCE, body)
+            [answer] = connection.receive(ProduceResponse).responses
+            assert answer.partition_responses[0].error_code is ErrorCode.none
+        findings = Patient(site, scope, Cli(own, root)).findings()
+        assert "no coordinator names it as under way" in findings["hanging-transaction"]["what"]

@@ -1,15 +1,20 @@
-"""Connections that are kept for the next question are closed with the object that keeps them."""
+"""Which broker is asked and believed; connections that are kept are closed with the object that keeps them."""
 
 from __future__ import annotations
 
 import gc
 import socket
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator.v4 import FindCoordinatorRequest
 
 from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError
-from rollbridge.kafka.metadata import Clusters
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType, LeaderEpochs
 
 
 class Kept:
@@ -40,3 +45,122 @@ def test_nobody_there_is_told_and_not_dialled_again_at_once() -> None:
         for said in ("cannot connect", "not tried again at once"):
             with pytest.raises(KafkaUnavailableError, match=said):
                 cluster.leader("t", 0)
+
+
+class Told:
+    """Stands for the connection to a broker: what it says about the cluster is its own view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def usable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def call(self, request: Any, _kind: object) -> Any:
+        self._view.asked += 1
+        if isinstance(request, FindCoordinatorRequest):
+            return SimpleNamespace(
+                coordinators=[
+                    SimpleNamespace(error_code=ErrorCode.none, node_id=self._view.leader, host="1.0.0.1", port=1)
+                ]
+            )
+        return SimpleNamespace(
+            brokers=[SimpleNamespace(node_id=node, host=f"1.0.0.{node}", port=1) for node in NODES],
+            topics=[
+                SimpleNamespace(
+                    name=topic.name,
+                    topic_id=self._view.topic_id,
+                    error_code=ErrorCode.none,
+                    partitions=[
+                        SimpleNamespace(partition_index=0, leader_id=self._view.leader, leader_epoch=self._view.epoch)
+                    ],
+                )
+                for topic in request.topics
+            ],
+        )
+
+
+@dataclass
+class View:
+    """What a broker believes."""
+
+    leader: int
+    epoch: int
+    topic_id: str = "id"
+    asked: int = 0
+
+
+NODES = (1, 2, 3)
+SERVERS = ",".join(f"1.0.0.{node}:1" for node in NODES)
+
+
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> dict[int, View]:
+    """All brokers believe that the first leads."""
+    found = {node: View(1, 1) for node in NODES}
+    monkeypatch.setattr(Cluster, "_connect", lambda _self, broker, _deadline: Told(found[int(broker.host[-1])]))
+    return found
+
+
+def test_once_an_answer_was_wrong_another_broker_is_asked(views: dict[int, View]) -> None:
+    """The first one is cut off from the others: it goes on believing that it leads."""
+    cluster = Cluster(SERVERS)
+    assert cluster.leader("t", 0) == 1
+    assert cluster.coordinator(CoordinatorType.TRANSACTION, "id") == 1
+    for node in (2, 3):
+        views[node] = View(2, 2)
+    cluster.forget_leader("t", 0)
+    assert cluster.leader("t", 0) == 2
+    cluster.forget_coordinator(CoordinatorType.TRANSACTION, "id")
+    assert cluster.coordinator(CoordinatorType.TRANSACTION, "id") == 2
+
+
+def test_a_coordinator_that_two_brokers_name_wrongly_is_found_at_the_third(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    views[3] = View(3, 2)
+    found = []
+    for _ in NODES:
+        found.append(cluster.coordinator(CoordinatorType.GROUP, "g"))
+        cluster.forget_coordinator(CoordinatorType.GROUP, "g")
+    assert found == [1, 1, 3]
+    assert {node: view.asked for node, view in views.items()} == {1: 1, 2: 1, 3: 1}
+
+
+def test_an_older_view_is_not_believed(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    for view in views.values():
+        view.leader, view.epoch = 2, 5
+    assert cluster.leader("t", 0) == 2
+    views[2] = View(1, 4)
+    cluster.forget_leader("t", 0)
+    with pytest.raises(CodeError, match="LEADER_NOT_AVAILABLE"):
+        cluster.leader("t", 0)
+    assert cluster.leader("t", 0) == 2, "of the next broker"
+
+
+def test_of_a_topic_that_was_made_again_everything_is_new(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    for view in views.values():
+        view.epoch = 5
+    assert cluster.leader("t", 0) == 1
+    for node in NODES:
+        views[node] = View(3, 0, "another")
+    cluster.forget_leader("t")
+    assert cluster.leader("t", 0) == 3
+
+
+def test_what_one_cluster_learns_the_others_that_share_it_look_up(views: dict[int, View]) -> None:
+    epochs = LeaderEpochs()
+    one, other = Cluster(SERVERS, epochs=epochs), Cluster(SERVERS, epochs=epochs)
+    assert (one.leader("t", 0), other.leader("t", 0)) == (1, 1)
+    for node in (2, 3):
+        views[node] = View(2, 2)
+    one.forget_leader("t", 0)
+    assert one.leader("t", 0) == 2
+    assert other.known_leader("t", 0) is None
+    with pytest.raises(CodeError):
+        other.leader("t", 0)  # it has asked the first broker
+    assert other.leader("t", 0) == 2

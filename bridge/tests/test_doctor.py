@@ -122,8 +122,8 @@ def with_snapshot(*, since: EndedSince = EndedSince(0, 0), **changes: Any) -> Cl
     return replace(GOOD, snapshots=[SnapshotFacts(replace(FOUND, **changes), since)])
 
 
-def native(age_s: float) -> ClusterFacts:
-    return replace(GOOD, open_natives=[OpenNative(ACTIVE, 17, 4, age_s)])
+def native(age_s: float, *, hangs: bool = False) -> ClusterFacts:
+    return replace(GOOD, open_natives=[OpenNative(ACTIVE, 17, 4, age_s, hangs=hangs)])
 
 
 def overdue(begun_ms: int) -> ClusterFacts:
@@ -279,6 +279,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     "a long native transaction": (lambda: native(120), "long-transaction", Severity.WARNING, "time-out"),
     "a hanging native transaction": (
         lambda: native(2_000),
+        "hanging-transaction",
+        Severity.PROBLEM,
+        f"--topic {ACTIVE} --start-offset 4",
+    ),
+    "a native transaction that no coordinator knows": (
+        lambda: native(120, hangs=True),
         "hanging-transaction",
         Severity.PROBLEM,
         f"--topic {ACTIVE} --start-offset 4",

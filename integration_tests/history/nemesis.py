@@ -160,6 +160,10 @@ class Nemesis:
         if Ability.PARTITION in cluster.can:
             cuts: dict[str, Callable[[], Iterator[None]]] = {
                 f"cut {broker} off from the others": lambda: self._cut_off(cluster.brokers),
+                f"cut {broker} off from the others and coordinators": lambda: self._cut_off(
+                    cluster.brokers, self.coordinators
+                ),
+                f"cut {broker} off from coordinators": lambda: self._cut_off(cluster.brokers[:1], self.coordinators),
                 f"cut {server} off from the others": lambda: self._cut_off(cluster.zookeepers),
                 "cut a coordinator off from ZooKeeper": lambda: self._cut_coordinator(cluster.zookeepers),
                 "cut a coordinator off from Kafka": lambda: self._cut_coordinator(cluster.brokers),
@@ -224,10 +228,10 @@ class Nemesis:
         with self._cluster.paused(self._one_of(parts)):
             yield
 
-    def _cut_off(self, parts: Sequence[str]) -> Iterator[None]:
-        """Nothing goes between one of them and the others; clients of this machine still reach it."""
+    def _cut_off(self, parts: Sequence[str], more: Sequence[str] = ()) -> Iterator[None]:
+        """Nothing goes between one of them and the others, or ``more``; clients of this machine still reach it."""
         part = self._one_of(parts)
-        with faults.partitioned(self._cluster, part, [other for other in parts if other != part]):
+        with faults.partitioned(self._cluster, part, [*(other for other in parts if other != part), *more]):
             yield
 
     def _cut_coordinator(self, servers: Sequence[str]) -> Iterator[None]:

@@ -36,7 +36,13 @@ from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
 from rollbridge.config import ConnectionSettings
 from rollbridge.defects import log_defect
-from rollbridge.errors import CasOutcomeUnknownError, RecordTooLargeError, RollbridgeError, TruncatedError
+from rollbridge.errors import (
+    CasOutcomeUnknownError,
+    KafkaUnavailableError,
+    RecordTooLargeError,
+    RollbridgeError,
+    TruncatedError,
+)
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -46,7 +52,7 @@ from rollbridge.kafka.errors import (
     TopicNotFoundError,
 )
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.metadata import Cluster, LeaderEpochs
 from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, Question, T, WaitedTooLongError, answer_of, ask
 from rollbridge.model.cas import Refused
 from rollbridge.model.ids import SegmentId
@@ -91,19 +97,23 @@ class StreamAppender:
         self.router: Final = SegmentRouter(catalog, session, stream)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
+        # What one of them learns, from a refusal for example, the others know: a broker that is cut off from the others
+        # goes on answering what was true before.
+        epochs = LeaderEpochs()
         self._pool = SessionPool(
             settings,
             stream,
             lambda: take_slot(session, stream, settings.client_name),
             transaction_timeout_ms=int(transaction_timeout_s * 1000),
             retry_timeout_ms=int(self._answer_timeout_s * 1000),
+            epochs=epochs,
         )
         self._queues: dict[SegmentId, AppendQueue] = {}
         self._queues_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{stream}")
         # Reading the log for a caller must not wait for a round, nor a round for it: hence a second reader.
         self._reader = LogReader(
-            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, epochs=epochs)
         )
         self.tails: Final = LineageTails(self.router.place)
         """What is known of the log apart from rounds, to be asked with :meth:`ask` only."""
@@ -130,8 +140,13 @@ class StreamAppender:
 
     def ask(self, question: Question[T], deadline: Deadline) -> T:
         """Answer a question about :attr:`tails`; one thread at a time."""
-        with self._reading:
-            return ask(question, self._reader, deadline)
+        if not self._reading.acquire(timeout=deadline.left()):
+            raise KafkaUnavailableError(f"others who read {self.router.stream} have had no answer; nothing was written")
+        try:
+            with self._reader.within(deadline):
+                return ask(question, self._reader, deadline)
+        finally:
+            self._reading.release()
 
     def close(self) -> None:
         """Carry out what waits, release the transactional ids, and disconnect."""
@@ -181,7 +196,7 @@ class StreamAppender:
         if pause_s := queue.contention.pause_s(random.random()):
             time.sleep(pause_s)
         try:
-            with self._pool.session() as session:
+            with self._pool.session(max((item.deadline for item in round_.requests), key=Deadline.left)) as session:
                 took_s = self._run(queue, round_, session)
         except RollbridgeError as fault:
             _fail(round_.requests, fault)
@@ -264,8 +279,8 @@ class StreamAppender:
     def _look_for(self, queue: AppendQueue, request: AppendRequest, verdict: Refused) -> None:
         """Answer a write that is refused: the record that refuses it may be the same write, from an earlier attempt."""
         try:
-            with self._pool.session() as session:
-                deadline = Deadline(self._answer_timeout_s)
+            deadline = request.deadline
+            with self._pool.session(deadline) as session:
                 found = ask(queue.tails.find(request.course, request.token), session.reader, deadline)
         except TruncatedError as fault:
             why = f"{fault}; it is not known whether an earlier attempt was written, and nobody will be able to say"

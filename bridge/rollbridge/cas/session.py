@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.calls import answers_within
+from rollbridge.calls import Deadline, answers_within
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import RollbridgeError, UnknownWriteError
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.metadata import Cluster, LeaderEpochs
 from rollbridge.model import paths
 from rollbridge.model.names import StreamName
 from rollbridge.zookeeper.errors import NodeExistsError
@@ -135,6 +135,12 @@ class TransactionalSession:
             return False
         return True
 
+    @contextmanager
+    def within(self, deadline: Deadline) -> Iterator[None]:
+        """Bound all that is done in this context by a deadline."""
+        with self.appender.within(deadline), self.reader.within(deadline):
+            yield
+
     def rollback(self) -> None:
         """Abort what is open, at the latest when this session is next used; it is never committed in any case."""
         if self.appender.state not in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
@@ -170,6 +176,7 @@ class SessionPool:
         *,
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
+        epochs: LeaderEpochs,
     ) -> None:
         """Start empty; ``take`` leases a slot, and is called again whenever the present one was lost."""
         self._settings = settings
@@ -177,24 +184,28 @@ class SessionPool:
         self._take = take
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
+        self._epochs = epochs
         self._changed = threading.Condition()
         self._lease: TransactionalIdLease | None = None
         self._idle: deque[TransactionalSession] = deque()
 
     @contextmanager
-    def session(self) -> Iterator[TransactionalSession]:
+    def session(self, deadline: Deadline) -> Iterator[TransactionalSession]:
         """Yield a session that is ready; under a fresh slot if the one before was lost.
+
+        All that is done with it is bounded by the deadline.
 
         Raises:
             KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time; nothing was written.
             NotAuthorizedError, ConfigError: the broker refuses the transactional id.
         """
         while True:
-            session, is_ready = self._acquire(), False
+            session, is_ready = self._acquire(deadline), False
             try:
-                if is_ready := session.prepare():
-                    yield session
-                    return
+                with session.within(deadline):
+                    if is_ready := session.prepare():
+                        yield session
+                        return
             finally:
                 self._give_back(session, first=is_ready and session.appender.state is not AppenderState.READY)
 
@@ -208,15 +219,18 @@ class SessionPool:
         if lease is not None:
             lease.release()
 
-    def _acquire(self) -> TransactionalSession:
+    def _acquire(self, deadline: Deadline) -> TransactionalSession:
         with self._changed:
             while True:
                 if self._lease is None or not self._lease.is_held:
-                    self._renew()
+                    self._renew(deadline)
                 elif self._idle:
                     return self._idle.popleft()
-                else:
-                    self._changed.wait()
+                elif not self._changed.wait(deadline.left()) and deadline.passed():
+                    raise KafkaUnavailableError(
+                        f"other conditional writes to {self._stream} have had no answer for {deadline.timeout_s:g} s; "
+                        "nothing was written"
+                    )
 
     def _give_back(self, session: TransactionalSession, *, first: bool) -> None:
         with self._changed:
@@ -233,21 +247,22 @@ class SessionPool:
                 return
         session.close()
 
-    def _renew(self) -> None:
+    def _renew(self, deadline: Deadline) -> None:
         """Take a fresh slot and make sessions for its ids; those of the old slot in use are closed when given back.
 
         The lock is held meanwhile, so no other thread gets a session before all ids are initialised.
         """
         while self._idle:
             self._idle.popleft().close()
-        with answers_within(self._retry_timeout_ms / 1000):
+        with answers_within(min(self._retry_timeout_ms / 1000, deadline.left())):
             lease = self._lease = self._take()
         self._idle.extend(self._make(lease, name) for name in transactional_ids(self._stream, lease.number))
         self._changed.notify_all()
         # All of them now: what a dead writer left open under any of these ids would hold up everybody.
         for session in self._idle:
-            if not session.prepare():
-                self._lease = None
+            with session.within(deadline):
+                if not session.prepare():
+                    self._lease = None
 
     def _make(self, lease: TransactionalIdLease, transactional_id: str) -> TransactionalSession:
         settings, timeout_ms = self._settings, self._retry_timeout_ms
@@ -259,6 +274,9 @@ class SessionPool:
             client_id=settings.client_name,
             request_timeout_ms=min(_REQUEST_TIMEOUT_MS, timeout_ms),
             retry_timeout_ms=timeout_ms,
+            epochs=self._epochs,
         )
-        cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        cluster = Cluster(
+            settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, epochs=self._epochs
+        )
         return TransactionalSession(lease, appender, LogReader(cluster, retry_timeout_s=timeout_ms / 1000))

@@ -543,7 +543,12 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
             f"{who} since offset {native.start_offset}, for {native.age_s:.0f} s: read_committed readers wait there, "
             "and so do scales and rolling commits of its stream"
         )
-        if native.age_s > HANGING.total_seconds():
+        if native.hangs or native.age_s > HANGING.total_seconds():
+            if native.hangs:
+                what += (
+                    "; no coordinator names it as under way, so nobody ends it, as after an unclean election (ids that "
+                    "this principal may not describe are not named)"
+                )
             yield problem(
                 "hanging-transaction",
                 what,

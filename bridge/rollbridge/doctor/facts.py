@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import filterfalse
 from typing import Final
@@ -21,7 +21,8 @@ from kio.static.primitive import i32
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
-from rollbridge.kafka.errors import NotAuthorizedError, refusal
+from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
+from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince, SnapshotReader, read_latest
 from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs
@@ -101,6 +102,8 @@ class OpenNative:
     start_offset: int
     age_s: float
     partition: int = 0
+    hangs: bool = False
+    """True if no coordinator has it under way, so that nobody will end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,8 @@ def wrong_seal(topic: TopicFacts, *, active: bool) -> Finding:
 
 logger = logging.getLogger(__name__)
 
+_LONG_S: Final = 60.0
+"""Age from which on it is asked whether a native transaction hangs."""
 _ANSWER_S: Final = 30.0
 DOCTORS_ID: Final = "rollbridge-doctor"
 """As brokers know the doctor when it reads: a quota of coordinators does not hold it up."""
@@ -308,7 +313,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             adopted=theirs,
             claims=_claims(session),
             snapshots=list(_snapshots(settings, streams)),
-            open_natives=[item for topic in (found | theirs).values() for item in _open_natives(cluster, topic)],
+            open_natives=_all_natives(cluster, (found | theirs).values()),
             operations=view.operations,
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
             | {*names, *(adopted & set(existing))} - known,
@@ -525,6 +530,24 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
 def _clock_ms(raised: Znode) -> int:
     known = ControllerEpoch.from_json(raised.value)
     return known.since_ms - raised.modified_ms if known.epoch else 0
+
+
+def _all_natives(cluster: Cluster, topics: Iterable[TopicFacts]) -> list[OpenNative]:
+    """Return the native transactions open on topics; of those that are open for long, whether they hang."""
+    found = [item for topic in topics for item in _open_natives(cluster, topic)]
+    old = {item.producer_id for item in found if item.age_s >= _LONG_S}
+    if not old:
+        return found
+    try:
+        known = partitions_under_way(cluster, old)
+    except KafkaUnavailableError as fault:
+        logger.warning("whether native transactions hang is not known: %s", fault)
+        return found
+
+    def hangs(item: OpenNative) -> bool:
+        return item.producer_id in old and (item.topic, item.partition) not in known.get(item.producer_id, ())
+
+    return [replace(item, hangs=hangs(item)) for item in found]
 
 
 def _open_natives(cluster: Cluster, topic: TopicFacts) -> Iterator[OpenNative]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from types import TracebackType
 from typing import Final, Self, assert_never
 
 from kio.schema.errors import ErrorCode
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefusedError
@@ -31,7 +32,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Cluster, Isolation, LeaderEpochs
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.produce import IN_FLIGHT_MAX
 from rollbridge.kafka.session import (
@@ -194,6 +195,7 @@ class TransactionalAppender:
         unknown_topic_timeout_ms: Time for which a topic that brokers do not know is taken for a new one.
         topic_timeout_ms: Time for which a topic, given its name, may be without a leader; by default
             ``retry_timeout_ms`` for every topic.
+        epochs: Leader epochs that are shared with others; by default the appender's own.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -212,6 +214,7 @@ class TransactionalAppender:
         retry_timeout_ms: int = 60_000,
         unknown_topic_timeout_ms: int = 5_000,
         topic_timeout_ms: Callable[[str], int] | None = None,
+        epochs: LeaderEpochs | None = None,
     ) -> None:
         if not transactional_id:
             raise ConfigError("transactional.id: must not be empty")
@@ -230,6 +233,7 @@ class TransactionalAppender:
             security=security,
             client_id=client_id,
             request_timeout_s=request_timeout_ms / 1000,
+            epochs=epochs,
         )
         self._coordination = Coordination(
             self._cluster,
@@ -256,6 +260,10 @@ class TransactionalAppender:
     def state(self) -> AppenderState:
         """Current state."""
         return self._state
+
+    def within(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """Bound all operations in a context by a deadline, within the time-outs that they have anyway."""
+        return self._cluster.within(deadline)
 
     def init(self) -> None:
         """Take the transactional id, or recover it; no transaction of it is open afterwards.

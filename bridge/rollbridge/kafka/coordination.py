@@ -204,7 +204,7 @@ class Coordination:
 
     def _patiently(self, attempt: Callable[[], ProducerFields]) -> ProducerFields:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
-        deadline = Deadline(self._retry_timeout_s)
+        deadline = Deadline(self._cluster.bounded_s(self._retry_timeout_s))
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while True:
             try:
@@ -235,7 +235,7 @@ def ask_coordinator(
         RequestRefusedError: The coordinator's error is final, or lasted for ``retry_timeout_s``.
         KafkaUnavailableError: The coordinator could not be reached, or was lost with the request in flight.
     """
-    deadline = Deadline(retry_timeout_s)
+    deadline = Deadline(cluster.bounded_s(retry_timeout_s))
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     before, since = ErrorCode.none, 0.0
     while True:
@@ -263,7 +263,7 @@ def ask_coordinator(
             cluster.forget_coordinator(kind, key)
             since = now
         if deadline.passed():
-            raise RequestRefusedError(subject, code, Meaning.UNKNOWN, f"still so after {retry_timeout_s:g} s")
+            raise RequestRefusedError(subject, code, Meaning.UNKNOWN, f"still so after {deadline.timeout_s:g} s")
         markers = code == ErrorCode.concurrent_transactions
         pause_s = backoff.grow()
         time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if markers else pause_s)

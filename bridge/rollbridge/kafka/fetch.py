@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
+from rollbridge.calls import Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
@@ -117,6 +119,10 @@ class LogReader:
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
+
+    def within(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """Bound all reading in a context by a deadline."""
+        return self._cluster.within(deadline)
 
     def end(self, topic: str, *, partition: int = 0) -> int:
         """Return the end of a partition; later appends get this offset or a higher one.

@@ -17,6 +17,7 @@ from typing import Final
 
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.request import TopicRequest
+from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest
 from kio.schema.errors import ErrorCode
 from kio.schema.list_transactions.v1 import ListTransactionsRequest, ListTransactionsResponse
 from kio.schema.types import ProducerId, TopicName
@@ -26,6 +27,7 @@ from kio.static.primitive import i16, i32
 
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.coordination import Coordination, RequestRefusedError
+from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
 from rollbridge.kafka.offsets import by_topic
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 5.0
 _END_S: Final = 10.0
+_UNDER_WAY: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
@@ -152,6 +155,32 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
     if code != ErrorCode.none:
         raise KafkaUnavailableError(f"the native transaction of {item} could not be ended: {codes.name(code)}")
     logger.warning("the hanging native transaction of %s was aborted as asked", item)
+
+
+def partitions_under_way(cluster: Cluster, producers: Iterable[int]) -> dict[int, set[Partition]]:
+    """Return, by producer id, the partitions of the native transactions that coordinators have under way.
+
+    A transaction that is open on a partition, and is not among them, hangs: nobody will end it. So it is where a marker
+    was lost, as in an unclean election.
+
+    Raises:
+        KafkaUnavailableError: Not all coordinators answer.
+    """
+    request = ListTransactionsRequest(
+        state_filters=_UNDER_WAY, producer_id_filters=tuple(ProducerId(item) for item in sorted(set(producers)))
+    )
+    found: dict[int, set[Partition]] = {}
+    for node, broker in view_cluster(cluster, _ANSWER_S).brokers.items():
+        connection = cluster.broker_connection(node, broker)
+        listed = connection.call(request, ListTransactionsResponse)
+        if listed.error_code != ErrorCode.none:
+            raise KafkaUnavailableError(f"broker {node} does not list transactions: {codes.name(listed.error_code)}")
+        if names := tuple(item.transactional_id for item in listed.transaction_states):
+            told = connection.call(DescribeTransactionsRequest(transactional_ids=names), DescribeTransactionsResponse)
+            for state in told.transaction_states:
+                places = ((str(item.topic), int(number)) for item in state.topics for number in item.partitions)
+                found.setdefault(state.producer_id, set()).update(places)
+    return found
 
 
 def _names(cluster: Cluster, producers: Iterable[int]) -> dict[int, str]:

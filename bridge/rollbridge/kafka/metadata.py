@@ -10,6 +10,7 @@ in-flight requests. A :class:`Cluster` belongs to one thread at a time, but for 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -47,6 +48,10 @@ NodeId = int
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
 _IDLE_MAX: Final = 2
+_FAILED_S: Final = 30.0
+_FAILED: Final[dict[Broker, float]] = {}
+"""Time at which a broker could not be reached, for all clusters of this process: each that is new would ask it first,
+and one that is cut off or hangs is noticed by a time-out only."""
 
 
 class Isolation(IntEnum):
@@ -103,6 +108,39 @@ class _Dialling:
     fault: str = ""
 
 
+class LeaderEpochs:
+    """Newest leader epoch of each partition that was seen, for clusters that share what they know.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[object, dict[int, int]]] = {}
+
+    def newest(self, topic: str, partition: int) -> int:
+        """Return the newest epoch of a partition; -1 if none was seen."""
+        found = self._seen.get(topic)
+        return -1 if found is None else found[1].get(partition, -1)
+
+    def take(self, topic: str, topic_id: object, partition: int, epoch: int) -> bool:
+        """Take note of an epoch; return False if it is older than one that was seen, of the same topic."""
+        found = self._seen.get(topic)
+        if found is None or found[0] != topic_id:
+            found = self._seen[topic] = topic_id, {}
+        epochs = found[1]
+        if epoch < epochs.get(partition, -1):
+            return False
+        epochs[partition] = epoch
+        return True
+
+
+class _Leader(NamedTuple):
+    """Leader of a partition, as a broker has told."""
+
+    node: NodeId
+    epoch: int
+
+
 class Cluster:
     """Brokers of one cluster as seen by one client. Not thread-safe.
 
@@ -121,6 +159,7 @@ class Cluster:
         client_id: str = "rollbridge",
         connect_timeout_s: float = 10.0,
         request_timeout_s: float = 30.0,
+        epochs: LeaderEpochs | None = None,
     ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._security = Security.from_config(security)
@@ -128,11 +167,10 @@ class Cluster:
         self._connect_timeout_s = min(connect_timeout_s, request_timeout_s)
         self._request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
-        self._leaders: dict[str, dict[int, NodeId]] = {}
+        self._leaders: dict[str, dict[int, _Leader]] = {}
         self._doubted: set[str] = set()
         """Topics that have partitions without a leader that can be believed."""
-        self._epochs: dict[str, tuple[object, dict[int, int]]] = {}
-        """Id of each topic, and the newest leader epoch that was seen of each partition."""
+        self._epochs = epochs or LeaderEpochs()
         self._partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._connections: dict[NodeId, Connection] = {}
@@ -142,7 +180,8 @@ class Cluster:
         self._is_mistrusted = False
         """True once an answer of it has turned out to be wrong."""
         self._dialling: dict[Broker, _Dialling] = {}
-        self._deadline: Deadline | None = None
+        self.deadline: Deadline | None = None
+        """Bound of all connecting and waiting at present; see :meth:`within`."""
 
     def __enter__(self) -> Self:
         return self
@@ -155,22 +194,26 @@ class Cluster:
     @contextmanager
     def within(self, deadline: Deadline) -> Iterator[None]:
         """Bound all connecting and waiting in this context by a deadline."""
-        before, self._deadline = self._deadline, deadline
+        before, self.deadline = self.deadline, deadline
         try:
             yield
         finally:
-            self._deadline = before
+            self.deadline = before
+
+    def bounded_s(self, most_s: float) -> float:
+        """Return the time that something may take: ``most_s``, or what is left of the present deadline."""
+        return most_s if self.deadline is None else min(most_s, self.deadline.left())
 
     def leader(self, topic: str, partition: int) -> NodeId:
         """Return the partition's leader; raise CodeError if the broker asked knows no such topic, or no leader."""
-        leaders = self._leaders.get(topic, {})
-        if partition in leaders:
-            return leaders[partition]
+        known = self.known_leader(topic, partition)
+        if known is not None:
+            return known
         self._doubted.add(topic)
         fault = self.learn([topic]).get(topic)
         if fault is not None:
             raise CodeError(fault, f"topic {topic}")
-        node = self._leaders.get(topic, {}).get(partition)
+        node = self.known_leader(topic, partition)
         if node is None:
             missing = partition >= self._partition_counts.get(topic, 0)
             code = ErrorCode.unknown_topic_or_partition if missing else ErrorCode.leader_not_available
@@ -178,12 +221,18 @@ class Cluster:
         return node
 
     def known_leader(self, topic: str, partition: int) -> NodeId | None:
-        """Return the partition's leader from the cache; None if it is not known."""
-        return self._leaders.get(topic, {}).get(partition)
+        """Return the partition's leader from the cache; None if it is not known, or others know a newer one."""
+        found = self._leaders.get(topic, {}).get(partition)
+        if found is None:
+            return None
+        if found.epoch < self._epochs.newest(topic, partition):
+            self._doubted.add(topic)
+            return None
+        return found.node
 
     def leaders(self, topic: str) -> Mapping[int, NodeId]:
         """Return the leaders of a topic's partitions from the cache."""
-        return dict(self._leaders.get(topic, {}))
+        return {number: found.node for number, found in self._leaders.get(topic, {}).items()}
 
     def broker(self, node: NodeId) -> Broker:
         """Return the address of a broker that was named as a leader or coordinator."""
@@ -224,12 +273,12 @@ class Cluster:
         existing = self._connections.pop(node, None)
         if existing is not None:
             if existing.usable():
-                existing.deadline = self._deadline
+                existing.deadline = self.deadline
                 self._connections[node] = existing
                 return existing
             existing.close()
             logger.debug("connection to %s had gone, opening another", existing.address)
-        self._connections[node] = connection = self._connect(self._brokers[node], self._deadline)
+        self._connections[node] = connection = self._connect(self._brokers[node], self.deadline)
         return connection
 
     def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
@@ -239,7 +288,7 @@ class Cluster:
 
     def dial(self, broker: Broker) -> Connection:
         """Open a connection that the caller owns, without a deadline."""
-        connection = self._connect(broker, self._deadline)
+        connection = self._connect(broker, self.deadline)
         connection.deadline = None
         return connection
 
@@ -282,7 +331,6 @@ class Cluster:
         """Close every connection and drop every look-up; the outcome of in-flight requests stays unknown."""
         self.disconnect()
         self._leaders.clear()
-        self._epochs.clear()
         self._coordinators.clear()
 
     close = forget
@@ -318,22 +366,16 @@ class Cluster:
         self._is_mistrusted |= bool(faults)
         return faults
 
-    def _believed(self, topic: str, found: MetadataResponseTopic) -> dict[int, NodeId]:
+    def _believed(self, topic: str, found: MetadataResponseTopic) -> dict[int, _Leader]:
         """Return the leaders of a topic, without those that are older than what was seen before."""
-        topic_id, epochs = self._epochs.get(topic, (None, {}))
-        if topic_id != found.topic_id:
-            epochs = {}
-            self._epochs[topic] = found.topic_id, epochs
         leaders = {}
         for partition in found.partitions:
-            number, node = int(partition.partition_index), int(partition.leader_id)
-            if partition.leader_epoch < epochs.get(number, -1):
+            number, node, epoch = map(int, (partition.partition_index, partition.leader_id, partition.leader_epoch))
+            if not self._epochs.take(topic, found.topic_id, number, epoch):
                 logger.info("broker %s has an old view of topic %s; asking another", self._informant, topic)
                 self._is_mistrusted = True
-                continue
-            epochs[number] = int(partition.leader_epoch)
-            if node >= 0 and node in self._brokers:
-                leaders[number] = node
+            elif node >= 0 and node in self._brokers:
+                leaders[number] = _Leader(node, epoch)
         return leaders
 
     def _ask(self, request: Payload, response_type: type[R]) -> R:
@@ -365,7 +407,7 @@ class Cluster:
 
     def _share(self, brokers: int) -> Deadline | None:
         """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
-        return None if self._deadline is None else Deadline(self._deadline.left() / brokers)
+        return None if self.deadline is None else Deadline(self.deadline.left() / brokers)
 
     def _in_turn(self) -> list[Broker]:
         """Return all brokers in the order in which they are asked: the one asked last, and those away, at the end."""
@@ -374,7 +416,7 @@ class Cluster:
             place = brokers.index(self._informant) + 1
             brokers = brokers[place:] + brokers[:place]
         now = time.monotonic()
-        return sorted(brokers, key=lambda item: item in self._dialling and now < self._dialling[item].not_before)
+        return sorted(brokers, key=lambda item: now - _FAILED.get(item, -math.inf) < _FAILED_S)
 
     def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
         """Connect, unless the broker's back-off still lasts."""
@@ -394,9 +436,11 @@ class Cluster:
         except KafkaUnavailableError as exc:
             known = self._dialling.setdefault(broker, known or _Dialling())
             known.fault = str(exc)
-            known.not_before = time.monotonic() + known.backoff.grow()
+            _FAILED[broker] = now = time.monotonic()
+            known.not_before = now + known.backoff.grow()
             raise
         self._dialling.pop(broker, None)
+        _FAILED.pop(broker, None)
         connection.deadline = deadline
         return connection
 

@@ -100,6 +100,7 @@ def read_patiently(
         KafkaUnavailableError: No answer within ``retry_timeout_s``.
     """
     started = time.monotonic()
+    retry_timeout_s = cluster.bounded_s(retry_timeout_s)
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     while True:
         code: ErrorCode

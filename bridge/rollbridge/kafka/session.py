@@ -91,6 +91,7 @@ class ProduceSession:
         connection = self.present(node)
         if connection is None:
             self.connections[node] = connection = cluster.connection(node)
+        connection.deadline = cluster.deadline
         return connection
 
     def present(self, node: NodeId) -> Connection | None:
@@ -119,7 +120,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
     ) -> None:
         self._session = session
         self._max_in_flight = max_in_flight
-        self._retry_timeout_s = retry_timeout_ms / 1000
+        self._retry_timeout_s = cluster.bounded_s(retry_timeout_ms / 1000)
         self._unknown_topic_timeout_s = unknown_topic_timeout_ms / 1000
         self._topic_timeout_ms = topic_timeout_ms
         self._dispatch: Dispatcher[AppendedBatch] = Dispatcher(
