@@ -8,16 +8,18 @@ session, and three threads: deliveries, outcomes, housekeeping.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from weakref import WeakMethod, WeakSet, finalize
 
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.cas.dispatch import StreamAppenders
@@ -130,6 +132,64 @@ def connect(
     return Bridge(settings, options)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What has threads and connections."""
+
+    session: ZooKeeperSession
+    outcomes: OutcomeTail
+    sender: FrameSender
+    housekeeper: Housekeeper
+    engines: dict[WriterOptions, PlainSender]
+
+    def close(self) -> None:
+        """Send what is queued, and disconnect."""
+        with ExitStack() as stack:  # callbacks run in reverse order, each even if others raise
+            stack.callback(self.session.close)
+            stack.callback(self.outcomes.close)
+            stack.callback(self._close_sender)
+            stack.callback(self.housekeeper.close)
+            stack.callback(self._close_engines)
+
+    def dropped(self, process: int) -> None:
+        """Close what nobody can use any more, on a thread of its own: any thread may collect garbage."""
+        if process == os.getpid():
+            logger.warning("a connection of %s was dropped without being closed; it is closed now", self.session.name)
+            threading.Thread(target=self.close, name="rollbridge-close", daemon=True).start()
+
+    def _close_engines(self) -> None:
+        unwritten = sum(engine.close(_CLOSE_S) for engine in list(self.engines.values()))
+        if unwritten:
+            logger.warning("%d plain records were not acknowledged before the connection was closed", unwritten)
+
+    def _close_sender(self) -> None:
+        left = self.sender.close(_CLOSE_S)
+        if left:
+            logger.warning("%d frames were not acknowledged before the connection was closed", left)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a call of a bound method that does nothing once its object is gone."""
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
+
+
+def _dropping(counters: GroupCounters) -> Callable[[SessionState], None]:
+    """Return a listener that gives up reserved counters when a new session begins."""
+
+    def changed(state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            counters.drop()
+
+    return changed
+
+
 class Bridge(BaseClient):
     """Connection to a cluster, and the client of its own name. Use it in a ``with`` block, or close it."""
 
@@ -156,10 +216,6 @@ class Bridge(BaseClient):
             self._session.close()
             raise
 
-    def _connection_changed(self, state: SessionState) -> None:
-        if state is SessionState.CONNECTED:
-            self._counters.drop()
-
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
         self._metadata = metadata
@@ -169,7 +225,7 @@ class Bridge(BaseClient):
         self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
         self._catalog = Catalog(metadata, self._housekeeper.poke)
         self._counters = GroupCounters(metadata.reserve_counters, self._housekeeper.poke)
-        self._session.on_state(self._connection_changed)
+        self._session.on_state(_dropping(self._counters))
         self._outcomes = OutcomeTail(
             settings.bootstrap_servers,
             security=settings.kafka,
@@ -207,6 +263,7 @@ class Bridge(BaseClient):
         )
         self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
+        self._readers: WeakSet[Reader | TransactionReader] = WeakSet()
         name = settings.client_name
         sessions = ClientSessions(
             metadata, name, named=name not in (_UNNAMED, own_name()), changed=self._housekeeper.poke
@@ -227,20 +284,31 @@ class Bridge(BaseClient):
             sample=partial(sample_topic, settings),
             client_name=settings.client_name,
             timeout_s=options.admin_timeout_s,
+            owner=self,
         )
         self._stuck: set[bytes] = set()
         hold(self, "_session", "_sender", "_outcomes", "_counters", "_planner", "_cas_channels", "_engines", "_clients")
+        # Threads hold none of what leads to this object, so that it can be dropped.
         self._housekeeper.start(
-            self._catalog.refresh,
-            self._look_at_streams,
-            self._counters.refill,
-            self._send_lingering,
-            in_flight.look,
-            self._resumer.look_at_sessions,
-            self._resumer.look_at_missed,
-            self._look_at_shared,
-            self._look_at_clients,
+            *map(
+                _weakly,
+                (
+                    self._catalog.refresh,
+                    self._look_at_streams,
+                    self._counters.refill,
+                    self._send_lingering,
+                    in_flight.look,
+                    self._resumer.look_at_sessions,
+                    self._resumer.look_at_missed,
+                    self._look_at_shared,
+                    self._look_at_clients,
+                ),
+            )
         )
+        parts = _Parts(self._session, self._outcomes, self._sender, self._housekeeper, self._engines)
+        self._dropped = finalize(self, parts.dropped, os.getpid())
+        self._dropped.atexit = False
+        self._parts = parts
 
     @property
     def client_name(self) -> str:
@@ -420,7 +488,7 @@ class Bridge(BaseClient):
             return history
 
         try:
-            return Reader(
+            reader = Reader(
                 self.settings,
                 self._places_of(name),
                 load,
@@ -430,6 +498,8 @@ class Bridge(BaseClient):
                 stalled_s=stalled_s,
                 preview=preview,
             )
+            self._readers.add(reader)
+            return reader
         except BaseException:
             if preview is not None:
                 preview.close()
@@ -465,7 +535,7 @@ class Bridge(BaseClient):
         name = GroupName(scope, group)
         if name not in self._metadata.groups():
             raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
-        return TransactionReader(
+        reader = TransactionReader(
             self.settings,
             name,
             Origin(self._history_of),
@@ -475,6 +545,8 @@ class Bridge(BaseClient):
             follow=follow,
             stalled_s=stalled_s,
         )
+        self._readers.add(reader)
+        return reader
 
     def cas_writer(
         self,
@@ -508,6 +580,7 @@ class Bridge(BaseClient):
             transaction_timeout=transaction_timeout,
             rising_ids=rising_ids,
             counts=self._runtime.counts,
+            owner=self,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), writer]
         return writer
@@ -549,6 +622,7 @@ class Bridge(BaseClient):
             partial(self.admin.truncate, stream),
             timeout=timeout,
             transaction_timeout=transaction_timeout,
+            owner=self,
         )
         self._cas_writers = [*(item for item in self._cas_writers if not item.closed), synchronizer]
         return synchronizer
@@ -584,37 +658,29 @@ class Bridge(BaseClient):
                     options=wanted,
                     catalog=self._catalog,
                 )
-        return StreamWriter(engine, engine.channel(stream), rising_ids=rising_ids)
+        return StreamWriter(engine, engine.channel(stream), rising_ids=rising_ids, owner=self)
 
     def close(self) -> None:
-        """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends."""
+        """Send what is queued, for at most 30 s, and disconnect. Open transactions stay open until their lease ends.
+
+        Readers of this connection hand out what they have fetched, and raise InvalidRequestError then.
+        """
         if self._closed or is_gone(self._session):
             return
         self._closed = True
-        with ExitStack() as parts:  # callbacks run in reverse order, each even if others raise
-            parts.callback(self._session.close)
-            parts.callback(self._outcomes.close)
-            parts.callback(self._close_sender)
-            parts.callback(self._housekeeper.close)
-            parts.callback(self._close_engines)
-            parts.callback(self._tell_of_open)
+        self._dropped.detach()
+        for reader in list(self._readers):
+            reader.stop()
+        with ExitStack() as stack:  # callbacks run in reverse order, each even if others raise
+            stack.callback(self._parts.close)
+            stack.callback(self._tell_of_open)
             for cas_writer in reversed(self._cas_writers):
-                parts.callback(cas_writer.close)
+                stack.callback(cas_writer.close)
 
     def _tell_of_open(self) -> None:
         for completion in list(self._outcomes.waiting.values()):
             if not completion.closed:
                 logger.warning("transaction %s is left open", completion.transaction)
-
-    def _close_engines(self) -> None:
-        unwritten = sum(engine.close(_CLOSE_S) for engine in list(self._engines.values()))
-        if unwritten:
-            logger.warning("%d plain records were not acknowledged before the connection was closed", unwritten)
-
-    def _close_sender(self) -> None:
-        left = self._sender.close(_CLOSE_S)
-        if left:
-            logger.warning("%d frames were not acknowledged before the connection was closed", left)
 
     def __enter__(self) -> Self:
         return self

@@ -287,6 +287,7 @@ class Synchronizer(Generic[S, U]):
         *,
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
+        owner: object = None,
     ) -> None:
         """Read the state; see :meth:`rollbridge.Bridge.synchronizer`. ``cut`` truncates the stream."""
         if not isinstance(key, bytes):
@@ -299,7 +300,9 @@ class Synchronizer(Generic[S, U]):
         self._asking: set[int] = set()
         """Threads on which a generator or compactor of the application is running."""
         self._closed = False
-        self._writer = CasWriter(channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout)
+        self._writer = CasWriter(
+            channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout, owner=owner
+        )
         cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
         self._log = TopicKeyLog(cluster, router, key, positive_seconds("timeout", timeout))
         hold(self, "_lock", "_writer", "_log")

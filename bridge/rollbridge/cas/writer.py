@@ -56,8 +56,13 @@ class CasWriter:
         transaction_timeout: float | timedelta = 5.0,
         rising_ids: bool = False,
         counts: TransactionCounts | None = None,
+        owner: object = None,
     ) -> None:
-        """Open the writer; see :meth:`rollbridge.Bridge.cas_writer`. ``counts`` is where its writes are counted."""
+        """Open the writer; see :meth:`rollbridge.Bridge.cas_writer`.
+
+        ``counts`` is where its writes are counted. ``owner`` is closed once it is dropped, so it is held.
+        """
+        self._owner = owner
         self.stream: Final = stream
         self._counts = counts
         self._rising_ids = rising_ids

@@ -122,11 +122,14 @@ class Admin:
         sample: Callable[[str, float], Fit],
         client_name: str,
         timeout_s: float,
+        owner: object = None,
     ) -> None:
         """Use ``forget`` to report the name of a stream changed here, ``offsets`` to connect to the brokers.
 
-        ``sample`` tells where the keys of a topic are, within a time in seconds.
+        ``sample`` tells where the keys of a topic are, within a time in seconds. ``owner`` is closed once it is
+        dropped, so it is held.
         """
+        self._owner = owner
         self._metadata: Final = metadata
         self._offsets = offsets
         self._sample = sample

@@ -297,6 +297,10 @@ class Reader:
             self._preview.close()
         self._follower.close()
 
+    def stop(self) -> None:
+        """Raise InvalidRequestError once what was fetched has been handed out. May be called from any thread."""
+        self._follower.stop()
+
     @property
     def stream(self) -> str:
         """Name of the stream, ``scope/stream``."""
@@ -419,7 +423,9 @@ class Reader:
             else:
                 self._judge(item, self._placed.get(item.partition))
         if self._stretch is None and self._follower.stopped:
-            raise InvalidRequestError(f"this reader of {self._stream} was closed; open another one at its position")
+            raise InvalidRequestError(
+                f"this reader of {self._stream}, or its connection, was closed; open another one at its position"
+            )
 
     def _leave_ends(self) -> None:
         """Stop fetching segments of which all that is wanted has arrived."""

@@ -194,6 +194,10 @@ class TransactionReader:
         self._follower.close()
         self._segments.close()
 
+    def stop(self) -> None:
+        """Raise InvalidRequestError once what was fetched has been handed out. May be called from any thread."""
+        self._follower.stop()
+
     @property
     def position(self) -> LogPosition:
         """Position behind the transactions handed out; pass it, or its text, as ``start``."""
@@ -230,7 +234,9 @@ class TransactionReader:
                 else:
                     self._judge(item)
             if self._follower.stopped:
-                raise InvalidRequestError("this reader of transactions was closed; open another one at its position")
+                raise InvalidRequestError(
+                    "this reader of transactions, or its connection, was closed; open another one at its position"
+                )
             if not self._follow and time.monotonic() - moved_at > self._stalled_s:
                 raise UnavailableError(
                     f"nothing became readable for {self._stalled_s:g} s on the commit log of {self._group}, "

@@ -31,7 +31,10 @@ class StreamWriter:
     written; each is written once, or its future and :meth:`flush` report that it was not.
     """
 
-    def __init__(self, engine: PlainSender, channel: StreamAccumulator, *, rising_ids: bool = False) -> None:
+    def __init__(
+        self, engine: PlainSender, channel: StreamAccumulator, *, rising_ids: bool = False, owner: object = None
+    ) -> None:
+        self._owner = owner  # closed once it is dropped
         self._engine = engine
         self._channel = channel
         self._lock = engine.lock
