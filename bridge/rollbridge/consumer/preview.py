@@ -39,7 +39,7 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.replay import BufferSnapshots
-from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
+from rollbridge.model.attribution import own_header, unpack_record_header
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.ended import EndedIds
 from rollbridge.model.ids import SegmentId, local_sequence
@@ -207,9 +207,9 @@ class PreviewTail:
         try:
             for record in attributed(read_records(batch)):
                 local = local_sequence(frame.piece.part, frame.first_count)
-                for name, value in record.headers:
-                    if name == RECORD_HEADER and value is not None:
-                        local = unpack_record_header(value)[1]
+                value = own_header(record.headers)
+                if value is not None:
+                    local = unpack_record_header(value)[1]
                 yield Preview(
                     self._places,
                     segment,

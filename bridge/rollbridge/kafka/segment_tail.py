@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollbridge.calls import Deadline
@@ -25,7 +26,7 @@ from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
+from rollbridge.model.attribution import own_header, unpack_record_header
 from rollbridge.model.cas import place_of
 from rollbridge.model.errors import PortableError
 from rollbridge.model.ids import SegmentId
@@ -228,16 +229,14 @@ def sn_of(record: LogRecord, segment: SegmentId, base: int) -> SN:
     Headers under rollbridge's names that do not parse count as absent, since anybody may write.
     """
     local, transaction_id = 0, None
+    own = own_header(record.headers)
+    if own is not None:
+        with suppress(InvalidRequestError):
+            local = unpack_record_header(own)[1]
     for name, value in record.headers:
-        if value is None:
-            continue
-        try:
-            if name == RECORD_HEADER:
-                local = unpack_record_header(value)[1]
-            elif name == TRANSACTION_ID_HEADER:
+        if name == TRANSACTION_ID_HEADER and value is not None:
+            with suppress(InvalidRequestError):
                 transaction_id = unpack_transaction_id(value)
-        except InvalidRequestError:
-            continue
     return SN(DLSN.of(segment, record.offset, local), transaction_id, base + record.offset)
 
 

@@ -49,7 +49,8 @@ VERSION: Final = 1
 RUN_MAX: Final = (1 << 31) - 1
 ONE_BYTE: Final = 1 << 7
 """A step below this takes one byte."""
-_SEQUENCE_MAX: Final = (1 << 64) - 1
+_SEQUENCE_MAX: Final = (1 << 63) - 1
+"""Largest local sequence number: 23 bits of part and 40 of count. A signed 64-bit column holds it."""
 _NUMBER_BYTES_MAX: Final = 5
 
 
@@ -118,6 +119,8 @@ def unpack_run(value: bytes) -> Attribution:
         raise InvalidRequestError(f"a {RECORD_HEADER} header has at least {HEADER_VALUE_BYTES} bytes, not {len(value)}")
     raw, first = HEADER_VALUE.unpack_from(value)
     TransactionId.from_bytes(raw)
+    if first > _SEQUENCE_MAX:
+        raise InvalidRequestError(f"a {RECORD_HEADER} header has a number of more than 63 bits")
     if len(value) == HEADER_VALUE_BYTES or value[HEADER_VALUE_BYTES] != VERSION:
         return Attribution(raw, first, 1, ())
     count, place = _number(value, HEADER_VALUE_BYTES + 1)
@@ -132,7 +135,7 @@ def unpack_run(value: bytes) -> Attribution:
             raise InvalidRequestError(f"a {RECORD_HEADER} header of {count} records has {len(steps)} steps")
         last = first + sum(steps)
     if last > _SEQUENCE_MAX:
-        raise InvalidRequestError(f"a {RECORD_HEADER} header has a number of more than 64 bits")
+        raise InvalidRequestError(f"a {RECORD_HEADER} header has a number of more than 63 bits")
     return Attribution(raw, first, count, steps)
 
 

@@ -121,7 +121,8 @@ class Records:
         sequence: Longs = np.zeros(count, np.int64)
         single = heads[end[heads] - start[heads] == HEADER_VALUE_BYTES]
         values = rows_at(data, start[single], HEADER_VALUE_BYTES)
-        sound = (values[:, _ID_ZEROS] == 0).all(axis=1)  # else a plain writer used the name for something else
+        # As `unpack_run`, for all at once; else a plain writer used the name for something else.
+        sound = (values[:, _ID_ZEROS] == 0).all(axis=1) & (values[:, _ID_BYTES] < 0x80)
         known[single] = sound
         transaction[single] = values[:, :_ID_BYTES]
         sequence[single] = np.ascontiguousarray(values[:, _ID_BYTES:]).view(">i8")[:, 0]
