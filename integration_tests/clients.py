@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka import Consumer, Message, TopicPartition
+import pytest
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
 from rollbridge.client.adoption import Adoption
-from rollbridge.consumer.writers import fetching
-from rollbridge.errors import InvalidRequestError
+from rollbridge.consumer.writers import BatchFetcher
+from rollbridge.errors import InvalidRequestError, RollbridgeError
 from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
@@ -31,6 +32,7 @@ __all__ = [
     "Site",
     "adopt",
     "consumer_of",
+    "consumer_raises",
     "header_of",
     "headers_of",
     "open_values",
@@ -202,6 +204,14 @@ def await_markers(bootstrap_servers: str, places: Sequence[tuple[str, int]]) -> 
                 return
 
 
+@contextmanager
+def consumer_raises(*kinds: type[RollbridgeError], match: str | None = None) -> Iterator[None]:
+    """Expect a KafkaException of ``rollbridge.Consumer`` whose cause is such an error."""
+    with pytest.raises(KafkaException, match=match) as raised:
+        yield
+    assert isinstance(raised.value.__cause__, kinds)
+
+
 def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Sequence[Message]) -> None:
     """Give each record of a run a header of its own; the messages are all that can be read of a partition.
 
@@ -210,7 +220,7 @@ def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Seque
     first = next((message.offset() or 0 for message in messages), 0)
     begin, run = first, b""
     if first and not own_headers(messages[0]):
-        _, found = fetching(bootstrap_servers)(place, first)
+        found = [(offset, value) for offset, value, _ in BatchFetcher(bootstrap_servers)(place, first).heads]
         begin, run = max(((offset, value) for offset, value in found if offset < first), default=(first, b""))
     transaction, sequences = parsed_run(run)
     for message in messages:

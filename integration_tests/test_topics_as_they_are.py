@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
-from integration_tests.clients import Site, adopt, until
+from integration_tests.clients import Site, adopt, consumer_raises, until
 from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidNameError
 
@@ -285,6 +285,35 @@ def test_a_plain_topic_is_read_as_confluent_kafka_reads_it(place: Place, reset: 
         assert words(take(native, len(KEYS))) == {b"third"}
 
 
+def test_an_event_that_is_no_record_is_not_committed(place: Place, topic: str) -> None:
+    """The offset of an end is that of the next record: one behind it would skip that."""
+    plain = place.topic("plain", 1)
+    place.write(plain, "first")
+    for name in (plain, topic):
+        refusals = []
+        for make in (place.consumer, place.native_consumer):
+            group = place.unique_name("group")
+            more = {"enable_partition_eof": True, "enable_auto_commit": False, "enable_auto_offset_store": False}
+            with make(group, **more) as consumer:
+                consumer.subscribe([name])
+                ends: list[Any] = []
+
+                def at_the_end(consumer: Any = consumer, ends: list[Any] = ends) -> bool:
+                    ends.extend(item for item in consumer.consume(100, 0.5) if item.error() is not None)
+                    return bool(ends)
+
+                until(at_the_end)
+                assert ends[0].error().code() == KafkaError._PARTITION_EOF
+                for call in (consumer.commit, consumer.store_offsets):
+                    with pytest.raises(KafkaException, match="for message with error") as refused:
+                        call(message=ends[0])
+                    refusals.append(refused.value.args[0].code())
+                where = TopicPartition(ends[0].topic(), ends[0].partition())
+                committed = consumer.committed([where], 60)[0].offset
+                assert committed <= 0, "where it begins, or nothing"
+        assert refusals == [KafkaError._INVALID_ARG] * 4
+
+
 def _known(consumer: rollbridge.Consumer) -> int:
     """Number of partitions of which it is known where reading goes on."""
     return sum(item.offset != OFFSET_INVALID for item in consumer.position(consumer.assignment()))
@@ -343,10 +372,10 @@ def test_a_topic_that_does_not_exist_is_an_error_as_in_confluent_kafka(place: Pl
 
 def test_names_that_are_no_topics_are_refused(place: Place, orders: str) -> None:
     with place.consumer(place.unique_name("group")) as consumer:
-        with pytest.raises(InvalidNameError, match="no stream name"):
+        with consumer_raises(InvalidNameError, match="no stream name"):
             consumer.subscribe(["no stream name"])
         segment = f"{orders.replace('/', '.')}.segment-0.epoch-0"
-        with pytest.raises(InvalidNameError, match="subscribe to the stream"):
+        with consumer_raises(InvalidNameError, match="subscribe to the stream"):
             consumer.subscribe([segment])
 
 

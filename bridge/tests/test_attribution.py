@@ -14,11 +14,21 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbridge.consumer.records import message_of
-from rollbridge.consumer.writers import NUMBERS_MAX, RUNS_MAX, Heads, Writers
-from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.batches import BatchBuilder, LogRecord, read_records, rebatch
+from rollbridge.consumer.records import Origin, message_of
+from rollbridge.consumer.stretches import StoredBatch, StoredRecord
+from rollbridge.consumer.writers import NUMBERS_MAX, RUNS_MAX, FetchedHeads, Writers, seen_in
+from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.batches import (
+    BatchBuilder,
+    LogRecord,
+    framed,
+    parse_header,
+    read_records,
+    rebatch,
+)
 from rollbridge.kafka.committed import attributed, committed_records
+from rollbridge.kafka.segment_tail import sn_of
+from rollbridge.kafka.signed_runs import signed_batch
 from rollbridge.model.attribution import (
     HEADER_VALUE_BYTES,
     RECORD_HEADER,
@@ -29,7 +39,8 @@ from rollbridge.model.attribution import (
     unpack_record_header,
     unpack_run,
 )
-from rollbridge.model.ids import TransactionId, local_sequence
+from rollbridge.model.avro import encode_long
+from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
 from rollbridge.model.names import Partition
 
 T = TransactionId.of(3, 42)
@@ -92,7 +103,9 @@ def test_what_a_run_says_is_read_back(epoch: int, counter: int, sequences: list[
         pack_record_header(T, 1) + b"\1\3\1\1\1",
         pack_record_header(T, 1) + b"\1\3\1\x80",
         pack_record_header(T, 1) + b"\1" + b"\xff" * 30,
-        pack_record_header(T, (1 << 64) - 1) + b"\1\2",
+        pack_record_header(T, 1 << 63),
+        pack_record_header(T, (1 << 63) - 1) + b"\1\2",
+        pack_record_header(T, (1 << 64) - 1) + b"\2",
         pack_record_header(T, 1) + b"\1\2" + b"\xff" * 9 + b"\1",
         pack_record_header(T, 1) + b"\1\xff\xff\xff\xff\x0f",
     ],
@@ -121,13 +134,11 @@ class Log:
         """What a native consumer hands out."""
         return (record for batch in self.batches for record in batch if record.offset >= offset)
 
-    def look(self, place: Partition, offset: int) -> Heads:
+    def look(self, place: Partition, offset: int) -> FetchedHeads:
         """What a broker returns for an offset: the batch that holds it, and the next one."""
         assert place == PLACE
         at = next(number for number, batch in enumerate(self.batches) if batch[-1].offset >= offset)
-        some = list(itertools.chain.from_iterable(self.batches[at : at + 2]))
-        heads = [(record.offset, value) for record in some if (value := own_header(record.headers)) is not None]
-        return range(some[0].offset, some[-1].offset + 1), heads
+        return seen_in(b"".join(_stamped(batch) for batch in self.batches[at : at + 2]), offset)
 
 
 @st.composite
@@ -165,9 +176,12 @@ def logs(draw: st.DrawFn) -> Log:
 def written_by(record: LogRecord) -> Written:
     """What the header of a record says, which stands for itself."""
     value = own_header(record.headers)
-    if value is None or len(value) != HEADER_VALUE_BYTES:
+    if value is None:
         return None, -1
-    return unpack_record_header(value)
+    try:
+        return unpack_record_header(value)
+    except InvalidRequestError:
+        return None, -1
 
 
 @given(logs())
@@ -204,7 +218,6 @@ def test_a_consumer_knows_who_wrote_what_it_has_handed_out_from_any_start(log: L
     for _ in range(data.draw(st.integers(1, 3))):
         # It begins somewhere, or goes back or ahead; and reads on in pieces.
         rest = list(log.from_offset(data.draw(st.sampled_from(offsets))))
-        writers.moved(PLACE)
         while rest:
             some = rest[: data.draw(st.integers(1, len(rest)))]
             rest = rest[len(some) :] if data.draw(st.booleans()) else []
@@ -233,28 +246,31 @@ def one_frame(first: int, records: int, headers: bool = True) -> list[LogRecord]
 
 
 def test_nobody_is_asked_where_reading_began_with_a_batch() -> None:
-    def look(place: Partition, offset: int) -> Heads:
+    def look(place: Partition, offset: int) -> FetchedHeads:
         raise AssertionError(f"{place} is fetched again at {offset}")
 
     writers = Writers(look)
     writers.handed_out([message(record) for record in one_frame(0, 5)[:2]])
     assert writers.find(PLACE, 1) == (T.bytes, 1)
-    writers.handed_out([message(record) for record in one_frame(0, 5)[2:] + one_frame(7, 3, headers=False)])
+    writers.handed_out([message(record) for record in one_frame(0, 5)[2:] + one_frame(5, 3, headers=False)])
     assert writers.find(PLACE, 4) == (T.bytes, 4)
-    assert [writers.find(PLACE, offset) for offset in (7, 8, 9)] == [None] * 3
+    assert [writers.find(PLACE, offset) for offset in (5, 6, 7)] == [None] * 3
 
 
 def test_a_broker_is_asked_once_where_reading_began_within_a_batch() -> None:
     asked: list[int] = []
+    log = Log([one_frame(0, 5), one_frame(5, 5), one_frame(10, 3, headers=False)], {})
 
-    def look(_: Partition, offset: int) -> Heads:
+    def look(place: Partition, offset: int) -> FetchedHeads:
         asked.append(offset)
-        return range(5), [(0, packed(T, range(5)))]
+        return log.look(place, offset)
 
     writers = Writers(look)
-    writers.handed_out([message(record) for record in one_frame(0, 5)[2:] + one_frame(7, 3, headers=False)])
-    assert [writers.find(PLACE, offset) for offset in (2, 3, 4, 9)] == [(T.bytes, 2), (T.bytes, 3), (T.bytes, 4), None]
-    assert asked == [2]
+    writers.handed_out([message(record) for record in itertools.islice(log.from_offset(2), 9)])
+    assert [writers.find(PLACE, offset) for offset in (2, 3, 7, 10)] == [(T.bytes, 2), (T.bytes, 3), (T.bytes, 2), None]
+    writers.handed_out([message(record) for record in log.from_offset(11)])
+    assert [writers.find(PLACE, offset) for offset in (11, 12)] == [None, None]
+    assert asked == [2], "once, and no more for what follows without a gap"
 
 
 def test_a_broker_is_asked_again_where_reading_goes_on_within_another_batch() -> None:
@@ -262,14 +278,30 @@ def test_a_broker_is_asked_again_where_reading_goes_on_within_another_batch() ->
     writers = Writers(log.look)
     writers.handed_out([message(record) for record in log.batches[0]])
     assert writers.find(PLACE, 4) == (T.bytes, 4)
-    writers.moved(PLACE)
     writers.handed_out([message(record) for record in log.batches[1][3:]])
     assert writers.find(PLACE, 8) == (T.bytes, 3)
+    # What is fetched for something else says nothing of it.
+    log = Log([one_frame(5 * number, 5) for number in range(6)], {})
+    writers = Writers(log.look)
+    for batch in (log.batches[0], log.batches[5]):
+        writers.handed_out([message(record) for record in batch[2:]])
+        assert writers.find(PLACE, 3) == (T.bytes, 3)
+    assert writers.find(PLACE, 28) == (T.bytes, 3)
+
+
+def test_a_consumer_that_goes_back_knows_what_it_is_handed_again() -> None:
+    log = Log([one_frame(5 * number, 5) for number in range(6)], {})
+    writers = Writers(log.look)
+    for first in (20, 5, 10, 0):
+        writers.handed_out([message(record) for record in itertools.islice(log.from_offset(first), 7)])
+        for offset in range(first, first + 7):
+            assert offset % 5 == 0 or writers.find(PLACE, offset) == (T.bytes, offset % 5)
+    assert writers.find(PLACE, 24) == (T.bytes, 4)
 
 
 def test_numbers_of_strangers_take_bounded_memory() -> None:
     tall = pack_run(T.bytes, 0, NUMBERS_MAX // 2, b"\2" * (NUMBERS_MAX // 2 - 1))
-    writers = Writers(lambda *_: (range(0), []))
+    writers = Writers(lambda _, offset: FetchedHeads(range(offset, offset + 1), []))
     found = []
     for place in range(8):
         head = LogRecord(place * NUMBERS_MAX, 1, b"k", b"v", [(RECORD_HEADER, tall)])
@@ -286,6 +318,69 @@ def test_what_was_long_ago_is_forgotten_and_fetched_again() -> None:
         writers.handed_out([message(record) for record in batch])
         assert writers.find(PLACE, batch[-1].offset) == (T.bytes, 4)
     assert writers.find(PLACE, 3) == (T.bytes, 3)
+    # All at once, and asked for in any order.
+    several = Writers(log.look)
+    assert several.find(PLACE, 1) == (T.bytes, 1)
+    several.handed_out([message(record) for batch in log.batches for record in batch])
+    for offset in (*range(0, 5 * len(log.batches), 97), 1, 2, 3):
+        if offset % 5:
+            assert several.find(PLACE, offset) == (T.bytes, offset % 5)
+
+
+@pytest.mark.parametrize("jump", [1, 2, 3])
+def test_a_start_of_the_log_that_jumps_into_a_frame_is_noticed(jump: int) -> None:
+    """The consumer goes on there by itself, and tells nobody."""
+    log = Log([one_frame(0, 5), one_frame(5, 5)], {})
+    writers = Writers(log.look)
+    writers.handed_out([message(record) for record in log.batches[0]])
+    assert writers.find(PLACE, 4) == (T.bytes, 4)
+    writers.handed_out([message(record) for record in log.batches[1][jump:]])
+    assert [writers.find(PLACE, offset) for offset in range(5 + jump, 10)] == [(T.bytes, at) for at in range(jump, 5)]
+
+
+def test_what_is_held_while_its_frame_is_deleted_is_an_error_and_not_nobody_s() -> None:
+    log = Log([one_frame(5 * number, 5) for number in range(4)], {})
+    writers = Writers(log.look)
+    writers.handed_out([message(record) for record in log.batches[0][2:]])
+    del log.batches[:2]
+    with pytest.raises(TruncatedError, match="offset 3 of"):
+        writers.find(PLACE, 3)
+
+
+def test_where_compaction_took_the_head_of_a_frame_nobody_knows_who_wrote_the_rest() -> None:
+    frames = [one_frame(0, 5), one_frame(5, 5), one_frame(10, 5, headers=False)]
+    whole = list(itertools.chain.from_iterable(frames))  # small frames, joined by the leader
+    left = [record for record in whole if record.offset not in (1, 5, 12)]
+    writers = Writers(lambda _, offset: seen_in(_compacted(whole, left), offset))
+    writers.handed_out([message(record) for record in left])
+    assert [writers.find(PLACE, offset) for offset in (2, 3, 4)] == [(T.bytes, at) for at in (2, 3, 4)]
+    for offset in (6, 9, 10, 14):
+        with pytest.raises(NotFoundError, match="compaction has taken"):
+            writers.find(PLACE, offset)
+    # A plain writer's records belong to no transaction whatever is missing.
+    plain = one_frame(0, 5, headers=False)
+    writers = Writers(lambda _, offset: seen_in(_compacted(plain, plain[2:], transactional=False), offset))
+    assert writers.find(PLACE, 3) is None
+
+
+def _compacted(whole: list[LogRecord], left: list[LogRecord], *, transactional: bool = True) -> bytes:
+    """A batch as the cleaner leaves it: the records that are left, with their offsets, under the header that it had."""
+
+    def sized(content: bytes) -> bytes:
+        return encode_long(len(content)) + content
+
+    def encoded(record: LogRecord) -> bytes:
+        parts = [b"\0\0", encode_long(record.offset - whole[0].offset), sized(record.key or b"")]
+        parts += [sized(record.value or b""), encode_long(len(record.headers))]
+        parts += [sized(name.encode()) + sized(value or b"") for name, value in record.headers]
+        return sized(b"".join(parts))
+
+    body = b"".join(map(encoded, left))
+    batch = bytearray(framed(body, codec=0, count=len(left), base_timestamp=1, max_timestamp=1))
+    batch[:8] = whole[0].offset.to_bytes(8, "big")
+    batch[21:23] = (0x10 if transactional else 0).to_bytes(2, "big")
+    batch[23:27] = (whole[-1].offset - whole[0].offset).to_bytes(4, "big")
+    return bytes(batch)
 
 
 # Spark's columns
@@ -309,6 +404,72 @@ def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObje
         }
         assert found == {offset: log.written[offset] for offset in found}
     assert records.offset.tolist() == [offset for offset in sorted(log.written) if offset >= start]
+
+
+HOSTILE: dict[str, list[tuple[str, bytes | None]]] = {
+    "empty": [(RECORD_HEADER, b"")],
+    "null": [(RECORD_HEADER, None)],
+    "too short": [(RECORD_HEADER, bytes(HEADER_VALUE_BYTES - 1))],
+    "no id": [(RECORD_HEADER, b"\xff" * HEADER_VALUE_BYTES)],
+    "2^63": [(RECORD_HEADER, pack_record_header(T, 1 << 63))],
+    "2^64 - 1": [(RECORD_HEADER, pack_record_header(T, (1 << 64) - 1))],
+    "a run from 2^63 on": [(RECORD_HEADER, pack_record_header(T, 1 << 63) + b"\1\3")],
+    "a run that reaches 2^63": [(RECORD_HEADER, pack_record_header(T, (1 << 63) - 2) + b"\1\3")],
+    "steps that reach 2^63": [(RECORD_HEADER, pack_run(T.bytes, 1, 3, b"\xff" * 8 + b"\x7f\1"))],
+    "of a later version, from 2^63 on": [(RECORD_HEADER, pack_record_header(T, 1 << 63) + b"\2?")],
+    "a run of all there can be": [(RECORD_HEADER, pack_record_header(T, 7) + b"\1\xff\xff\xff\xff\7")],
+    "a run without end": [(RECORD_HEADER, pack_record_header(T, 7) + b"\1\x80")],
+    "a single one in a run": [(RECORD_HEADER, pack_record_header(T, 7))],
+    "two": [(RECORD_HEADER, pack_record_header(T, 7)), (RECORD_HEADER, pack_record_header(T, 8))],
+    "two, the first of which is none": [(RECORD_HEADER, b"?"), (RECORD_HEADER, pack_record_header(T, 8))],
+    "null, and one": [(RECORD_HEADER, None), (RECORD_HEADER, pack_record_header(T, 8))],
+}
+"""Headers that anybody who may write to a segment can give a record."""
+
+
+@pytest.mark.parametrize("headers", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[str, bytes | None]], place: int) -> None:
+    pytest.importorskip("pyarrow")
+    from rollbridge.spark.columns import _Maker
+    from rollbridge.spark.source_records import committed_end
+
+    batch = one_frame(0, 6)
+    batch[place] = batch[place]._replace(headers=headers)
+    first = _stamped(batch)
+    raw = first + _stamped(one_frame(6, 3, headers=False))
+    read = committed_records(raw, 0, []).records
+    expected = [written_by(record) for record in read]
+    assert expected[6:] == [(None, -1)] * 3
+    assert all(sequence < 1 << 63 for _, sequence in expected)
+    # Spark's columns.
+    maker = _Maker(committed_end(raw, 0, [])[0], None)  # type: ignore[arg-type]
+    ids, sequences = maker.transaction_id().to_pylist(), maker.local_sequence().to_pylist()
+    assert [
+        (found and TransactionId.parse(found), -1 if at is None else at)
+        for found, at in zip(ids, sequences, strict=True)
+    ] == expected
+    # The library's readers.
+    stored = StoredBatch(Origin(lambda _: None), PLACE, parse_header(first))
+    for record in batch:
+        stored.note(record.offset, record.headers, 5)
+    records = [StoredRecord((item.key, item.value, item, stored)) for item in batch]
+    assert [
+        (found.transaction_id, -1 if found.transaction_id is None else found.local_sequence) for found in records
+    ] == expected[:6]
+    # Consumers: of what was handed out from the head on, and of what is fetched.
+    handed = [message(record) for record in batch]
+    for writers in (Writers(lambda _, offset: seen_in(raw, offset)), Writers(lambda _, offset: seen_in(raw, offset))):
+        writers.handed_out(handed)
+        handed = []
+        assert [found_by(writers, record) for record in batch] == expected[:6]
+    # `rollbridge doctor --verify`.
+    pieces = signed_batch(parse_header(first), first).pieces
+    signed = {item.base + at: item.transaction for item in pieces for at in range(item.records)}
+    assert signed == {at: item.bytes for at, (item, _) in enumerate(expected) if item is not None}
+    # Conditional writers.
+    dlsns = [sn_of(record, SegmentId.of(0, 0), 0).dlsn for record in read]
+    assert [item and item.local_sequence for item in dlsns] == [max(0, at) for _, at in expected]
 
 
 def test_a_run_ends_with_its_batch_whatever_its_header_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,15 +11,18 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.tests.test_client_routing import CONFIG
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.batches import read_records
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.routing import StreamView
 from rollbridge.model.sn import DLSN, SN
 from rollbridge.writer.accumulator import PlainFuture, ProducerBatch, WriterOptions
 from rollbridge.writer.segments import SegmentQueue, StreamQueues
+from rollbridge.writer.sender import PlainSender
 
 
 class Home:
@@ -165,3 +169,31 @@ def test_a_future_of_a_failed_batch_raises_a_new_error_each_time() -> None:
 def test_options_that_can_not_be_are_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         WriterOptions(**change)
+
+
+class _Catalog:
+    """The views of a stream as a connection learns of them, before its housekeeping has looked at its writers."""
+
+    def __init__(self, view: StreamView) -> None:
+        self.now = view
+
+    def view(self, stream: str) -> StreamView:
+        assert stream == str(self.now.config.name)
+        return self.now
+
+
+def test_a_writer_of_another_life_of_a_stream_has_a_channel_of_its_own() -> None:
+    name = str(CONFIG.name)
+    history = EpochHistory.create(even_ranges(1), 0)
+    catalog = _Catalog(StreamView.of(CONFIG, history))
+    engine: Any = object.__new__(PlainSender)  # without brokers, which this asks nothing
+    engine._catalog, engine._channels, engine.lock = catalog, {}, threading.RLock()
+    engine.options = WriterOptions()
+    first = engine.channel(name)
+    catalog.now = StreamView.of(CONFIG, EpochHistory.create(even_ranges(2), 0))
+    assert engine.channel(name) is first, "it was scaled"
+    catalog.now = StreamView.of(replace(CONFIG, created_ms=CONFIG.created_ms + 1), history)
+    second = engine.channel(name)
+    assert second is not first
+    assert second.view is catalog.now
+    assert engine.channel(name) is second

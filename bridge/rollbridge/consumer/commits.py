@@ -32,7 +32,6 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
 from rollbridge.model.lineage import place_of_partition
 from rollbridge.model.names import Partition, StreamName, is_segment_topic, show_partition
-from rollbridge.model.reader_group import Reset
 
 # Segments and offsets that callers name
 
@@ -129,13 +128,6 @@ class PartitionNames:
             raise InvalidRequestError(f"{offset} is not an offset of {name} to go on at; nothing was committed")
         return offset
 
-    def stored(self, place: Partition) -> int:
-        """Return the start offset of a manually assigned segment: as committed, or as ``auto.offset.reset`` says."""
-        [found] = self._consumer.committed([TopicPartition(*place)], timeout=_TIMEOUT_S)
-        if found.offset >= 0:
-            return int(found.offset)
-        return OFFSET_BEGINNING if self._reset is Reset.EARLIEST else OFFSET_END
-
 
 logger = limited(logging.getLogger(__name__))
 
@@ -179,16 +171,17 @@ class Commits:
         Offsets of finished segments are reported as committed but not sent.
 
         Raises:
-            InvalidRequestError: Both a message and offsets were given, or an offset is invalid or was never handed out.
+            ValueError: Both a message and offsets were given.
+            InvalidRequestError: An offset is invalid or was never handed out.
             StreamRecreatedError: A segment belongs to a former life of its stream.
-            KafkaException: There is nothing to commit.
+            KafkaException: There is nothing to commit, or the message is an event and no record.
         """
         if message is not None and offsets is not None:
-            raise InvalidRequestError("give a message or offsets, not both; nothing was committed")
+            raise ValueError("message and offsets are mutually exclusive; nothing was committed")
         wanted: dict[Partition, int] = {}
         notes: dict[Partition, str] = {}
         if message is not None:
-            wanted[message.place] = (message.offset() or 0) + 1
+            wanted[message.place] = _behind(message)
         elif offsets is not None:
             for place in offsets:
                 if place.offset == OFFSET_INVALID:
@@ -202,8 +195,9 @@ class Commits:
                 return [], []  # all of them were removed
         else:
             for item in self._members.owned.values():
-                if item.phase is Phase.OPEN:
-                    wanted[item.place] = item.next if self._settings.auto_store else item.handled
+                offset = item.next if self._settings.auto_store else item.handled
+                if item.phase is Phase.OPEN and offset >= 0:
+                    wanted[item.place] = offset
         if not wanted:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET))
         over = {at for at in wanted if self._members.is_over(at)}
@@ -219,11 +213,15 @@ class Commits:
 
         Raises:
             InvalidRequestError: ``enable.auto.offset.store`` is on; or as for :meth:`chosen`.
-            KafkaException: A segment is not assigned.
+            KafkaException: A segment is not assigned, or the message is an event and no record.
         """
         if self._settings.auto_store:
             raise InvalidRequestError("store_offsets needs enable.auto.offset.store=false")
-        wanted = [] if message is None else [(message.place, (message.offset() or 0) + 1)]
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        if message is None and offsets is None:
+            raise ValueError("expected either message or offsets")
+        wanted = [] if message is None else [(message.place, _behind(message))]
         wanted += [(self._places.find(place), place.offset) for place in offsets or ()]
         for at, offset in wanted:
             item = self._members.owned.get(at)
@@ -303,6 +301,20 @@ class Commits:
                 item.sent = -1
 
 
+def _behind(message: Message) -> int:
+    """Return the offset behind a record.
+
+    Raises:
+        KafkaException: It is an event, such as the end of a partition, whose offset is that of the next record.
+    """
+    error, offset = message.error(), message.offset()
+    if error is not None or offset is None or offset < 0:
+        what = "without an offset" if error is None else f"with error: '{error.str()}'"
+        why = f"Cannot commit or store offsets for message {what}; nothing was committed"
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, why))
+    return offset + 1
+
+
 def _place(item: TopicPartition) -> Partition:
     return item.topic, item.partition
 
@@ -341,15 +353,19 @@ class Rebalances:
             self.placing = False
 
     def revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Commit and give up segments that this member still owns."""
-        self._commits.commit(map(_place, partitions))
-        self._say_farewell("revoke", partitions)
-        self._give_up(consumer, partitions)
+        """Commit and give up segments that this member still owns, whatever the application's callback raises."""
+        try:
+            self._commits.commit(map(_place, partitions))
+            self._say_farewell("revoke", partitions)
+        finally:
+            self._give_up(consumer, partitions)
 
     def lost(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Give up segments that already belong to others: nothing can be committed in them any more."""
-        self._say_farewell("lost" if "lost" in self.tell else "revoke", partitions)
-        self._give_up(consumer, partitions)
+        try:
+            self._say_farewell("lost" if "lost" in self.tell else "revoke", partitions)
+        finally:
+            self._give_up(consumer, partitions)
 
     def _say_farewell(self, event: str, partitions: list[TopicPartition]) -> None:
         self.revoking = True

@@ -15,8 +15,8 @@ An adopted topic is named as ever, and its partitions are Kafka's: the group's o
 native consumers go on where this one has stopped, and the other way round. A plain topic, which no stream has adopted,
 is read as confluent-kafka does. If it is adopted or released meanwhile, reading goes on where it was.
 
-Errors of the group protocol are confluent-kafka's ``KafkaException``, so that code which handles them keeps working;
-all others are of :mod:`rollbridge.errors`.
+Errors are confluent-kafka's: ``KafkaException``, ``ValueError`` for arguments that cannot be, ``RuntimeError`` once it
+is closed. An error of :mod:`rollbridge.errors` that a docstring names is the ``__cause__`` of a ``KafkaException``.
 
 Wherever partitions are accepted, ``TopicPartition("sales/orders", 3)`` means the segment with that ``message.topic()``
 and ``message.partition()``: partition numbers count the segments of a stream and keep their meaning for as long as it
@@ -26,14 +26,18 @@ lives. The topic of a segment is accepted as well. Partitions that are returned 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final, Self
+from weakref import finalize
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
     OFFSET_INVALID,
     OFFSET_STORED,
     KafkaError,
@@ -42,14 +46,15 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from rollbridge.calls import Deadline, answers_within
+from rollbridge.calls import Deadline, Errand, answers_within
 from rollbridge.consumer.adopted import BREAKING, TopicGuard
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.listing import list_all
 from rollbridge.consumer.records import Message, Origin, last_offsets
 from rollbridge.consumer.settings import consumer_settings, dotted
-from rollbridge.consumer.writers import Writers, fetching
+from rollbridge.consumer.theirs import as_kafka_exception, as_theirs
+from rollbridge.consumer.writers import BatchFetcher, Writers
 from rollbridge.errors import (
     InvalidNameError,
     InvalidRequestError,
@@ -74,6 +79,7 @@ logger = limited(logging.getLogger(__name__))
 
 OnRebalance = Callable[["Consumer", list[TopicPartition]], None]
 
+_MOST: Final = 1_000_000
 _SLICE_S: Final = 0.1
 _STEP_S: Final = 0.02
 _CONNECT_S: Final = 10.0
@@ -95,10 +101,21 @@ class Consumer:
             settings: The same, with underscores for dots.
 
         Raises:
-            ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
-            ZooKeeperUnavailableError: No server answered.
+            ValueError: ``group.id`` is missing.
+            KafkaException: Settings are unknown, not allowed or wrong; the error names all of them. Or no server of
+                ZooKeeper answered.
         """
         whole = {**(config or {}), **dotted(settings)}
+        if not whole:
+            raise TypeError("expected configuration dict")
+        if not whole.get("group.id"):
+            raise ValueError("Failed to create consumer: group.id must be set")
+        try:
+            self._open(whole)
+        except RollbridgeError as fault:
+            raise as_kafka_exception(fault) from fault
+
+    def _open(self, whole: dict[str, Any]) -> None:
         log = whole.pop("logger", logger)
         self._settings = checked = consumer_settings(whole)
         connection = checked.connection
@@ -122,7 +139,8 @@ class Consumer:
         self._metadata = Metadata(self._session)
         self._guard = TopicGuard(self._metadata, address, security=security, client_id=name)
         group = GroupOffsetStore(address, checked.group_id, security=security, client_id=name)
-        self._writers = Writers(fetching(address, security, name))
+        self._fetcher = BatchFetcher(address, security, name)
+        self._writers = Writers(self._fetcher)
         self._members = Membership(
             self._consumer,
             checked.group_id,
@@ -132,7 +150,6 @@ class Consumer:
             self._load,
             self._places_of,
             auto_commit=checked.auto_commit,
-            moved=self._writers.moved,
         )
         members = self._members
         self._origin = Origin(
@@ -141,6 +158,8 @@ class Consumer:
         self._places = PartitionNames(self._consumer, members, self._offsets, self._load, self._find, checked)
         self._commits = Commits(self._consumer, group, self._members, self._places, checked)
         self._rebalances = Rebalances(self._members, self._commits, cooperative=checked.cooperative)
+        self._dropped = finalize(self, _close_dropped, os.getpid(), self._session)
+        self._dropped.atexit = False
         hold(self, "_consumer", "_members", "_commits", "_places", "_rebalances", "_session", "_offsets")
         self._topics: list[str] = []
         self._named: dict[str, SegmentPlaces | None] = {}
@@ -152,6 +171,7 @@ class Consumer:
 
     # Subscription ----------------------------------------------------------------------------------------------
 
+    @as_theirs
     def subscribe(
         self,
         topics: Iterable[str],
@@ -180,6 +200,7 @@ class Consumer:
         if not wanted:
             raise InvalidRequestError("no stream to subscribe to was named")
         named = self._look_up(wanted)
+        topics_of_segments = self._take_up(wanted, named)
         self._rebalances.tell = {
             event: partial(callback, self)
             for event, callback in (("assign", on_assign), ("revoke", on_revoke), ("lost", on_lost))
@@ -187,8 +208,9 @@ class Consumer:
         }
         self._manual = False
         self._subscribed = frozenset()
-        self._begin(wanted, named)
+        self._subscribe(topics_of_segments)
 
+    @as_theirs
     def unsubscribe(self) -> None:
         """Leave the group's segments to its other members."""
         self._consumer.unsubscribe()
@@ -196,17 +218,20 @@ class Consumer:
         self._members.histories.clear()
         self._members.plain.clear()
 
+    @as_theirs
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Read exactly these segments, without a group; within ``on_assign``, set the offsets to begin at."""
         self._check_open()
         if self._rebalances.placing:
             self._choose_offsets(partitions)
             return
-        self._manual = True
+        chosen = self._resolved(partitions)
+        self._consumer.assign(list(chosen.values()))
         self._members.revoked(list(self._members.owned))
-        self._members.histories = {}
-        self._consumer.assign([self._take_on(place) for place in partitions])
+        self._members.leave()
+        self._own(chosen)
 
+    @as_theirs
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Read these segments, too, without a group; within ``on_assign``, set the offsets to begin at.
 
@@ -218,29 +243,51 @@ class Consumer:
             self._choose_offsets(partitions)
             return
         self._check_manual()
-        self._manual = True
-        self._consumer.incremental_assign([self._take_on(place) for place in partitions])
+        chosen = self._resolved(partitions)
+        self._consumer.incremental_assign(list(chosen.values()))
+        self._own(chosen)
 
     def _choose_offsets(self, partitions: Iterable[TopicPartition]) -> None:
+        chosen: list[tuple[Owned, int]] = []
         for place in partitions:
             item = self._members.owned.get(self._places.find(place))
             if item is not None and place.offset not in (OFFSET_INVALID, OFFSET_STORED):
-                item.override = self._places.absolute(item.place, place.offset)
+                chosen.append((item, self._places.absolute(item.place, place.offset)))
+        for item, offset in chosen:
+            item.override = offset
 
-    def _take_on(self, place: TopicPartition) -> TopicPartition:
-        """Own a segment that is assigned by hand; return where reading begins."""
-        at = self._places.find(place)
-        stream, segment = self._members.what(at)
-        if stream is not None:
-            self._places.learn(stream)
-        offset = place.offset
-        if offset in (OFFSET_INVALID, OFFSET_STORED):
-            offset = self._places.stored(at)
-        offset = self._places.absolute(at, offset)
-        self._writers.moved(at)
-        self._members.owned[at] = Owned(at, stream, segment, Phase.OPEN, next=offset, handled=offset, sent=offset)
-        return TopicPartition(*at, offset)
+    def _resolved(self, partitions: Iterable[TopicPartition]) -> dict[Owned, TopicPartition]:
+        """Return what segments that are to be assigned by hand are, and where reading begins; change nothing.
 
+        Where that depends on what the group has committed, a poll finds out, as for what is shared out.
+        """
+        found: dict[Owned, TopicPartition] = {}
+        for place in partitions:
+            at = self._places.find(place)
+            stream, segment = self._members.what(at)
+            if stream is not None:
+                self._places.learn(stream)
+            item = Owned(at, stream, segment, Phase.OPEN, by_hand=True)
+            if place.offset in (OFFSET_INVALID, OFFSET_STORED):
+                item.phase = Phase.WAITING
+                found[item] = TopicPartition(*at, 0)
+                continue
+            if place.offset >= 0:
+                item.next = item.handled = item.sent = place.offset
+            elif place.offset not in (OFFSET_BEGINNING, OFFSET_END):
+                raise InvalidRequestError(f"{place.offset} is not an offset to begin at; nothing was assigned")
+            found[item] = TopicPartition(*at, place.offset)
+        return found
+
+    def _own(self, chosen: Mapping[Owned, TopicPartition]) -> None:
+        """Own segments that librdkafka has taken on by hand."""
+        self._manual = True
+        waiting = [place for item, place in chosen.items() if item.phase is Phase.WAITING]
+        if waiting:
+            self._consumer.pause(waiting)
+        self._members.take(chosen)
+
+    @as_theirs
     def unassign(self) -> None:
         """Stop reading all segments; within ``on_revoke``, that is done anyway."""
         if self._rebalances.revoking:
@@ -248,6 +295,7 @@ class Consumer:
         self._consumer.unassign()
         self._members.revoked(list(self._members.owned))
 
+    @as_theirs
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop reading these segments, which were assigned by hand; within ``on_revoke``, that is done anyway.
 
@@ -267,12 +315,14 @@ class Consumer:
             why = "the group shares out what was subscribed to: offsets to begin at may be set in on_assign"
             raise KafkaException(KafkaError(KafkaError._STATE, why))
 
+    @as_theirs
     def assignment(self) -> list[TopicPartition]:
         """Return the segments assigned to this member, including those that wait for their predecessors."""
         return [TopicPartition(*place) for place in sorted(self._members.owned)]
 
     # Reading ---------------------------------------------------------------------------------------------------
 
+    @as_theirs
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next message or error; None if none arrives within ``timeout`` seconds (-1: no limit).
 
@@ -286,14 +336,15 @@ class Consumer:
         """
         return next(iter(self._take(1, timeout)), None)
 
+    @as_theirs
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """Return up to ``num_messages`` messages: those at hand, or the first that arrive within ``timeout`` seconds.
 
         Unlike confluent-kafka's method of this name, does not wait until that many messages have arrived.
         """
-        if num_messages < 1:
-            raise InvalidRequestError(f"at least one message has to be asked for, not {num_messages}")
-        return self._take(num_messages, timeout)
+        if not 0 <= num_messages <= _MOST:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        return self._take(num_messages, timeout) if num_messages else []
 
     def _take(self, most: int, timeout: float) -> list[Message]:
         self._check_open()
@@ -358,12 +409,9 @@ class Consumer:
         if now < self._step_at:
             return
         self._step_at = 0.0  # an error raised here is raised again before anything is handed out
-        if self._manual:
-            self._commits.commit_sometimes()
-            self._step_at = now + _STEP_S
-            return
-        self._renew()
-        self._refresh()
+        if not self._manual:
+            self._renew()
+            self._refresh()
         self._members.step()
         self._commits.commit_sometimes()
         self._step_at = now + _STEP_S
@@ -390,13 +438,15 @@ class Consumer:
 
     # Topics that are adopted or released -------------------------------------------------------------------------
 
-    def _begin(self, topics: list[str], named: dict[str, SegmentPlaces | None], *, at_once: bool = True) -> None:
+    def _take_up(self, topics: list[str], named: dict[str, SegmentPlaces | None], *, at_once: bool = True) -> list[str]:
+        """Follow these streams and topics; return the topics to subscribe to. If it raises, nothing has changed."""
         adopted = {places.stream: topic for topic, places in named.items() if places is not None}
         streams = [StreamName.parse(topic) for topic in topics if topic not in named]
+        plain = [topic for topic, places in named.items() if places is None]
+        found = self._members.begin([*streams, *adopted], plain, at_once=at_once)
         self._topics, self._named = topics, named
         self._members.names.update(adopted)
-        plain = [topic for topic, places in named.items() if places is None]
-        self._subscribe(self._members.begin([*streams, *adopted], plain, at_once=at_once))
+        return found
 
     def _look_up(self, names: Iterable[str]) -> dict[str, SegmentPlaces | None]:
         """Return, for each name without a scope, where the segments of the stream lie that has adopted the topic.
@@ -432,7 +482,7 @@ class Consumer:
                 if named == self._named:
                     return False
                 logger.info("topics of %s were adopted or released: %s", self._settings.group_id, _changes(named))
-                self._begin(self._topics, named, at_once=False)
+                self._subscribe(self._take_up(self._topics, named, at_once=False))
         except UnavailableError as fault:
             logger.info("whether topics were adopted or released cannot be read now, trying again: %s", fault)
             self._renamed.set()
@@ -444,6 +494,7 @@ class Consumer:
 
     # Offsets ---------------------------------------------------------------------------------------------------
 
+    @as_theirs
     def commit(
         self,
         message: Message | None = None,
@@ -463,9 +514,12 @@ class Consumer:
             KafkaException: As from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
                 ``default.api.timeout.ms`` (default: a minute), in which case the outcome is unknown.
         """
-        if self._left:  # revocation callbacks may still commit while it closes
-            self._check_open()
-        places, over = self._commits.chosen(message, offsets)
+        try:
+            places, over = self._commits.chosen(message, offsets)
+        except KafkaException as fault:
+            if asynchronous and fault.args[0].code() == KafkaError._NO_OFFSET:
+                return None
+            raise
         if asynchronous:
             if places:
                 self._consumer.commit(offsets=places, asynchronous=True)
@@ -484,14 +538,17 @@ class Consumer:
         self._members.noted(done)
         return done + over
 
+    @as_theirs
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Mark offsets as processed for the automatic commit; needs ``enable.auto.offset.store=false``."""
         self._commits.store(message, offsets)
 
+    @as_theirs
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the group's committed offsets of segments; ``OFFSET_INVALID`` where there is none."""
         return self._consumer.committed([TopicPartition(*self._places.find(item)) for item in partitions], timeout)
 
+    @as_theirs
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the offset behind the last message handed out, by segment; ``OFFSET_INVALID`` before the first.
 
@@ -500,6 +557,7 @@ class Consumer:
         places = [self._places.find(item) for item in partitions]
         return [TopicPartition(*place, self._members.position(place)) for place in places]
 
+    @as_theirs
     def seek(self, partition: TopicPartition) -> None:
         """Continue reading a segment from another offset.
 
@@ -509,23 +567,25 @@ class Consumer:
         place = self._places.find(partition)
         item = self._members.owned.get(place)
         if item is None or item.phase is Phase.WAITING:
-            why = f"{show_partition(place)} is not being read by this member"
+            why = f"Erroneous state: {show_partition(place)} is not being read by this member"
             raise KafkaException(KafkaError(KafkaError._STATE, why))
         offset = self._places.absolute(place, partition.offset)
         self._consumer.seek(TopicPartition(*place, offset))
-        self._writers.moved(place)
         if item.phase is Phase.DONE and not item.paused:
             self._consumer.resume([TopicPartition(*place)])
         item.phase, item.next, item.handled, item.end = Phase.OPEN, offset, offset, -1
 
+    @as_theirs
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out nothing of these segments until they are resumed."""
         self._set_paused(partitions, True)
 
+    @as_theirs
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand out records of these segments again; those that wait for their predecessors keep waiting."""
         self._set_paused(partitions, False)
 
+    @as_theirs
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
@@ -534,6 +594,7 @@ class Consumer:
             TopicPartition(*self._places.find(partition)), timeout=timeout, cached=cached
         )
 
+    @as_theirs
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the offset of the first record with the time, or a later one, that stands as offset, in ms since 1970.
 
@@ -542,6 +603,7 @@ class Consumer:
         places = [TopicPartition(*self._places.find(item), item.offset) for item in partitions]
         return self._consumer.offsets_for_times(places, timeout)
 
+    @as_theirs
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Return confluent-kafka's ``ClusterMetadata``, with the streams beside the topics, or of one of these.
 
@@ -556,6 +618,7 @@ class Consumer:
     def _history(self, name: str) -> EpochHistory:
         return self._read_history(StreamName.parse(name))
 
+    @as_theirs
     def cluster_id(self, timeout: float = -1) -> str:
         """Return the id of the Kafka cluster."""
         self._check_open()
@@ -563,12 +626,14 @@ class Consumer:
 
     # The group -------------------------------------------------------------------------------------------------
 
+    @as_theirs
     def consumer_group_metadata(self) -> Any:
         """Return the group metadata that ``send_offsets_to_transaction`` takes."""
         metadata = self._consumer.consumer_group_metadata()
         introduce(metadata, self._members)
         return metadata
 
+    @as_theirs
     def memberid(self) -> str:
         """Return this member's id in the group."""
         return self._consumer.memberid()
@@ -582,6 +647,7 @@ class Consumer:
         if self._closed or is_gone(self._consumer):
             return
         self._closed = True
+        self._dropped.detach()
         deadline = Deadline(_CLOSE_S)
         try:
             self._commits.handed_out()
@@ -591,6 +657,7 @@ class Consumer:
             self._left = True
             self._leave(deadline)
             self._session.close()
+            self._fetcher.close()
 
     def _give_up(self, deadline: Deadline) -> None:
         """Give up all segments on the calling thread, so that ``on_revoke`` runs here and may commit a last time.
@@ -609,10 +676,11 @@ class Consumer:
 
         librdkafka's ``close`` waits for minutes if the group coordinator is silent, so it runs on a thread of its own.
         """
-        closing = threading.Thread(target=self._consumer.close, name="rollbridge-consumer-close", daemon=True)
-        closing.start()
-        closing.join(deadline.left())
-        if closing.is_alive():
+        closing: Errand[None] = Errand("rollbridge-consumer-close")
+        closing.begin(self._consumer.close)
+        if closing.wait(deadline.left()):
+            closing.take()  # raises what a callback has raised
+        else:
             logger.warning(
                 "group %s: nobody answered within %g s, so it may not know what was processed last, and that this "
                 "member has left; it is told if somebody answers yet",
@@ -628,10 +696,15 @@ class Consumer:
 
     # Inside ----------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_usable(self) -> None:
+        """Raise if it is closed, or was made by another process. Callbacks of its last moment may still commit."""
         check(self._consumer)
-        if self._closed:
+        if self._left:
             raise RuntimeError("Consumer closed")  # the error that confluent-kafka raises
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
 
     def _load(self, name: StreamName, changed: Callable[[], None], known: EpochHistory | None) -> EpochHistory:
         history = self._read_history(name, changed, known)
@@ -674,8 +747,11 @@ class Consumer:
             self._settings.on_commit(error, partitions)
 
 
-def _nothing() -> None:
-    """Ignore the change."""
+def _close_dropped(process: int, session: ZooKeeperSession) -> None:
+    """End the session of a consumer that nobody can use any more; librdkafka ends its own threads."""
+    if process == os.getpid():
+        logger.warning("consumer %s was dropped without being closed; it is closed now", session.name)
+        threading.Thread(target=session.close, name="rollbridge-close", daemon=True).start()
 
 
 def _changes(named: Mapping[str, SegmentPlaces | None]) -> str:

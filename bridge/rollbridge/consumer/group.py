@@ -62,6 +62,8 @@ ReloadHistory = Callable[[StreamName, Callable[[], None], EpochHistory | None], 
 _ASK_S: Final = 0.1
 """Interval between reads of the group's commits while a segment waits for them; backs off to ``_ASK_MAX_S``."""
 _ASK_MAX_S: Final = 1.0
+_FIRST_S: Final = 2.0
+"""Time that a subscription waits for the group's commits; brokers may not be there yet."""
 _ENDS_S: Final = 0.2
 _AT_ONCE_S: Final = 0.02
 """Time that the polling thread waits for an answer; a slower one is taken in by a later poll."""
@@ -97,6 +99,7 @@ class Owned:
         sent: Largest offset for which a commit was sent.
         end: Offset at which there was nothing more to read.
         override: Start offset chosen by the application.
+        by_hand: True if the application has assigned it, so that it waits for no other segment.
     """
 
     place: Partition
@@ -110,6 +113,7 @@ class Owned:
     end: int = _BEHIND
     override: int | None = None
     paused: bool = False
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +151,8 @@ class Membership:
         places_of: PlacesOf,
         *,
         auto_commit: bool,
-        moved: Callable[[Partition], object],
     ) -> None:
         self._auto_commit = auto_commit
-        self._moved = moved
         self._consumer = consumer
         self._group_id = group_id
         self._reset = reset
@@ -206,26 +208,31 @@ class Membership:
     def begin(self, streams: Iterable[StreamName], plain: Iterable[str] = (), *, at_once: bool = True) -> list[str]:
         """Take up the streams and plain topics of the group; return the topics to subscribe to.
 
-        Asks for the group's commits ``at_once``, or with the next :meth:`step`.
+        Asks for the group's commits ``at_once``, or with the next :meth:`step`. If it raises, nothing has changed.
 
         Raises:
             ConflictError: The group reads other streams.
-            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, NotAuthorizedError.
+            StreamNotFoundError, ZooKeeperUnavailableError, NotAuthorizedError.
+            KafkaUnavailableError: No broker tells whether an adopted topic is the one that was adopted.
         """
         names = list(dict.fromkeys(streams))
+        # Whatever refuses it does so before anything is changed: a member goes on with what it has.
+        histories = {name: self._load(name, self._changed.set, None) for name in names}
+        for name in names:
+            self.learn_places(name)
+        # Native consumers of an adopted topic share its commits, and know no marks.
+        marked = frozenset(name for name in names if not self._places[name].topic)
+        commits = self._first_commits() if at_once else None
+        if commits is not None:
+            self._check_streams(commits, marked, histories)
         self._age += 1
         self._broken = None
         self._begun += 1
-        self.histories = {name: self._load(name, self._changed.set, None) for name in names}
-        for name in names:
-            self.learn_places(name)
-        self.plain.clear()
+        self.leave()
+        self.histories = histories
         self.plain.update(plain)
-        for known in (self._verdicts, self._committed, self._sealed):
-            known.clear()
-        # Native consumers of an adopted topic share its commits, and know no marks.
-        self._marked = frozenset(name for name in names if not self._places[name].topic)
-        self._mark = mark_of(map(str, self._marked)) if self._marked else ""
+        self._marked = marked
+        self._mark = mark_of(map(str, marked)) if marked else ""
         for topic in self.plain:
             self.index.adopted.pop(topic, None)
         for item in self.owned.values():
@@ -233,11 +240,36 @@ class Membership:
             if item.stream is None and item.phase is Phase.DONE:
                 item.phase = Phase.WAITING  # the topic was released, and takes records again
         self._adopt()
-        if at_once:
-            self._take_in(_Asked(True, self._commits.read(), {}, self._age))
+        if commits is not None:
+            self._take_in(_Asked(True, commits, {}, self._age))
         else:
             self._ask_all, self._ask_at = True, 0.0
         return self.topics()
+
+    def leave(self) -> None:
+        """Follow no stream and no plain topic any more."""
+        self.histories = {}
+        for known in (self.plain, self._verdicts, self._committed, self._sealed):
+            known.clear()
+        self._marked, self._mark = frozenset(), ""
+        self._ask_all = False
+
+    def _first_commits(self) -> list[CommittedOffset] | None:
+        """Return what the group has committed; None if brokers do not answer soon: a later poll asks again.
+
+        Raises:
+            NotAuthorizedError.
+        """
+        asking: Errand[list[CommittedOffset]] = Errand("rollbridge-commits")
+        asking.begin(lambda: self._commits.read(timeout_s=_BACKGROUND_S))
+        try:
+            if asking.wait(_FIRST_S):
+                return asking.take()
+            why: object = f"no answer within {_FIRST_S:g} s"
+        except UnavailableError as fault:
+            why = fault
+        logger.info("the commits of group %s cannot be read yet, a poll will: %s", self._group_id, why)
+        return None
 
     def topics(self) -> list[str]:
         """Return the plain topics, and those of the segments that are still wanted."""
@@ -420,6 +452,15 @@ class Membership:
 
     # Assignment ------------------------------------------------------------------------------------------------
 
+    def take(self, items: Iterable[Owned]) -> None:
+        """Own segments that were assigned by hand."""
+        for item in items:
+            self.owned[item.place] = item
+            self._plain_commits.pop(item.place, None)
+            self._begins.pop(item.place, None)
+        self._age += 1
+        self._ask_at = 0.0
+
     def assigned(self, places: Iterable[Partition]) -> None:
         """Add segments that were just assigned and are paused."""
         for place in places:
@@ -523,16 +564,15 @@ class Membership:
                 for segment, verdict in verdicts.items()
                 if verdict.standing is not SegmentStanding.DONE
             } | self._open_ends
-            places |= {at for at, item in self.owned.items() if item.stream is None and item.phase is Phase.WAITING}
+            places |= {at for at, item in self.owned.items() if self._is_plain(item) and item.phase is Phase.WAITING}
         oldest, newest = self._wanted_begins()
         age = self._age
 
         def ask() -> _Asked:
             found = self._commits.read(places, timeout_s=_BACKGROUND_S)
             isolation = Isolation.READ_COMMITTED
-            begins = self._offsets.end(newest, isolation, timeout_s=_BACKGROUND_S) if newest else {}
-            if oldest:
-                begins |= self._offsets.first(oldest, timeout_s=_BACKGROUND_S)
+            begins = _of_each_topic(newest, lambda at: self._offsets.end(at, isolation, timeout_s=_BACKGROUND_S))
+            begins |= _of_each_topic(oldest, lambda at: self._offsets.first(at, timeout_s=_BACKGROUND_S))
             return _Asked(everything, found, begins, age)
 
         self._asking.begin(ask)
@@ -552,7 +592,7 @@ class Membership:
 
     def _verdict(self, item: Owned) -> SegmentVerdict | None:
         """Return what is known of an assigned segment or plain partition; None if that is nothing yet."""
-        if item.stream is not None and item.segment is not None:
+        if item.stream is not None and item.segment is not None and not self._is_plain(item):
             return self._verdicts.get(item.stream, {}).get(item.segment)
         committed = self._plain_commits.get(item.place)
         return None if committed is None else decide_plain(committed, self._reset)
@@ -561,26 +601,33 @@ class Membership:
         """Adopt the group's commits and decide anew."""
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
-            self._check_streams(asked.found)
+            self._check_streams(asked.found, self._marked, self.histories)
         self._begins.update(asked.begins)
         for item in asked.found:
             self._note((item.topic, item.partition), item.offset)
         for place, owned in self.owned.items():
-            if owned.stream is None:
+            if self._is_plain(owned):
                 self._plain_commits.setdefault(place, _BEHIND)
         self._decide()
 
-    def _check_streams(self, commits: Iterable[CommittedOffset]) -> None:
-        if not self._marked:
+    def _check_streams(
+        self, commits: Iterable[CommittedOffset], marked: frozenset[StreamName], streams: Iterable[StreamName]
+    ) -> None:
+        if not marked:
             return  # plain and adopted topics only: members may read different ones, as native consumers do
         found = [(self._find((item.topic, item.partition)), item.metadata) for item in commits]
-        adopted = self.histories.keys() - self._marked
+        adopted = set(streams) - marked
         others = [(str(place[0]), text) for place, text in found if place is not None and place[0] not in adopted]
-        check_streams(self._group_id, map(str, self._marked), others)
+        check_streams(self._group_id, map(str, marked), others)
+
+    @staticmethod
+    def _is_plain(item: Owned) -> bool:
+        """Return True for a partition that continues nothing: of a plain topic, or assigned by hand."""
+        return item.stream is None or item.by_hand
 
     def _note(self, place: Partition, offset: int) -> None:
         item = self.owned.get(place)
-        if item is not None and item.stream is None:
+        if item is not None and self._is_plain(item):
             self._plain_commits[place] = offset
         elif place in self._sealed:
             stream, segment = self.index.find(place)
@@ -615,7 +662,7 @@ class Membership:
         fresh = {
             place: offset
             for place, offset in ready.items()
-            if self.owned[place].committed < 0 and self.owned[place].stream is not None
+            if self.owned[place].committed < 0 and not self._is_plain(self.owned[place])
         }
         if fresh:
             self._send(fresh)
@@ -634,7 +681,6 @@ class Membership:
             logger.debug("segment %s of %s cannot be opened yet: %s", item.segment, item.stream, exc)
             self._ask_at = 0.0
             return
-        self._moved(item.place)
         item.phase = Phase.OPEN
         item.next = item.handled = item.sent = offset
         item.end = _BEHIND
@@ -807,6 +853,19 @@ def _is_rebalance(error: KafkaError | None) -> bool:
         KafkaError._ASSIGNMENT_LOST,
         KafkaError._STATE,
     )
+
+
+def _of_each_topic(
+    places: list[Partition], look: Callable[[list[Partition]], Mapping[Partition, int]]
+) -> dict[Partition, int]:
+    """Return the offsets of partitions, leaving out topics that do not exist (yet)."""
+    found: dict[Partition, int] = {}
+    for topic in dict.fromkeys(topic for topic, _ in places):
+        try:
+            found |= look([place for place in places if place[0] == topic])
+        except NotFoundError as fault:
+            logger.info("a poll will look again: %s", fault)
+    return found
 
 
 def _nothing() -> None:
