@@ -200,6 +200,18 @@ def test_a_segment_waits_until_the_end_of_its_predecessor_is_known_and_reached()
     assert plan.readable() == {S1: 0, S2: 0, S3: 0}
 
 
+def test_each_change_of_what_is_read_is_counted_so_that_readers_look_again() -> None:
+    plan = ReadingPlan(SPLIT)
+    seen = plan.changes
+    plan.reached(S0, 1)
+    assert plan.changes == seen, "the same segments are read"
+    plan.update(SPLIT.with_sealed_ends(1, {S0: 3}))
+    assert plan.changes > seen
+    seen = plan.changes
+    plan.reached(S0, 3)
+    assert plan.changes > seen
+
+
 def test_an_end_that_was_passed_before_it_was_known_counts_at_once() -> None:
     plan = ReadingPlan(SPLIT)
     plan.reached(S0, 5)

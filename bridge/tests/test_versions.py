@@ -36,6 +36,7 @@ from rollbridge.model.sn import DLSN, SN, SN_BYTES, unpack_transaction_id
 from rollbridge.model.snapshots import choose
 from rollbridge.model.synchronizer import MARK_HEADER, entry_of
 from rollbridge.model.transaction import Drop, State
+from rollbridge.model.versions import content_of
 from rollbridge_schemas import NAMES, codec
 from schemas.tests.test_schemas import GOLDEN
 
@@ -157,6 +158,12 @@ def test_a_newer_version_is_refused_and_the_error_says_why(item: Format) -> None
     assert caught.value.code in ("newer-format", "invalid-request")
     if item.error is NewerFormatError:
         assert "knows 1" in str(caught.value) or "unknown" in str(caught.value)
+
+
+@pytest.mark.parametrize(("front", "version"), [(b"\3", 2), (b"\5", 3)])
+def test_the_error_names_the_version_that_is_not_known(front: bytes, version: int) -> None:
+    with pytest.raises(NewerFormatError, match=rf"version {version}\b.*knows 1"):
+        content_of("a record", front)
 
 
 def test_snapshots_of_a_newer_release_are_passed_over_and_named() -> None:
