@@ -98,6 +98,13 @@ def test_what_stands_before_the_first_commit_that_is_known_is_counted_if_the_log
     )
 
 
+@pytest.mark.parametrize("first", [15, 16])
+def test_a_commit_whose_records_retention_has_deleted_is_one_that_is_known(first: int) -> None:
+    stranger = piece(16, 2, B, first=50, part=9)
+    findings, _ = check(GOOD, [stranger, *THERE[2:]], first=first, is_whole=False)
+    assert findings.counts == {DiscrepancyKind.FOREIGN: 1}
+
+
 def test_what_was_committed_since_is_counted() -> None:
     findings, tally = check(GOOD, THERE, end=21)
     assert (findings.total, tally.later, tally.matched) == (0, 4, 6)
