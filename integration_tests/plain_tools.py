@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from confluent_kafka import Message
@@ -48,10 +49,19 @@ def join_all(client: rollbridge.Bridge, stream: str) -> None:
 
 
 class Load:
-    """Threads that write, each under keys of its own, until told to stop; what was acknowledged, by key."""
+    """Threads that write, each under keys of its own, until told to stop; what was acknowledged, by key.
 
-    def __init__(self, write: Callable[[bytes, bytes], PlainFuture], threads: int) -> None:
+    They stop by themselves at an error of the kind ``ends_with``.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes, bytes], PlainFuture],
+        threads: int,
+        ends_with: type[Exception] | tuple[()] = (),
+    ) -> None:
         self._write = write
+        self._ends_with = ends_with
         self._stopping = threading.Event()
         self.written: dict[bytes, list[tuple[bytes, PlainFuture]]] = defaultdict(list)
         self._threads = [threading.Thread(target=self._run, args=(number, threads)) for number in range(threads)]
@@ -67,6 +77,10 @@ class Load:
             thread.join()
 
     def _run(self, number: int, threads: int) -> None:
+        with suppress(self._ends_with):
+            self._write_on(number, threads)
+
+    def _write_on(self, number: int, threads: int) -> None:
         keys = KEYS[number::threads]
         count = 0
         while not self._stopping.is_set():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bridge.tests.strategies import histories
 from rollbridge.cli.stream import history_table
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
+from rollbridge.kafka.queues import Lane
 from rollbridge.model.cas import place_of
 from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
 from rollbridge.model.ids import Epoch, SegmentId
@@ -311,7 +312,9 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
 
 
 def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:
-    course: QueueCourse[Any] = QueueCourse(GROWN.before(4), lambda segment: (str(segment), 0), lambda batch, heirs: [])
+    course: QueueCourse[Any] = QueueCourse(
+        GROWN.before(4), lambda segment: (str(segment), 0), lambda _: Lane(), lambda batch, heirs: []
+    )
     assert [item.id for item in course.active] == [SegmentId.of(3, 3)]
     course.adopt(without_epochs(REMOVED, 7))
     assert [item.id for item in course.queues()] == [SegmentId.of(9, 9)]

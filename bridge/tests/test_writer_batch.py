@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bridge.tests.test_client_routing import CONFIG
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.batches import read_records
+from rollbridge.kafka.queues import Lane
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
@@ -47,7 +48,10 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
 def queues(count: int) -> list[SegmentQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
     course: StreamQueues[ProducerBatch] = StreamQueues(
-        history, lambda segment: (str(segment), 0), lambda batch, heirs: batch.take_apart(heirs, KeySpace(), 1 << 20)
+        history,
+        lambda segment: (str(segment), 0),
+        lambda _: Lane(),
+        lambda batch, heirs: batch.take_apart(heirs, KeySpace(), 1 << 20),
     )
     return course.active
 

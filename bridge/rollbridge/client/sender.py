@@ -238,7 +238,7 @@ class FrameSender(Sender[FrameBatch]):
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
         queue = self._by_target.get(target)
         if queue is None:
-            queue = self._by_target[target] = PartitionQueue(target, placed=True)
+            queue = self._by_target[target] = PartitionQueue(target, self.lane(target), placed=True)
         batch = queue.open
         if len(value) >= _LARGE_BYTES:
             if batch is not None:

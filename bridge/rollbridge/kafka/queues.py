@@ -13,6 +13,8 @@ by which the broker recognises it. One that is given up leaves a gap: the log ma
 that stood still, and whatever had its number then would be taken for it. So if the broker misses it, its number is not
 given to another batch: the next one has the epoch after this, which also keeps what comes late out.
 
+A queue comes and goes with its stream, its numbers do not: they are in a :class:`Lane`, which is the producer id's.
+
 Source: KIP-98 for sequence numbers; KIP-360 and Kafka's ``TransactionManager.maybeResolveSequences`` for gaps.
 """
 
@@ -54,11 +56,43 @@ class QueuedBatch:
 P = TypeVar("P", bound=QueuedBatch)
 
 
+class Lane(Generic[P]):
+    """Sequence numbers of one producer id, in its present epoch, in one partition.
+
+    They live as long as the producer id, whatever becomes of the stream: a broker identifies a batch by producer id,
+    epoch, the name of the partition and the number. Whoever began at 0 again in a topic that is still there would be
+    acknowledged with an old offset, and nothing would be written. So all queues that a partition has had share a lane,
+    and one sends only when everything that another one has sent has an outcome.
+
+    Attributes:
+        next: Number of the next batch.
+        acked: Number behind the last batch that is written, or was given up as possibly persisted.
+        has_gap: True if a possibly persisted batch was given up, and none behind it has been acknowledged.
+        holder: Queue whose batches have the latest numbers.
+    """
+
+    __slots__ = ("acked", "has_gap", "holder", "next")
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start over with a new producer id or epoch, whose sequence numbers begin at 0."""
+        self.next = self.acked = 0
+        self.has_gap = False
+        self.holder: PartitionQueue[P] | None = None
+
+    def is_free_for(self, queue: PartitionQueue[P]) -> bool:
+        """Return True if everything that other queues have sent has an outcome."""
+        return self.holder is None or self.holder is queue or not any(self.holder.held())
+
+
 class PartitionQueue(Generic[P]):
     """Queue of one partition and one producer.
 
     Attributes:
         target: Topic and partition.
+        lane: Its sequence numbers.
         open: Batch that is being filled; in no queue yet.
         inherited: Batches that were written to another queue first; sent before the others.
         pending: Batches written to this queue.
@@ -71,15 +105,13 @@ class PartitionQueue(Generic[P]):
     """
 
     __slots__ = (
-        "_acked",
-        "_has_gap",
         "_known",
-        "_next",
         "_renumber",
         "_returned",
         "epoch",
         "in_flight",
         "inherited",
+        "lane",
         "last_offset",
         "open",
         "pending",
@@ -87,8 +119,9 @@ class PartitionQueue(Generic[P]):
         "target",
     )
 
-    def __init__(self, target: Partition, *, placed: bool = False) -> None:
+    def __init__(self, target: Partition, lane: Lane[P], *, placed: bool = False) -> None:
         self.target = target
+        self.lane = lane
         self.open: P | None = None
         self.inherited: deque[P] = deque()
         self.pending: deque[P] = deque()
@@ -98,9 +131,6 @@ class PartitionQueue(Generic[P]):
         self._returned: list[P] = []
         self._renumber = False
         self._known = False
-        self._has_gap = False
-        self._next = 0
-        self._acked = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}, {len(self.in_flight)} in flight>"
@@ -129,7 +159,7 @@ class PartitionQueue(Generic[P]):
         rejected temporarily, the second would be written before it. Doubtful batches go alone as well: a broker
         recognises the last five batches only, so nothing may be written behind one without an answer.
         """
-        if self._returned or self._renumber or not self.waiting:
+        if self._returned or self._renumber or not self.waiting or not self.lane.is_free_for(self):
             return False
         if self.in_flight:
             fresh = self.inherited[0] if self.inherited else self.pending[0]
@@ -139,10 +169,11 @@ class PartitionQueue(Generic[P]):
 
     def take(self) -> P:
         """Return the next batch to send, numbered and now in flight. Requires :meth:`may_send`."""
-        batch = self.inherited.popleft() if self.inherited else self.pending.popleft()
+        batch, lane = self.inherited.popleft() if self.inherited else self.pending.popleft(), self.lane
+        lane.holder = self
         if batch.sequence < 0:
-            batch.sequence = self._next
-        self._next = _later(self._next, following(batch.sequence, batch.count))
+            batch.sequence = lane.next
+        lane.next = _later(lane.next, following(batch.sequence, batch.count))
         self.in_flight.append(batch)
         return batch
 
@@ -164,9 +195,9 @@ class PartitionQueue(Generic[P]):
         self.in_flight.remove(batch)
         batch.doubtful = False
         self.last_offset = last_offset
-        self._acked = _later(self._acked, following(batch.sequence, batch.count))
+        self.lane.acked = _later(self.lane.acked, following(batch.sequence, batch.count))
+        self.lane.has_gap = False
         self._known = True
-        self._has_gap = False
         self._gather()
 
     def give_back(self, batch: P, *, doubtful: bool) -> None:
@@ -186,8 +217,8 @@ class PartitionQueue(Generic[P]):
             True if it needs the next epoch: all before it were acknowledged, so the log has lost its end; or it, or one
             that was given up before it, may still be on its way, and would be taken for what has its number then.
         """
-        needs_epoch = batch.doubtful or self._has_gap or batch.sequence == self._acked
-        batch.doubtful &= self._has_gap
+        needs_epoch = batch.doubtful or self.lane.has_gap or batch.sequence == self.lane.acked
+        batch.doubtful &= self.lane.has_gap
         self._renumber = True
         self.give_back(batch, doubtful=False)
         return needs_epoch
@@ -210,9 +241,9 @@ class PartitionQueue(Generic[P]):
             if batch in place:
                 place.remove(batch)
         if batch.doubtful:
-            self._acked = _later(self._acked, following(batch.sequence, batch.count))
-            self._has_gap = True
-        else:
+            self.lane.acked = _later(self.lane.acked, following(batch.sequence, batch.count))
+            self.lane.has_gap = True
+        elif batch.sequence >= 0:
             self._renumber = True
         self._gather()
 
@@ -221,8 +252,8 @@ class PartitionQueue(Generic[P]):
 
         Requires that no batch is in flight. Of a doubtful batch a second copy will be written, if there is a first.
         """
-        self._next = self._acked = 0
-        self._known = self._has_gap = False
+        self.lane.restart()
+        self._known = False
         self.last_offset = self.epoch = -1
         self.placed = False  # the log may have lost its end, the reason for the new id
         for batch in self.held():
@@ -237,7 +268,7 @@ class PartitionQueue(Generic[P]):
         self._returned.clear()
         if self._renumber:
             self._renumber = False
-            self._next = self._acked
+            self.lane.next = self.lane.acked
             for batch in self.held():
                 if not batch.doubtful:
                     batch.sequence = UNNUMBERED

@@ -32,8 +32,9 @@ from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.produce import new_producer_id
-from rollbridge.kafka.queues import P, PartitionQueue
+from rollbridge.kafka.queues import Lane, P, PartitionQueue
 from rollbridge.model.client_metrics import SenderCounts
+from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Sender(BatchOwner[P]):
             request_timeout_s=limits.request_timeout_s,
             in_flight_max=limits.in_flight_max,
         )
+        self._lanes: dict[Partition, Lane[P]] = {}
         self._asking: Errand[None] = Errand(f"{name}-reach")
         """Reaches brokers and gets producer ids: while one broker is silent, the others are served."""
         self._settled: deque[P] = deque()
@@ -127,6 +129,13 @@ class Sender(BatchOwner[P]):
     def retries(self) -> int:
         """Number of times that a batch was sent again."""
         return self._dispatch.retries
+
+    def lane(self, target: Partition) -> Lane[P]:
+        """Return the sequence numbers of a partition, which are the same for all of its queues.
+
+        The caller holds the lock.
+        """
+        return self._lanes.setdefault(target, Lane())
 
     def wake(self) -> None:
         """Let the thread take a turn. May be called from anywhere."""
@@ -403,7 +412,10 @@ class Sender(BatchOwner[P]):
         with self.lock:
             dispatch.producer = producer
             dispatch.expired = self._is_forgotten = False
-            for queue in self._queues():
+            queues = list(self._queues())
+            for queue in queues:
                 queue.restart()
+            self._lanes = {queue.target: queue.lane for queue in queues}
+            for queue in queues:
                 dispatch.note(queue)
             dispatch.pump()

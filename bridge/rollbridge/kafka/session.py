@@ -27,7 +27,7 @@ from rollbridge.kafka.dispatch import BatchOwner, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError, Meaning
 from rollbridge.kafka.metadata import Cluster, NodeId
 from rollbridge.kafka.produce import REQUEST_BYTES
-from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
+from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.model.errors import PortableError
 from rollbridge.model.names import Partition
 
@@ -190,7 +190,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
         batch = AppendedBatch(len(self._offsets), data, check_data(data).record_count)
         queue = self._session.queues.get(target)
         if queue is None:
-            queue = self._session.queues[target] = PartitionQueue(target, placed=True)
+            queue = self._session.queues[target] = PartitionQueue(target, Lane(), placed=True)
         if queue.waiting:
             self._await_turn(queue)
         queue.pending.append(batch)

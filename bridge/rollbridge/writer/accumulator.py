@@ -43,11 +43,12 @@ from rollbridge.kafka.batches import (
     uncompressed,
 )
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.queues import QueuedBatch
+from rollbridge.kafka.queues import Lane, QueuedBatch
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
 from rollbridge.model.frames import FRAME_BYTES_DEFAULT
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import HASH_SEED, KeyRange
+from rollbridge.model.names import Partition
 from rollbridge.model.options import KIB, MIB, faults_of, option
 from rollbridge.model.partitioners import KeySpace
 from rollbridge.model.routing import StreamView, locator
@@ -432,6 +433,9 @@ class Sending(Protocol):
     def opened(self, channel: StreamAccumulator) -> None:
         """Take note of a new open batch."""
 
+    def lane(self, target: Partition) -> Lane[ProducerBatch]:
+        """Return the sequence numbers of a partition."""
+
     def queued(self, queue: SegmentQueue[ProducerBatch], batch: ProducerBatch) -> None:
         """Take note of a batch that was closed and queued."""
 
@@ -466,7 +470,9 @@ class StreamAccumulator:
         self._sticky = 0
         self._bases: dict[SegmentId, int] = {}
         self._compression = int(engine.options.codec)
-        self.course: StreamQueues[ProducerBatch] = StreamQueues(view.history, view.config.places.of, self._split)
+        self.course: StreamQueues[ProducerBatch] = StreamQueues(
+            view.history, view.config.places.of, engine.lane, self._split
+        )
         self._route()
 
     @property
@@ -567,20 +573,32 @@ class StreamAccumulator:
         """Return True if a view of the stream has other epochs, or other limits of its adopted topic."""
         return view.history != self.view.history or view.config.limits != self.view.config.limits
 
-    def stop(self, fault: Callable[[], RollbridgeError]) -> list[ProducerBatch]:
-        """Fail all further records with ``fault``; return the batches that are not settled."""
+    def stop(self, fault: Fault) -> list[ProducerBatch]:
+        """Fail all further records with ``fault``; return the batches that are neither settled nor in flight."""
         self.failure = fault
-        for queue in tuple(self.opened):
+        opened = [queue.open for queue in self.opened if queue.open is not None]
+        for queue in self.opened:
             queue.open = None
         self.opened.clear()
-        self.course.close()
-        return [batch for batch in self.unsettled if batch.where is None]
+        return [*self.course.close(), *opened]
 
-    def gone(self) -> RollbridgeError:
-        """Return the error of records of a stream that was deleted."""
+    def gone(self, *, doubtful: bool = False) -> RollbridgeError:
+        """Return the error of records of a stream that was deleted, or whose topic was released.
+
+        Args:
+            doubtful: The record may have been written.
+        """
+        topic = self.view.config.topic
+        if not topic:
+            return StreamNotFoundError(
+                f"stream {self.stream} was deleted; whatever was written of this record is gone with it, and nothing "
+                "more can be written: if the stream was made again, open a new writer"
+            )
+        if doubtful:
+            return unknown(topic, f"stream {self.stream} has released the topic, and no broker has answered")()
         return StreamNotFoundError(
-            f"stream {self.stream} was deleted; whatever was written of this record is gone with it, and nothing more "
-            "can be written: if the stream was made again, open a new writer"
+            f"stream {self.stream} has released topic {topic}; the record was not written: if the topic was adopted "
+            "again, open a new writer"
         )
 
     def sequence_base(self, segment: SegmentId) -> int | None:

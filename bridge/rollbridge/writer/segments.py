@@ -18,7 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, Generic
 
-from rollbridge.kafka.queues import UNNUMBERED, P, PartitionQueue
+from rollbridge.kafka.queues import UNNUMBERED, Lane, P, PartitionQueue
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
@@ -71,8 +71,8 @@ class SegmentQueue(PartitionQueue[P]):
 
     __slots__ = ("course", "phase", "sealed_end", "segment")
 
-    def __init__(self, course: StreamQueues[P], segment: Segment, target: Partition) -> None:
-        super().__init__(target)
+    def __init__(self, course: StreamQueues[P], segment: Segment, target: Partition, lane: Lane[P]) -> None:
+        super().__init__(target, lane)
         self.course = course
         self.segment = segment
         self.phase = SegmentPhase.OPEN
@@ -114,9 +114,16 @@ class StreamQueues(Generic[P]):
         closed: True once nothing will be sent or handed over any more.
     """
 
-    def __init__(self, history: EpochHistory, target_of: Callable[[SegmentId], Partition], split: Split[P]) -> None:
+    def __init__(
+        self,
+        history: EpochHistory,
+        target_of: Callable[[SegmentId], Partition],
+        lane_of: Callable[[Partition], Lane[P]],
+        split: Split[P],
+    ) -> None:
         """Start in the active epoch of a history."""
         self._target_of = target_of
+        self._lane_of = lane_of
         self._split = split
         self._ended: list[SegmentQueue[P]] = []
         self.closed = False
@@ -137,15 +144,20 @@ class StreamQueues(Generic[P]):
                 if not history.is_dropped(queue.id):
                     queue.sealed_end = history.sealed_end(queue.id)
         self._ended.sort(key=lambda queue: queue.id.epoch)
-        self.active = [queues.get(item.id) or SegmentQueue(self, item, self._target_of(item.id)) for item in current]
+        self.active = [queues.get(item.id) or self._new_queue(item) for item in current]
         self.drain()
 
-    def close(self) -> None:
-        """Drop the batches that wait, and send nothing any more; batches in flight may still be answered."""
+    def close(self) -> list[P]:
+        """Send nothing any more; return the batches that waited. Those in flight may still be answered."""
         self.closed = True
-        for queue in self.queues():
-            queue.inherited.clear()
-            queue.pending.clear()
+        return [batch for queue in self.queues() for batch in self.withdraw(queue)]
+
+    def withdraw(self, queue: SegmentQueue[P]) -> list[P]:
+        """Take out of a queue what waits there, and return it."""
+        waiting = [batch for batch in queue.held() if batch not in queue.in_flight]
+        for batch in waiting:
+            queue.drop(batch)
+        return waiting
 
     def queues(self) -> tuple[SegmentQueue[P], ...]:
         """Return all queues that hold batches or may be written, older ones first."""
@@ -211,6 +223,10 @@ class StreamQueues(Generic[P]):
             batch.doubtful = False
         self.drain()
         return found, unknown
+
+    def _new_queue(self, segment: Segment) -> SegmentQueue[P]:
+        target = self._target_of(segment.id)
+        return SegmentQueue(self, segment, target, self._lane_of(target))
 
     def _hand_over(self, queue: SegmentQueue[P]) -> None:
         """Hand the batches of a queue over to the next queues in the lineage of each key.

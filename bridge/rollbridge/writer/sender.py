@@ -82,6 +82,8 @@ class PlainSender(Sender[ProducerBatch]):
             producer=producer,
         )
         self._channels: dict[str, StreamAccumulator] = {}
+        self._former: list[StreamAccumulator] = []
+        """Channels of streams that are gone, while batches of theirs are in flight."""
         self._generation = -1
         self._looked_at = 0.0
         self._searches = Searches(new_cluster, self.wake)
@@ -98,9 +100,12 @@ class PlainSender(Sender[ProducerBatch]):
         view = self._catalog.view(stream)
         with self.lock:
             known = self._channels.get(stream)
-            if known is None or known.failure is not None or not known.is_of(view):
-                known = self._channels[stream] = StreamAccumulator(self, view)
-            return known
+            if known is not None and known.is_of(view):
+                return known
+            if known is not None:
+                self._leave(known)
+            made = self._channels[stream] = StreamAccumulator(self, view)
+            return made
 
     def pump(self) -> None:
         """Send what may be sent now. The caller holds the lock."""
@@ -128,21 +133,20 @@ class PlainSender(Sender[ProducerBatch]):
             return
         self._generation = self._catalog.generation
         for stream, channel in list(self._channels.items()):
-            if channel.failure is not None:
-                continue
             try:
                 view = self._catalog.view(stream)
             except NotFoundError:
-                self._stop(channel, channel.gone)
+                with self.lock:
+                    self._leave(channel)
                 continue
             except UnavailableError as fault:
                 logger.info("stream %s cannot be read now: %s", stream, fault)
                 self._generation = -1
                 continue
-            if not channel.is_of(view):
-                self._stop(channel, channel.gone)
-            elif channel.is_outdated(view):
-                with self.lock:
+            with self.lock:
+                if not channel.is_of(view):
+                    self._leave(channel)
+                elif channel.is_outdated(view) and channel.failure is None:
                     channel.adopt(view)
                     self._scan(channel.course.active)
                     self.pump()
@@ -152,23 +156,35 @@ class PlainSender(Sender[ProducerBatch]):
         """Send what is left within ``timeout_s`` and stop; return the number of records that were not acknowledged."""
         left = self.stop(timeout_s)
         self._searches.close()
-        for channel in list(self._channels.values()):
-            self._stop(channel, faults.closed)
-            channel.failure = faults.closed_before
+        with self.lock:
+            for channel in self._all():
+                channel.stop(faults.closed_before)
+                for batch in [batch for batch in channel.unsettled if batch.where is None]:
+                    self._give_up(batch, faults.closed)
         self.tell()
         self.disconnect()
         return left
 
-    def _stop(self, channel: StreamAccumulator, fault: Fault) -> None:
-        """Fail all records of a stream, present and future, with ``fault``."""
-        with self.lock:
-            if channel.failure is None:
-                for batch in channel.stop(fault):
-                    self._settle_as(batch, lambda batch=batch: batch.failed(fault))  # type: ignore[misc]
-            for queue in tuple(self._dispatch.ready):
-                if _segment(queue).course is channel.course:
-                    del self._dispatch.ready[queue]
+    def _leave(self, channel: StreamAccumulator) -> None:
+        """End the channel of a stream that is gone, under the lock: of what is in flight the answers will tell."""
+        if self._channels.get(channel.stream) is not channel or channel.failure is not None:
+            return
+        del self._channels[channel.stream]
+        self._former.append(channel)
+        self._generation = -1
+        left = channel.stop(channel.gone)
+        logger.info("stream %s is gone; %d batches for it are not sent", channel.stream, len(left))
+        for batch in left:
+            self._lose(batch)
         self.wake()
+
+    def _lose(self, batch: ProducerBatch) -> None:
+        """Fail a batch that is not in flight, and whose stream is gone."""
+        self._give_up(batch, partial(batch.channel.gone, doubtful=batch.doubtful))
+
+    def _give_up(self, batch: ProducerBatch, fault: Fault) -> None:
+        self.counts.failed += 0 if batch.settled else batch.count
+        self._settle_as(batch, lambda: batch.failed(fault))
 
     # Fate of batches, under the lock ------------------------------------------------------------------------------
 
@@ -230,7 +246,11 @@ class PlainSender(Sender[ProducerBatch]):
     def changed(self, queue: PartitionQueue[ProducerBatch]) -> None:
         """Drain a queue whose segment has ended, or mark it as ready."""
         segment = _segment(queue)
-        if segment.phase is SegmentPhase.ENDED and segment.course.drain():
+        if segment.course.closed:
+            for batch in segment.course.withdraw(segment):
+                self._lose(batch)
+            self._scan(item for item in self._queues() if item.lane is segment.lane)
+        elif segment.phase is SegmentPhase.ENDED and segment.course.drain():
             self._scan(segment.course.active)
         else:
             self._dispatch.note(queue)
@@ -251,8 +271,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Give a batch up; its records fail."""
         logger.warning("%d records of %s failed: %s", batch.count, batch.channel.stream, fault())
         queue.drop(batch)
-        self.counts.failed += 0 if batch.settled else batch.count
-        self._settle_as(batch, lambda: batch.failed(fault))
+        self._give_up(batch, fault)
 
     def _forgotten(self, queue: PartitionQueue[ProducerBatch], batch: ProducerBatch) -> None:
         self._fail(queue, batch, faults.unknown(queue.topic, "the broker has forgotten this producer"))
@@ -263,10 +282,13 @@ class PlainSender(Sender[ProducerBatch]):
     # Turns of the thread ------------------------------------------------------------------------------------------
 
     def _queues(self) -> Iterable[SegmentQueue[ProducerBatch]]:
-        return [queue for channel in self._channels.values() for queue in channel.course.queues()]
+        return [queue for channel in self._all() for queue in channel.course.queues()]
+
+    def _all(self) -> Iterable[StreamAccumulator]:
+        return (*self._former, *self._channels.values())
 
     def _unsettled(self) -> int:
-        return sum(channel.records for channel in self._channels.values())
+        return sum(channel.records for channel in self._all())
 
     def _cut(self, now: float) -> None:
         for channel in self._channels.values():
@@ -279,8 +301,9 @@ class PlainSender(Sender[ProducerBatch]):
 
     def _check(self, now: float) -> None:
         """Handle timeouts: records without an outcome, seals without successors."""
+        self._former = [item for item in self._former if item.unsettled]
         awaiting = False
-        for channel in [item for item in self._channels.values() if item.failure is None]:
+        for channel in self._channels.values():
             for queue in channel.course.queues():
                 if queue.phase is SegmentPhase.REFUSED and queue.waiting:
                     awaiting = True
