@@ -552,6 +552,13 @@ ADOPTED_CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] 
     ),
 }
 CASES |= {f"an adopted topic, {case}": values for case, values in ADOPTED_CASES.items()}
+NAMED = CONFIG.name.virtual_topic
+CASES["a topic with the name of a stream"] = (
+    lambda: replace(GOOD, named=frozenset({NAMED})),
+    "name-clash",
+    Severity.WARNING,
+    f"--delete --topic {NAMED}; else create a stream of another name",
+)
 
 
 @pytest.mark.parametrize("case", CASES)

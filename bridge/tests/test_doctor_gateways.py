@@ -10,7 +10,7 @@ import pytest
 
 from bridge.tests.test_doctor import GOOD, GROUP, HOUR_MS, NOW_MS, STREAM
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.facts import ClusterFacts
+from rollbridge.doctor.facts import ClusterFacts, Severity
 from rollbridge.doctor.gateway_facts import GatewayAnswer, GatewayFacts, IdFacts, Reach, ask_gateway
 from rollbridge.doctor.gateways import IDLE, IDLE_MANY, IDS_MANY
 from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord, LackingRight
@@ -309,3 +309,8 @@ def test_a_gateway_never_gets_a_password(monkeypatch: pytest.MonkeyPatch) -> Non
         ("PLAINTEXT", False, None, None),
         ("SSL", False, None, None),
     ]
+
+
+def test_a_topic_with_the_name_of_a_stream_is_a_problem_where_there_is_a_gateway() -> None:
+    (finding,) = find(seen(gateway(), named=frozenset({STREAM.virtual_topic})))
+    assert (finding.check, finding.severity) == ("name-clash", Severity.PROBLEM)

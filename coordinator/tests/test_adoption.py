@@ -519,3 +519,18 @@ def test_no_topic_is_adopted_with_limits_of_what_it_keeps(scene: Scene) -> None:
     kept = {"topic": TOPIC, "partitioner": "murmur2", "retention": limits}
     assert scene.answer(RequestKind.ADOPT_TOPIC, ORDERS, **kept).code == "invalid-request"
     scene.assert_plain()
+
+
+def test_a_topic_with_the_name_of_a_stream_is_not_adopted_unless_by_that_stream() -> None:
+    scene = Scene()
+    name = StreamName("topics", "named")
+    assert scene.answer(RequestKind.CREATE_STREAM, name, segments=1).ok
+    scene.world.create(name.virtual_topic, PARTITIONS)  # its owner does not ask us
+    refused = scene.answer(
+        RequestKind.ADOPT_TOPIC, StreamName("topics", "elsewhere"), topic=name.virtual_topic, partitioner="murmur2"
+    )
+    assert refused.code == "invalid-name"
+    assert "topics/named by that name" in refused.message
+    assert paths.adopted(name.virtual_topic) not in scene.world.nodes
+    assert scene.answer(RequestKind.DELETE_STREAM, name).ok
+    assert scene.answer(RequestKind.ADOPT_TOPIC, name, topic=name.virtual_topic, partitioner="murmur2").ok

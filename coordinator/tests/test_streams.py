@@ -73,6 +73,14 @@ def test_a_topic_with_records_of_somebody_else_is_left_alone(world: World, numbe
     assert paths.stream(ORDERS) not in world.nodes
 
 
+def test_a_stream_by_whose_name_the_brokers_have_a_topic_is_refused_and_leaves_nothing(world: World) -> None:
+    world.create(ORDERS.virtual_topic)
+    with pytest.raises(InvalidNameError, match=r"brokers have topic sales\.orders, .* nothing was written; choose"):
+        create(world)
+    assert paths.stream(ORDERS) not in world.nodes
+    assert set(world.topics) == {ORDERS.virtual_topic}
+
+
 @pytest.mark.parametrize("replicas", [-(1 << 15) - 1, -2, 0, 1 << 15, (1 << 31) - 1])
 def test_no_more_replicas_are_asked_for_than_a_request_to_kafka_can_say(world: World, replicas: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"{replicas} replicas asked for; 1 to 32767 are possible"):

@@ -24,7 +24,7 @@ _ROLES: dict[str, Callable[[StreamName, GroupName, tuple[str, ...], str], Iterat
     "previewer": rights.previewer,
     "writer": rights.writer,
     "compactor": lambda stream, _, __, topic: rights.compactor(stream, topic),
-    "gateway": lambda stream, group, _, __: rights.gateway(stream, group),
+    "gateway": lambda stream, group, _, topic: rights.gateway(stream, group, topic),
     "coordinator": lambda stream, _, groups, topic: rights.coordinator(stream.scope, groups, topic),
 }
 

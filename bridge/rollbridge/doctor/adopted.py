@@ -1,4 +1,4 @@
-"""Check of the doctor on topics that streams have adopted, and that remain their owners'. Pure."""
+"""Checks of the doctor on topics that are not rollbridge's: adopted ones, and those with names of streams. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
 from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
 from rollbridge.model.records import StreamState
+from rollbridge.model.topic_names import TopicNames
 
 
 def adopted_topics(facts: ClusterFacts) -> Iterator[Finding]:
@@ -26,6 +27,19 @@ def adopted_topics(facts: ClusterFacts) -> Iterator[Finding]:
                 f"the index says that stream {owner} has adopted topic {name}, but that stream has not",
                 f"nothing, if the topic is to stay a plain one; rollbridge stream adopt {name} takes it over",
             )
+
+
+def topic_names(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect no topic at the brokers by whose name producers at gateways know a stream."""
+    names = TopicNames.of((stream.config for stream in facts.streams), facts.named)
+    for topic, config in names.clashes.items():
+        yield (problem if facts.gateways else warning)(
+            "name-clash",
+            f"the brokers have topic {topic}, by whose name producers at gateways would know stream {config.name}: "
+            "they reach the topic, and not the stream",
+            f"if nobody needs the topic: kafka-topics.sh --bootstrap-server {facts.bootstrap_servers} --delete --topic "
+            f"{topic}; else create a stream of another name for these producers",
+        )
 
 
 def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:

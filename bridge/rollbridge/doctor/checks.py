@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from rollbridge.doctor.adopted import adopted_topics
+from rollbridge.doctor.adopted import adopted_topics, topic_names
 from rollbridge.doctor.facts import DEFAULT_ENTITY, ClusterFacts, Finding, QuotaFacts, problem, warning, wrong_seal
 from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
@@ -654,6 +654,7 @@ CHECKS: Final = (
     epochs,
     growth,
     adopted_topics,
+    topic_names,
     late_records,
     native_transactions,
     orphans,

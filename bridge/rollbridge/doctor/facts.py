@@ -206,6 +206,7 @@ class ClusterFacts:
         topics: All topics with names of rollbridge, by name.
         adopted: Those of the topics that streams have adopted which exist, by name.
         claims: Name of the stream that has adopted a topic, by topic, as the index of topics in ZooKeeper says.
+        named: Topics at the brokers that have the names of streams' virtual topics.
         operations: Operations on the cluster allowed to the principal.
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change.
@@ -230,6 +231,7 @@ class ClusterFacts:
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     adopted: Mapping[str, TopicFacts] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
+    named: frozenset[str] = frozenset()
     open_natives: Sequence[OpenNative] = ()
     snapshots: Sequence[SnapshotFacts] = ()
     operations: frozenset[str] = frozenset()
@@ -312,6 +314,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             topics=found,
             adopted=theirs,
             claims=_claims(session),
+            named=existing & {stream.config.name.virtual_topic for stream in streams},
             snapshots=list(_snapshots(settings, streams)),
             open_natives=_all_natives(cluster, (found | theirs).values()),
             operations=view.operations,

@@ -124,12 +124,14 @@ def compactor(stream: StreamName, topic: str = "") -> Iterator[Right]:
     )
 
 
-def gateway(stream: StreamName, group: GroupName) -> Iterator[Right]:
+def gateway(stream: StreamName, group: GroupName, topic: str = "") -> Iterator[Right]:
     """Yield the rights of a gateway whose clients write to a stream; what they may write is decided by their own.
 
     It needs none on an adopted topic, nor on consumer groups.
     """
     yield Right(Resource.TOPIC, stream.buffer_topic(), ("Write",), "write transactions")
+    if not topic:
+        yield Right(Resource.TOPIC, stream.virtual_topic, ("Describe",), "see whether brokers have a topic of its name")
     yield _outcomes(group)
     yield _client()
 

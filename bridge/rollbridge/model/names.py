@@ -142,9 +142,22 @@ class StreamName:
         return name if transaction is None else f"{name}/#transaction.{transaction.value:032x}"
 
     @property
+    def virtual_topic(self) -> str:
+        """Topic by which producers at gateways know the stream, unless it has adopted one."""
+        return f"{self.scope}.{self.stream}"
+
+    @classmethod
+    def of_virtual_topic(cls, topic: str) -> Self | None:
+        """Return the stream whose virtual topic has this name; None if none can have it."""
+        try:
+            return cls(*topic.split(".")) if topic.count(".") == 1 else None
+        except InvalidNameError:
+            return None
+
+    @property
     def collision_key(self) -> str:
         """Equal for two streams whose topics Kafka would not keep apart (it maps ``.`` to ``_`` in metric names)."""
-        return f"{self.scope}.{self.stream}".replace(".", "_")
+        return self.virtual_topic.replace(".", "_")
 
     def __str__(self) -> str:
         return f"{self.scope}/{self.stream}"

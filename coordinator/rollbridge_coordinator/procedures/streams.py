@@ -48,6 +48,7 @@ from rollbridge.model.records import (
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
+from rollbridge.model.topic_names import TopicNames
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
 from rollbridge_coordinator.procedures.adoption import (
     adopted_stream,
@@ -97,7 +98,8 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         InvalidRequestError: a bad name, range or number.
         NotFoundError, ConflictError: the topic to adopt does not exist, is sealed, or is another stream's.
         StreamExistsError: it exists already, in whatever group.
-        InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner.
+        InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner, or
+            Kafka's name of it, or of the topic to adopt, would mean two things.
     """
     stream = StreamName.parse(request.stream)
     topic = (yield from look_at_topic(request.topic)) if request.topic else None
@@ -150,6 +152,8 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     claimed: list[NodeOperation] = []
     if topic is not None:
         config, history = adopted_stream(config, request, topic, now_ms, former.sequence)
+    yield from _check_topic_name(config)
+    if topic is not None:
         claimed = yield from claim(stream, request.topic)
         wanted = [buffer_topic_spec(config)]
     else:
@@ -213,6 +217,24 @@ def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
                     f"{stream} and {scope}/{other} collide: Kafka does not keep '.' and '_' apart in topic names; "
                     "nothing was written"
                 )
+
+
+def _check_topic_name(config: StreamConfig) -> Steps[None]:
+    """Refuse a stream whose topic has the name of another stream, or whose name is that of a topic of the brokers."""
+    if config.topic:
+        streams, topics = [config], {config.topic: config.topic_id}
+        named = StreamName.of_virtual_topic(config.topic)
+        raw = None if named is None else (yield from read_node(paths.stream(named)))
+        if raw is not None:
+            streams.append(StreamConfig.from_json(raw))
+    else:
+        streams, topics = [config], dict((yield from TopicIds([config.name.virtual_topic])))
+    for topic, stream in TopicNames.of(streams, topics).clashes.items():
+        remedy = "choose another name" if stream is config else "delete that stream first, if nobody needs it"
+        raise InvalidNameError(
+            f"the brokers have topic {topic}, and producers at gateways know stream {stream.name} by that name, which "
+            f"can mean one of them only; nothing was written; {remedy}"
+        )
 
 
 # Deletion

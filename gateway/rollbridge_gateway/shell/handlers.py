@@ -247,7 +247,9 @@ class ClientConnection:
         names = [str(item.name) for item in asked or () if item.name is not None]
         if any(name not in self.server.topics.known.streams for name in names):
             await self.server.fresh_topics(MISS_S)
-        view = await self._view()
+        await self.server.fresh_topics()
+        await self._look_at_brokers(names)
+        view = self.server.view()
         self.server.note_asked(head.client_id, names)
         request = data
         if asked is not None:
@@ -259,6 +261,8 @@ class ClientConnection:
         found = wire.read_answer(answer, head.key, head.version)
         buffers = self.server.topics.known.buffers
         if asked is None:
+            self.server.topics.saw(found.topics)
+            view = self.server.view()
             described = {str(item.name) for item in found.topics if item.error_code is ErrorCode.none}
             denied = {name for name in view.virtual if buffers.get(name) not in described}
         else:
@@ -268,6 +272,14 @@ class ClientConnection:
         )
         told = view.metadata(found, head.client_id, asked, denied, hides_brokers=hides_brokers)
         return wire.write_entity(told, head.correlation)
+
+    async def _look_at_brokers(self, names: Iterable[str]) -> None:
+        """Find out which names of streams are topics of the brokers by now, as far as the client may see."""
+        known = self.server.topics.known
+        wanted = [{"name": name} for name in names if name in known.virtual or name in known.clashes]
+        if wanted:
+            values = {"topics": wanted, "allow_auto_topic_creation": False}
+            self.server.topics.saw((await (await self.upstream()).ask(Api.METADATA, 4, None, values)).topics)
 
     async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> set[str]:
         """Return those of the virtual topics of which the client has not got the right to know, or to read."""

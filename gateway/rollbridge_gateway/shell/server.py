@@ -86,8 +86,8 @@ class Server:
         self.settings = settings
         self.bridge = bridge
         self.counts = Counts()
-        self.topics = Topics(bridge)
         self._watch = BrokerWatch(settings.connection)
+        self.topics = Topics(bridge, lambda names: self._watch.look(self.brokers, names))
         self.upstream_tls = self._watch.tls_context()
         self.needs_login = self._watch.security.uses_sasl
         self.rights_s = settings.rights_s

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
 
 from rollbridge.connection import Bridge
-from rollbridge.errors import NothingServedError
+from rollbridge.errors import NothingServedError, RollbridgeError
 from rollbridge.model.gateways import LackingRight
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import StreamConfig
+from rollbridge.model.topic_names import TopicNames
+
+logger = logging.getLogger(__name__)
 
 REFRESH_S: Final = 5.0
 """Age at which the list of streams is read again."""
 MISS_S: Final = 0.5
 """Shortest interval in which it is read again for names that it does not have."""
+_UNTOLD: Final = (ErrorCode.topic_authorization_failed, ErrorCode.invalid_topic_exception)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +36,40 @@ class KnownTopic:
         virtual: Names that are no topics of the brokers'.
         buffers: A topic of rollbridge's own of each stream, whose rights are those of the stream.
         groups: Name of a stream of each transaction group.
+        clashes: Stream by the name of its virtual topic, where brokers have a topic of that name, which wins.
     """
 
     streams: Mapping[str, str]
     virtual: frozenset[str]
     buffers: Mapping[str, str]
     groups: Mapping[str, str]
+    clashes: Mapping[str, str]
 
 
-def known_of(configs: list[StreamConfig]) -> KnownTopic:
-    """Return streams by their topics."""
-    streams: dict[str, str] = {}
-    virtual: set[str] = set()
-    buffers: dict[str, str] = {}
-    groups: dict[str, str] = {}
-    for config in configs:
-        name = str(config.name)
-        topic = config.topic or f"{config.name.scope}.{config.name.stream}"
-        streams[topic] = name
-        buffers[topic] = config.buffer_topic
-        groups.setdefault(str(config.group), name)
-        if not config.topic:
-            virtual.add(topic)
-    return KnownTopic(streams, frozenset(virtual), buffers, groups)
+def known_of(configs: Iterable[StreamConfig], at_brokers: Collection[str]) -> KnownTopic:
+    """Return streams by their topics; ``at_brokers`` are those of their names which the brokers have as topics."""
+    names = TopicNames.of(configs, at_brokers)
+    return KnownTopic(
+        streams={topic: str(config.name) for topic, config in names.streams.items()},
+        virtual=frozenset(topic for topic, config in names.streams.items() if not config.topic),
+        buffers={topic: config.buffer_topic for topic, config in names.streams.items()},
+        groups={str(config.group): str(config.name) for config in names.streams.values()},
+        clashes={topic: str(config.name) for topic, config in names.clashes.items()},
+    )
 
 
 class Topics:
     """Cache of the streams of a connection. Safe to use from several threads; :meth:`read` waits for ZooKeeper."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, look: Callable[[Collection[str]], Iterable[Any]]) -> None:
+        """Start without any; ``look`` gives what brokers answer to Metadata about names of topics."""
         self._bridge = bridge
+        self._look = look
         self._lock = threading.Lock()
         self._read_s = float("-inf")
-        self.known = known_of([])
+        self._configs: Collection[StreamConfig] = ()
+        self._at_brokers: frozenset[str] = frozenset()
+        self.known = known_of((), ())
 
     def is_fresh(self, age_s: float = REFRESH_S) -> bool:
         """Return whether the list is younger than that."""
@@ -83,7 +91,16 @@ class Topics:
         known = self.known
         found = [LackingRight("Write", known.buffers[topic], stream) for topic, stream in known.streams.items()]
         logs = {group: GroupName.parse(group).commit_log_topic for group in known.groups}
+        found += [LackingRight("Describe", topic, known.streams[topic]) for topic in known.virtual]
         return found + [LackingRight("Read", logs[group], stream) for group, stream in known.groups.items()]
+
+    def saw(self, answers: Iterable[Any]) -> None:
+        """Note which topics brokers have, by an answer to Metadata; of what is not to be described it says nothing."""
+        codes = {str(item.name): item.error_code for item in answers}
+        missing = {name for name, code in codes.items() if code is ErrorCode.unknown_topic_or_partition}
+        there = codes.keys() - missing - {name for name, code in codes.items() if code in _UNTOLD}
+        names = {config.name.virtual_topic for config in self._configs}
+        self._note(self._configs, ((self._at_brokers - missing) | there) & names)
 
     def stream_of(self, topic: str) -> str | None:
         """Return the stream of a topic; None if there is none by now. May wait, for others ask as well."""
@@ -102,7 +119,20 @@ class Topics:
     def _read(self) -> None:
         began_s = time.monotonic()
         try:
-            self.known = known_of(self._bridge.admin.list_streams())
+            configs = self._bridge.admin.list_streams()
         except NothingServedError:
-            self.known = known_of([])  # the first coordinator is still to come
+            configs = []  # the first coordinator is still to come
+        self._note(configs, self._at_brokers)
+        names = self.known.virtual | self.known.clashes.keys()
+        try:
+            self.saw(self._look(names) if names else ())
+        except RollbridgeError as fault:
+            logger.warning("brokers do not tell which topics they have: %s", fault)
         self._read_s = began_s
+
+    def _note(self, configs: Collection[StreamConfig], at_brokers: frozenset[str]) -> None:
+        before, self._configs, self._at_brokers = self.known.clashes, configs, at_brokers
+        self.known = known_of(configs, at_brokers)
+        for topic in self.known.clashes.keys() - before.keys():
+            stream = self.known.clashes[topic]
+            logger.warning("brokers have topic %s, so producers do not reach stream %s by that name", topic, stream)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,6 +13,7 @@ from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from kio.schema.metadata.v12.request import MetadataRequestTopic
+from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 
 from rollbridge.config import ConnectionSettings
@@ -24,7 +26,7 @@ from rollbridge_gateway.versions import VersionRange
 logger = logging.getLogger(__name__)
 
 _ASK_S = 5.0
-_OPERATIONS: Final = {"Read": 1 << 3, "Write": 1 << 4}
+_OPERATIONS: Final = {"Read": 1 << 3, "Write": 1 << 4, "Describe": 1 << 8}
 """Bits of ``topic_authorized_operations``: the codes of Kafka's ``AclOperation``."""
 
 
@@ -93,29 +95,7 @@ class BrokerWatch:
         """
         if not needs:
             return []
-        last: RollbridgeError | None = None
-        for host, port in known.addresses.values():
-            try:
-                return self._lacking(host, port, needs)
-            except RollbridgeError as fault:
-                last = fault
-        raise KafkaUnavailableError(f"no broker answers: {last}") from last
-
-    def _lacking(self, host: str, port: int, needs: Sequence[LackingRight]) -> list[LackingRight]:
-        topics = tuple(
-            MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in sorted({item.topic for item in needs})
-        )
-        connection = self._connection(host, port)
-        try:
-            answer = connection.call(
-                MetadataRequest(
-                    topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True
-                ),
-                MetadataResponse,
-            )
-        finally:
-            connection.close()
-        found = {str(item.name): item for item in answer.topics}
+        found = {str(item.name): item for item in self.look(known, {item.topic for item in needs})}
         return [
             item
             for item in needs
@@ -128,6 +108,25 @@ class BrokerWatch:
                 )
             )
         ]
+
+    def look(self, known: Brokers, names: Collection[str]) -> Sequence[MetadataResponseTopic]:
+        """Return what a broker answers to Metadata about topics, which are not made by that.
+
+        Raises:
+            KafkaUnavailableError: no broker answered.
+        """
+        wanted = tuple(MetadataRequestTopic(topic_id=None, name=TopicName(name)) for name in sorted(names))
+        request = MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=True
+        )
+        last: RollbridgeError | None = None
+        for host, port in known.addresses.values():
+            try:
+                with closing(self._connection(host, port)) as connection:
+                    return connection.call(request, MetadataResponse).topics
+            except RollbridgeError as fault:
+                last = fault
+        raise KafkaUnavailableError(f"no broker answers: {last}") from last
 
     def _connection(self, host: str, port: int) -> Connection:
         return Connection(

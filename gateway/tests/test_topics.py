@@ -1,0 +1,73 @@
+"""What a gateway knows of streams by the names of topics, whoever has been told what by the brokers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from rollbridge.errors import KafkaUnavailableError
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge_gateway.shell.topics import Topics
+
+STREAM, TOPIC = "sales/orders", "sales.orders"
+THERE, MISSING, DENIED = ErrorCode.none, ErrorCode.unknown_topic_or_partition, ErrorCode.topic_authorization_failed
+
+
+def told(code: ErrorCode, topic: str = TOPIC) -> list[Any]:
+    return [SimpleNamespace(name=topic, error_code=code)]
+
+
+class World:
+    """Brokers that say something of the topic, and one stream."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code: ErrorCode | None = code
+        self.admin = self
+        self.topics = Topics(self, self.look)  # type: ignore[arg-type]
+        self.topics.read(0)
+
+    def list_streams(self) -> list[StreamConfig]:
+        return [
+            StreamConfig(name=StreamName.parse(STREAM), group=GroupName("sales"), created_ms=0, buffer_topic_id="b")
+        ]
+
+    def look(self, names: Any) -> list[Any]:
+        assert set(names) == {TOPIC}
+        if self.code is None:
+            raise KafkaUnavailableError("no broker answers")
+        return told(self.code)
+
+    @property
+    def means_the_stream(self) -> bool:
+        known = self.topics.known
+        assert (TOPIC in known.virtual) == (TOPIC in known.streams) == (TOPIC not in known.clashes)
+        return TOPIC in known.virtual
+
+
+@pytest.mark.parametrize(
+    ("code", "means_the_stream"),
+    [(THERE, False), (ErrorCode.leader_not_available, False), (MISSING, True), (DENIED, True)],
+)
+def test_the_brokers_topic_wins(code: ErrorCode, means_the_stream: bool) -> None:
+    assert World(code).means_the_stream is means_the_stream
+
+
+def test_what_one_client_sees_counts_for_all_until_brokers_say_otherwise() -> None:
+    world = World(DENIED)
+    world.topics.saw(told(DENIED))
+    world.topics.saw(told(THERE, "another.topic"))
+    assert world.means_the_stream
+    world.topics.saw(told(THERE))
+    for code in (DENIED, None):
+        world.code = code
+        world.topics.read(0)
+        assert not world.means_the_stream
+    world.topics.saw(told(MISSING))
+    assert world.means_the_stream
+    world.code = THERE
+    world.topics.read(0)
+    assert not world.means_the_stream
