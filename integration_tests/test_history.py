@@ -35,6 +35,11 @@ def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
 GATEWAYS = {
     5: ("kill a gateway", "pause all gateways but one", "cut a gateway off from ZooKeeper", "kill a producer"),
     6: ("kill all gateways", "hang up on a gateway's clients", "cut a gateway off from the broker", "stop a gateway"),
+    7: (
+        "release an adopted topic and adopt it again",
+        "make a topic with the name of a stream",
+        "add partitions to an adopted topic",
+    ),
 }
 """By seed: what is broken, one after the other, under producers that write through gateways."""
 

@@ -581,8 +581,10 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
         lambda h: kept_by_owner(h, 1, writes=(Write(OWNED, "k", "o1", str(DLSN.of(SegmentId.of(0, 3), 1, 0))),)),
         "lives",
     ),
+    "a record that was aborted, and is in an adopted topic": (lambda h: kept_by_owner(h, 3, wish="abort"), "lives"),
     "a record of an adopted topic that was refused": (lambda h: kept_by_owner(h, 2, answer=Answer.FAILED), "lives"),
     "records of a key in an adopted topic in another order": (lambda h: kept_by_owner(h, 2, asked=50), "lives"),
+    "a name that means two things": (lambda h: replace(h, clashes=["history.named: 3 of 30 keys"]), "name clash"),
     "a process that ends by itself": (lambda h: replace(h, deaths=["client c ended with -6"]), "died"),
     "a leader that trusts a ZooKeeper that was set back": (
         lambda h: replace(h, led_outdated=["coordinator-1 leads"]),

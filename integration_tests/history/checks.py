@@ -213,6 +213,11 @@ def set_back(facts: Facts) -> Iterator[Fault]:
     return (Fault("led outdated", text) for text in facts.history.led_outdated)
 
 
+def names(facts: Facts) -> Iterator[Fault]:
+    """The name of a topic means the same at gateways as at the brokers."""
+    return (Fault("name clash", text) for text in facts.history.clashes)
+
+
 def key_order(facts: Facts) -> Iterator[Fault]:
     """What one client wrote under a key, one after the other, stands in that order along the key's lineage."""
     asked: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -360,6 +365,10 @@ def _lived(passing: Passing) -> Iterator[Fault]:
             if item.answer is not Answer.OK or write.stream != stream:
                 continue
             found = rows.get(write.value)
+            if item.wish == "abort":
+                if found is not None:
+                    yield Fault("lives", f"{write.value} of {stream} was aborted, and is at {found}")
+                continue
             told = None if write.place is None else DLSN.parse(write.place)
             if told is not None and (told.segment in segments or is_kept):
                 # Segments of an adopted topic have the numbers of its partitions, in whatever life.
@@ -570,6 +579,7 @@ CHECKS = (
     time_outs,
     deaths,
     set_back,
+    names,
     groups,
     copies,
     lives,

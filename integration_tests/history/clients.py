@@ -314,6 +314,8 @@ ROLES: Final = {
     "idempotent": natives.produce_idempotently,
     "transactional": natives.produce_in_transactions,
     "java": natives.produce_with_java,
+    "through": natives.produce_idempotently,
+    "rolling": natives.produce_in_transactions,
     "passer": passers.pass_with_librdkafka,
     "javan": passers.pass_with_java,
 }

@@ -379,6 +379,8 @@ class History:
         offsets: By transactional id, what the consumer group of a producer at a gateway has committed; None for
             nothing.
         busy: Streams to which somebody commits all the time who is left alone, so that their readers never wait.
+        clashes: Times at which the name of a topic meant something else at a gateway than at the brokers, a sentence
+            each.
     """
 
     operations: Sequence[Operation]
@@ -398,6 +400,7 @@ class History:
     refusals: Sequence[Refusal] = ()
     offsets: Mapping[str, int | None] = field(default_factory=dict)
     busy: Sequence[str] = ()
+    clashes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,35 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.foreign.java import NEWEST, jars_of
 from integration_tests.history.checks import find_faults
-from integration_tests.history.events import History, Window
+from integration_tests.history.events import History, Passing, Window
 from integration_tests.history.final import commit_log
 from integration_tests.history.gateways import COUNT, Gateways
-from integration_tests.history.natives import PARTITIONS, topic_of
+from integration_tests.history.natives import PARTITIONS, topic_of, write_keys
 from integration_tests.history.nemesis import COORDINATORS, Nemesis
 from integration_tests.history.owner import Owner
 from integration_tests.history.passers import group_of
 from integration_tests.history.report import Report
-from integration_tests.history.trial import ADOPTED, ALL, GROUP, HEAL_S, KAFKA_SETTINGS, STREAMS, WINDOWS, Trial
-from integration_tests.history.workers import AT_GATEWAYS, Workers
+from integration_tests.history.trial import (
+    ADOPTED,
+    ALL,
+    GROUP,
+    HEAL_S,
+    KAFKA_SETTINGS,
+    OWNED,
+    STREAMS,
+    WINDOWS,
+    Trial,
+)
+from integration_tests.history.workers import AT_GATEWAYS, THROUGH, Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import LocalEnvironmentError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge_devcluster.java import find_java
 
 PASSERS: Final = 3
+NAMED: Final = "history/named"
+"""At times the brokers have a topic of this stream's name."""
+KEYS: Final = [b"key-%d" % number for number in range(30)]
 BROKEN_S: Final = 9.0
 """For so long something is broken: longer than a gateway's session."""
 CALM: Final = 60
@@ -49,8 +62,10 @@ OTHERS: Final = (
     "kill ZooKeeper",
     "pause ZooKeeper",
     "hold a native transaction",
+    "release an adopted topic and adopt it again",
+    "add partitions to an adopted topic",
 )
-"""Faults that concern everybody, and gateways with them."""
+"""Faults that concern everybody, and gateways with them, or an adopted topic that others do not write to."""
 
 
 class GatewayRun(Trial):
@@ -58,6 +73,7 @@ class GatewayRun(Trial):
 
     def __init__(self, cluster: AnyCluster, workers: Workers, gateways: Gateways, seed: int, folder: Path) -> None:
         self._gateways = gateways
+        self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED, seed)
         choice = random.Random(seed)
         nemesis = Nemesis(
             cluster,
@@ -71,13 +87,15 @@ class GatewayRun(Trial):
             pulse=ADOPTED,
             trimmed="",
             cut="",
-            owner=Owner(cluster.bootstrap_servers, cluster.zookeeper, ADOPTED),
+            owner=self._owner,
         )
+        self._clashes: list[str] = []
         client = {"kill a producer": self._kill_producer, "pause a producer": self._pause_producer}
         self.bounded: Final = frozenset({*gateways.faults, *client})
         """Faults that concern nobody but who writes through gateways."""
         self.faults: Final[dict[str, Callable[[], Iterator[None]]]] = {**gateways.faults, **client}
         self.faults.update((name, nemesis.faults[name]) for name in OTHERS)
+        self.faults["make a topic with the name of a stream"] = self._make_named_topic
         self._has_java = has_java()
         where = f"1 + 1 + {COORDINATORS} processes and {COUNT} gateways"
         report = Report(seed, where if self._has_java else f"{where}, without Java")
@@ -86,8 +104,9 @@ class GatewayRun(Trial):
     def begin(self) -> None:
         """Make the streams, let clients begin."""
         with self._connect() as client:
-            for stream in STREAMS:
+            for stream in (*STREAMS, NAMED):
                 client.admin.create_stream(stream, segments=2)
+            self._owner.begin()
             with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
                 admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
             client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
@@ -95,6 +114,8 @@ class GatewayRun(Trial):
             self._workers.start("passer", ALL)
         if self._has_java:
             self._workers.start("javan", ALL)
+        for role in (*THROUGH, "guest"):
+            self._workers.start(role, (OWNED,))
         self._workers.start("pulse", (ADOPTED,))
         self._workers.start("writer", ALL)
         for stream in ALL:
@@ -122,9 +143,11 @@ class GatewayRun(Trial):
 
     def end(self) -> Report:
         """Let everything come to rest, and compare what is there with what was asked for and told."""
-        for role in (*AT_GATEWAYS, "writer", "pulse"):
+        for role in (*AT_GATEWAYS, *THROUGH, "guest", "writer", "pulse"):
             self._workers.stop(role, 180)
-        states = self._settled_states(ALL)
+        states = self._settled_states((*ALL, OWNED))
+        owned = states.pop(OWNED)
+        done = [item for role in (*THROUGH, "guest") for item in self._workers.operations(role)]
         rows = {stream: sum(map(len, state.rows.values())) for stream, state in states.items()}
         eventually(
             lambda: all(len(item.rows) >= rows[item.stream] for item in self._workers.readings()),
@@ -147,13 +170,15 @@ class GatewayRun(Trial):
             self._windows,
             list(self._workers.calls()),
             [*self._workers.deaths(), *self._nemesis.deaths(), *self._gateways.deaths()],
+            clashes=self._clashes,
+            passing=[Passing(OWNED, done, owned, self._owner.since)],
             refusals=list(self._workers.refusals()),
             offsets=self._offsets(sorted({item.producer for item in foreign})),
             busy=(ADOPTED,),
         )
         self.report.seconds = time.monotonic() - self._began
         self.report.answers.update(
-            f"{item.kind} {'fenced ' if item.fenced else ''}{item.wish}: {item.answer}" for item in operations
+            f"{item.kind} {'fenced ' if item.fenced else ''}{item.wish}: {item.answer}" for item in (*operations, *done)
         )
         self.report.records = sum(rows.values())
         self.report.epochs = sum(len(state.history.records) for state in states.values())
@@ -180,6 +205,26 @@ class GatewayRun(Trial):
         self._workers.signal(name, signal.SIGSTOP)
         yield
         self._workers.signal(name, signal.SIGCONT)
+
+    def _make_named_topic(self) -> Iterator[None]:
+        """The brokers have a topic with the name of a stream for a while, which plain producers write to."""
+        topic = topic_of(NAMED)
+        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+            admin.create_topics([TopicSpec(name=topic, partitions=PARTITIONS)])
+            self._compare(topic)
+            yield
+            self._compare(topic)
+            admin.delete_topics([topic])
+            eventually(lambda: topic not in admin.list_topics(), f"topic {topic} is gone", HEAL_S)
+
+    def _compare(self, topic: str) -> None:
+        """See that producers find at each gateway what they find at the brokers."""
+        wanted = write_keys(self._cluster.bootstrap_servers, topic, KEYS, "direct")
+        for number in range(2 * COUNT):
+            found = write_keys(self._gateways.addresses, topic, KEYS, f"through-{number}-{self._choice.random()}")
+            if found != wanted:
+                odd = {key: (found.get(key), wanted.get(key)) for key in KEYS if found.get(key) != wanted.get(key)}
+                self._clashes.append(f"{topic}: {len(odd)} of {len(KEYS)} keys were not written where they are: {odd}")
 
     def _await_progress(self, what: str) -> None:
         goals = {role: self._workers.noted([role]) + goal for role, goal in (("passer", CALM), ("javan", CALM // 4))}

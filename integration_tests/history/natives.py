@@ -107,6 +107,29 @@ def produce_with_java(task: Task, book: Notebook, stopping: threading.Event) -> 
             pass
 
 
+def write_keys(bootstrap: str, topic: str, keys: Sequence[bytes], client_id: str) -> dict[bytes, int]:
+    """Write a record of each key as a plain producer does; return the partition of each that was taken."""
+    places: dict[bytes, int] = {}
+
+    def told(error: object, message: Message) -> None:
+        if error is None:
+            places[message.key() or b""] = message.partition() or 0
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_id,
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "message.timeout.ms": int(CALL_S * 1000),
+        }
+    )
+    for key in keys:
+        producer.produce(topic, b"v", key, on_delivery=told)
+    producer.flush(2 * CALL_S)
+    return places
+
+
 class _Native:
     """One producer, and what it has been told of the records that it has sent."""
 

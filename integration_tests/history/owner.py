@@ -6,6 +6,7 @@ it meanwhile in every way, natively too.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -24,16 +25,17 @@ from rollbridge.kafka.topics import TopicAdmin
 PARTITIONS: Final = 2
 PARTITIONS_MAX: Final = 6
 """A topic with more is made anew instead."""
-PAUSE_S: Final = 1.0
-"""For so long its clients write between two things that it does."""
+PAUSE_S: Final = (0.02, 1.0)
+"""For so long its clients write between two things that it does: a few records, or many."""
 KAFKA_S: Final = 60
 
 
 class Owner:
     """Owner of one topic; used by one thread at a time."""
 
-    def __init__(self, bootstrap_servers: str, zookeeper: str, stream: str) -> None:
+    def __init__(self, bootstrap_servers: str, zookeeper: str, stream: str, seed: int) -> None:
         """The topic is named after the stream."""
+        self._choice = random.Random(seed)
         self._bootstrap_servers = bootstrap_servers
         self._zookeeper = zookeeper
         self.stream: Final = stream
@@ -66,10 +68,10 @@ class Owner:
             while True:
                 change()
                 # Its clients go on with what they know, before anybody has noticed or after that.
-                is_over = over.wait(PAUSE_S)
+                is_over = over.wait(self._choice.uniform(*PAUSE_S))
                 self._persist(lambda: self._release(client), f"topic {self._topic} is released")
                 self._persist(lambda: self._adopt(client), f"topic {self._topic} is adopted")
-                if is_over or over.wait(PAUSE_S):
+                if is_over or over.wait(self._choice.uniform(*PAUSE_S)):
                     return
 
     def _persist(self, tries: Callable[[], bool], what: str) -> None:

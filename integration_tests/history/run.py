@@ -35,7 +35,17 @@ from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
 from integration_tests.history.owner import Owner
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import KEY, shared_state
-from integration_tests.history.trial import ADOPTED, ALL, GROUP, HEAL_S, KAFKA_SETTINGS, STREAMS, WINDOWS, Trial
+from integration_tests.history.trial import (
+    ADOPTED,
+    ALL,
+    GROUP,
+    HEAL_S,
+    KAFKA_SETTINGS,
+    OWNED,
+    STREAMS,
+    WINDOWS,
+    Trial,
+)
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -53,10 +63,10 @@ CUT: Final = "history/cut"
 CUTS: Final = GroupName("history", "cuts")
 STATE: Final = "history/state"
 """A list that several threads share and compact."""
-OWNED: Final = "history/owned"
-"""Adopts a topic whose owner adds partitions, makes it anew, and takes it back."""
 NATIVES: Final = ("native", "idempotent", "transactional")
 """Producers that know nothing of us."""
+OWNED_NATIVES: Final = ("native", "idempotent")
+"""Those of them that write to the topic which its owner changes."""
 PULSE: Final = "history/pulse"
 """Where somebody commits all the time, whatever happens to the others."""
 WRITERS: Final = 4
@@ -72,7 +82,7 @@ class Run(Trial):
     def __init__(self, cluster: AnyCluster, workers: Workers, seed: int, folder: Path) -> None:
         choice = random.Random(seed)
         self._historian = Historian(cluster.bootstrap_servers, GROUP.commit_log_topic) if seed % 2 else None
-        self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED)
+        self._owner = Owner(cluster.bootstrap_servers, cluster.zookeeper, OWNED, seed)
         nemesis = Nemesis(
             cluster,
             workers,
@@ -124,7 +134,8 @@ class Run(Trial):
         self._workers.start("odd", ALL)
         for role in NATIVES:
             self._workers.start(role, (ADOPTED,))
-        self._workers.start("native", (OWNED,))
+        for role in OWNED_NATIVES:
+            self._workers.start(role, (OWNED,))
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         java = self._workers.start("java", (ADOPTED,))
@@ -278,7 +289,7 @@ class Run(Trial):
             return shared.fetch()
 
     def _owned_operations(self) -> list[Operation]:
-        return [item for role in ("guest", "native") for item in self._workers.operations(role, OWNED)]
+        return [item for role in ("guest", *OWNED_NATIVES) for item in self._workers.operations(role, OWNED)]
 
     def _copies(self) -> list[str]:
         rows = self._state_of(COPIES).rows.values()

@@ -25,6 +25,8 @@ STREAMS: Final = ("history/orders", "history/payments")
 """Scaled while somebody writes to them."""
 ADOPTED: Final = "history/adopted"
 """Adopts a topic that exists; never scaled."""
+OWNED: Final = "history/owned"
+"""Adopts a topic whose owner adds partitions, makes it anew, and takes it back."""
 ALL: Final = (*STREAMS, ADOPTED)
 """What writers write."""
 GROUP: Final = GroupName("history")

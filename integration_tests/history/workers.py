@@ -33,6 +33,8 @@ from rollbridge.model.ids import SegmentId
 
 AT_GATEWAYS: Final = ("passer", "javan")
 """Roles of clients that know gateways, and nothing else of us."""
+THROUGH: Final = ("through", "rolling")
+"""Roles of native producers, idempotent and transactional ones, that write through gateways to what has an owner."""
 _ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
 
 
@@ -73,7 +75,7 @@ class Workers:
         dead = None if heir_of is None else self._processes[heir_of][0]
         left = None if dead is None else (dead.client_name, dead.out)
         seed = self._seed * 1_000 + number
-        servers = self.gateways if role in AT_GATEWAYS else self._bootstrap_servers
+        servers = self.gateways if role in (*AT_GATEWAYS, *THROUGH) else self._bootstrap_servers
         task = Task(name, role, servers, self._zookeeper, streams, seed, out, left)
         command = [sys.executable, "-m", "integration_tests.history.clients", task.to_json()]
         with (self._folder / f"{name}.log").open("wb") as log:
