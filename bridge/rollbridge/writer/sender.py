@@ -249,7 +249,6 @@ class PlainSender(Sender[ProducerBatch]):
         if segment.course.closed:
             for batch in segment.course.withdraw(segment):
                 self._lose(batch)
-            self._scan(item for item in self._queues() if item.lane is segment.lane)
         elif segment.phase is SegmentPhase.ENDED and segment.course.drain():
             self._scan(segment.course.active)
         else:
@@ -318,6 +317,7 @@ class PlainSender(Sender[ProducerBatch]):
                         self.changed(queue)
         if awaiting and now - self._looked_at >= _LOOK_AGAIN_S:
             self._looked_at = now
+        self._scan(queue for queue in self._queues() if queue.waiting)  # the lane of one may have become free
 
     def _errands(self) -> None:
         """Search the logs of sealed segments for possibly persisted batches."""
