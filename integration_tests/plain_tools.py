@@ -51,14 +51,14 @@ def join_all(client: rollbridge.Bridge, stream: str) -> None:
 class Load:
     """Threads that write, each under keys of its own, until told to stop; what was acknowledged, by key.
 
-    They stop by themselves at an error of the kind ``ends_with``.
+    They stop by themselves at errors of the kinds ``ends_with``.
     """
 
     def __init__(
         self,
         write: Callable[[bytes, bytes], PlainFuture],
         threads: int,
-        ends_with: type[Exception] | tuple[()] = (),
+        *ends_with: type[Exception],
     ) -> None:
         self._write = write
         self._ends_with = ends_with
@@ -77,7 +77,7 @@ class Load:
             thread.join()
 
     def _run(self, number: int, threads: int) -> None:
-        with suppress(self._ends_with):
+        with suppress(*self._ends_with):
             self._write_on(number, threads)
 
     def _write_on(self, number: int, threads: int) -> None:

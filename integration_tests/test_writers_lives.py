@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -22,9 +22,14 @@ from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.plain_tools import Load
+from integration_tests.spark_tools import options_of
 from integration_tests.test_plain_faults import ONE, exposed, nobody_reached, proxy
+from rollbridge import Synchronizer
 from rollbridge.errors import OutcomeUnknownError, StreamNotFoundError
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["exposed", "proxy"]
 
@@ -39,9 +44,9 @@ Row = tuple[bytes, bytes]
 class Kind(ABC):
     """A way to write, through one connection for all lives."""
 
-    def __init__(self, client: rollbridge.Bridge, gateway: GatewayProcess) -> None:
+    def __init__(self, client: rollbridge.Bridge, request: pytest.FixtureRequest) -> None:
         self.client = client
-        self.gateway = gateway
+        self.request = request
 
     @abstractmethod
     def live(self, stream: str) -> Callable[[list[Row]], None]:
@@ -94,6 +99,10 @@ class Conditional(Kind):
         return write
 
 
+def add(state: bytes, update: bytes) -> bytes:
+    return state + update
+
+
 class Shared(Kind):
     """Updates of a state that processes share; it names places, which are of one life, so each life has its own."""
 
@@ -102,7 +111,7 @@ class Shared(Kind):
     def live(self, stream: str) -> Callable[[list[Row]], None]:
         self.lives += 1
         key = b"state-%d" % self.lives
-        shared = self.client.synchronizer(stream, key, b"", lambda state, update: state + update)
+        shared: Synchronizer[bytes, bytes] = self.client.synchronizer(stream, key, b"", add)
 
         def write(rows: list[Row]) -> None:
             shared.update(lambda _: [value for _, value in rows])
@@ -110,11 +119,26 @@ class Shared(Kind):
         return write
 
 
+class SparkSink(Kind):
+    """Batches of Spark's format, whose Python workers stay."""
+
+    def live(self, stream: str) -> Callable[[list[Row]], None]:
+        pytest.importorskip("pyspark")
+        spark: SparkSession = self.request.getfixturevalue("spark")
+        options = options_of(self.request.getfixturevalue("site"), stream)
+
+        def write(rows: list[Row]) -> None:
+            frame = spark.createDataFrame(rows, "key binary, value binary").coalesce(1)
+            frame.write.format("rollbridge").options(**options).mode("append").save()
+
+        return write
+
+
 class Foreign(Kind):
     """A producer of somebody else's that stays connected."""
 
-    def __init__(self, client: rollbridge.Bridge, gateway: GatewayProcess) -> None:
-        super().__init__(client, gateway)
+    def __init__(self, client: rollbridge.Bridge, request: pytest.FixtureRequest) -> None:
+        super().__init__(client, request)
         self.refused: list[KafkaError] = []
         self.producer = self.connect()
 
@@ -127,6 +151,12 @@ class Foreign(Kind):
             self.producer.produce(topic, value, key, on_delivery=self._told)
         assert self.producer.flush(60) == 0
         assert not self.refused
+
+    @property
+    def gateway(self) -> str:
+        """Address of the module's gateway."""
+        process: GatewayProcess = self.request.getfixturevalue("gateway")
+        return process.address
 
     def live(self, stream: str) -> Callable[[list[Row]], None]:
         return lambda rows: self.send(stream.replace("/", "."), rows)
@@ -152,16 +182,14 @@ class ThroughGateway(Foreign):
     """An idempotent producer at a gateway."""
 
     def connect(self) -> Producer:
-        return Producer({"bootstrap.servers": self.gateway.address, "enable.idempotence": True, **FRESH})
+        return Producer({"bootstrap.servers": self.gateway, "enable.idempotence": True, **FRESH})
 
 
 class RollingThroughGateway(Foreign):
     """A transactional producer at a gateway, whose batches are passed on an adopted topic and routed elsewhere."""
 
     def connect(self) -> Producer:
-        producer = Producer(
-            {"bootstrap.servers": self.gateway.address, "transactional.id": f"lives-{id(self):x}", **FRESH}
-        )
+        producer = Producer({"bootstrap.servers": self.gateway, "transactional.id": f"lives-{id(self):x}", **FRESH})
         producer.init_transactions(60)
         return producer
 
@@ -171,7 +199,7 @@ class RollingThroughGateway(Foreign):
         self.producer.commit_transaction(60)
 
 
-OWN: Final = (Plain, PlainShared, Transactions, Conditional, Shared, RollingThroughGateway)
+OWN: Final = (Plain, PlainShared, Transactions, Conditional, Shared, SparkSink, RollingThroughGateway)
 NATIVE: Final = (Native, ThroughGateway)
 
 
@@ -183,10 +211,14 @@ def bursts(life: int) -> Iterator[list[Row]]:
 
 @pytest.mark.parametrize("kind", [*OWN, *NATIVE], ids=lambda item: item.__name__)
 def test_an_adopted_topic_has_what_was_acknowledged_in_all_lives_of_its_stream(
-    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, unique_name: Callable[[str], str], kind: type[Kind]
+    site: Site,
+    client: rollbridge.Bridge,
+    unique_name: Callable[[str], str],
+    request: pytest.FixtureRequest,
+    kind: type[Kind],
 ) -> None:
     topic, servers = unique_name("shop.orders"), site.cluster.bootstrap_servers
-    kafka, writes = AdminClient({"bootstrap.servers": servers}), kind(client, gateway)
+    kafka, writes = AdminClient({"bootstrap.servers": servers}), kind(client, request)
     create_topic(servers, topic, PARTITIONS)
     acknowledged: Counter[bytes] = Counter()
     for life in range(LIVES):
@@ -202,9 +234,9 @@ def test_an_adopted_topic_has_what_was_acknowledged_in_all_lives_of_its_stream(
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda item: item.__name__)
 def test_a_stream_has_what_was_acknowledged_in_each_of_its_lives(
-    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, scope: str, kind: type[Kind]
+    site: Site, client: rollbridge.Bridge, scope: str, request: pytest.FixtureRequest, kind: type[Kind]
 ) -> None:
-    stream, writes = f"{scope}/orders", kind(client, gateway)
+    stream, writes = f"{scope}/orders", kind(client, request)
     for life in range(LIVES):
         client.admin.create_stream(stream, segments=2)
         write = writes.live(stream)
@@ -325,7 +357,7 @@ def test_releases_while_writers_are_at_work_tell_each_record_what_is_true(
             futures[value] = future = writer.write(key, value)
             return future
 
-        with Load(write, threads=2, ends_with=StreamNotFoundError) as load:
+        with Load(write, 2, StreamNotFoundError, OutcomeUnknownError) as load:
             load.grow(300)
             client.admin.release_topic(topic)
     found = found_in(servers, topic, PARTITIONS)
