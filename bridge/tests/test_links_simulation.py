@@ -24,7 +24,7 @@ from rollbridge.kafka import sender as sending
 from rollbridge.kafka.dispatch import BrokerLink, Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
+from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.model.names import Partition
 
@@ -206,7 +206,7 @@ class PlainSender(Sender[Batch]):
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.all = {topic: PartitionQueue[Batch]((topic, 0), placed=True) for topic in TOPICS}
+        self.all = {topic: PartitionQueue[Batch]((topic, 0), Lane(), placed=True) for topic in TOPICS}
         self.told: list[int] = []
         self.turns_left = 0
         limits = SenderLimits(buffer_bytes=1 << 20, block_s=1.0, request_timeout_s=REQUEST_S, in_flight_max=5)

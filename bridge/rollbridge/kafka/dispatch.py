@@ -203,6 +203,9 @@ class Dispatcher(Generic[P]):
                 return
             queues, self._unknown = self._unknown, {}
             nodes, self._unreached = self._unreached, set()
+            for target in queues:
+                if self._cluster.known_leader(*target) is None:
+                    self._cluster.forget_leader(*target)
         try:
             missing = self._cluster.learn(topic for topic, _ in queues)
         except RollbridgeError as fault:

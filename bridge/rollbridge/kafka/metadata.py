@@ -243,12 +243,15 @@ class Cluster:
         return self._partition_counts[topic]
 
     def forget_leader(self, topic: str, partition: int | None = None) -> None:
-        """Drop the cached leaders of a topic, or one of them: a broker denied that it leads it, or does not answer."""
+        """Drop the cached leaders of a topic, or one of them: a broker denied that it leads it, or does not answer.
+
+        One that is not cached may be that of a partition which was added.
+        """
         if partition is None:
             self._is_mistrusted |= self._leaders.pop(topic, None) is not None
-        elif self._leaders.get(topic, {}).pop(partition, None) is not None:
+        elif topic in self._leaders:
+            self._is_mistrusted |= self._leaders[topic].pop(partition, None) is not None
             self._doubted.add(topic)
-            self._is_mistrusted = True
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
         """Return the coordinator of a transactional id or consumer group; raise CodeError if none is known now."""
