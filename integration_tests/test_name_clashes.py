@@ -104,7 +104,8 @@ def test_a_topic_that_is_made_later_wins_and_the_doctor_says_so_until_it_is_gone
     assert known is not None
     assert known["severity"] == "problem"
     assert f"--delete --topic {topic}" in known["remedy"]
-    AdminClient({"bootstrap.servers": servers}).delete_topics([topic])[topic].result(60)
+    kafka = AdminClient({"bootstrap.servers": servers})
+    kafka.delete_topics([topic])[topic].result(60)
     eventually(lambda: partitions_at(gateway.address, topic) == VIRTUAL, "it means the stream again")
     commit(gateway, topic)
     assert [message.value() for message in site.committed(stream)] == [b"rolling"] * 2
