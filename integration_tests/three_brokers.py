@@ -89,14 +89,14 @@ class ThreeBrokers(LocalCluster):
 
     def _is_whole(self) -> bool:
         for node, process in self._processes.items():
-            assert process.poll() is None, f"broker {node} has ended: {self._logs / f'broker-{node}.out'}"
+            assert process.poll() is None, (self._logs / f"broker-{node}.out").read_text(errors="replace")[-3000:]
         return all(probes.kafka_cluster_id(f"{self.address(node)}:{_PLAIN}") for node in NODES)
 
     def _start_broker(self, node: int, cluster: DevCluster, state: ClusterState) -> None:
         home, cache = cluster.home, JarCache.default()
         self._logs = home.logs
         java, classpath = find_java(), [cache.location(jar) for jar in cache.jars(KAFKA)]
-        jvm = Jvm(java=java, classpath=classpath, heap="384m", short_lived=True, scratch=home.scratch)
+        jvm = Jvm(java=java, classpath=classpath, heap="512m", short_lived=True, scratch=home.scratch)
         archive = ClassArchive.of(KAFKA, java, classpath, cache.directory, home.scratch)
         folder = home.of(f"broker-{node}")
         folder.mkdir(parents=True)

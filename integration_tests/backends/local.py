@@ -50,7 +50,7 @@ class LocalCluster(ProcessCluster, AnyCluster):
     def stop(self) -> None:
         """Stop everything and remove the data."""
         if self._cluster is not None:
-            WATCH.remove(self.logs)
+            WATCH.remove(self._cluster.home.logs)
         super().stop()
         if self._disk is not None:
             self._disk.remove()
