@@ -622,7 +622,7 @@ class Leader:
                 raise Gone  # a newer leader has deleted the stream
             if start < log.start:
                 raise Gone
-            if rng.random() < 0.25:
+            if topic in self.world.unread or rng.random() < 0.25:
                 continue  # what stands there is fetched later than what it does next
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):

@@ -249,6 +249,8 @@ class World:
         """Procedure and effect that are being carried out."""
         self.controller_epoch = 0
         self.identity = 0
+        self.unread: set[str] = set()
+        """Topics of buffers that leaders do not come to read."""
         self.open: dict[int, Native] = {}
         self.preparing: dict[str, Preparing] = {}
         """What leaders merge beside the line, by key."""

@@ -33,6 +33,7 @@ from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRe
 from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
 from rollbridge_coordinator.procedures.commit_log import update_group
+from rollbridge_coordinator.procedures.lingering import end_linger
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
@@ -51,19 +52,23 @@ from rollbridge_coordinator.state.streams import LedStream
 OPEN_SHOWN_MAX: Final = 500
 """Most open transactions in one answer, the oldest first: a ZooKeeper node holds 1 MiB."""
 ANSWER_BYTES_MAX: Final = 900_000
+DELETIONS: Final = frozenset({RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC})
 
 
 def put_question(group: GroupState, name: str, request: AdminRequest) -> Steps[None]:
-    """Take a question; :func:`answer_questions` answers it."""
+    """Have a question, or what must know of everything in the buffers, wait; :func:`answer_questions` goes on."""
     ends = yield from EndOffsets(sorted(group.partitions()))
     group.questions[name] = WaitingRequest(request, ends)
 
 
 def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
-    """Answer the questions whose buffers have been folded and whose transactions have ended."""
-    present = group.partitions()
+    """Answer the questions whose buffers have been folded and whose transactions have ended, and delete streams."""
     for name, question in list(group.questions.items()):
-        if not group.is_folded({item: end for item, end in question.barrier.items() if item in present}):
+        if not group.is_folded(question.barrier):
+            continue
+        if question.request.kind in DELETIONS:
+            yield from end_linger(group)
+            yield from _carry_out(group, name, question.request, now_ms)
             continue
         try:
             found = _answer_question(group, question.request)
@@ -315,10 +320,17 @@ def answer_waiting(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _handle(group: GroupState, name: str, raw: bytes, now_ms: int) -> Steps[None]:
-    kind: RequestKind | None = None
     try:
         request = AdminRequest.from_json(raw)
-        kind = request.kind
+    except RollbridgeError as refusal:
+        yield from _refuse(group, name, None, refusal.code, str(refusal), now_ms)
+    else:
+        yield from _carry_out(group, name, request, now_ms)
+
+
+def _carry_out(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
+    kind = request.kind
+    try:
         match kind:
             case RequestKind.CREATE_STREAM | RequestKind.ADOPT_TOPIC:
                 yield from create_stream(group, name, request, now_ms)
@@ -354,13 +366,18 @@ def _refuse(group: GroupState, name: str, kind: RequestKind | None, code: str, w
 
 
 def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
+    """Delete or release a stream, once all that was in the buffers has been folded: transactions may have joined it."""
+    is_read = group.questions.pop(name, None) is not None
     doomed = group.doomed.get(request.stream)
     if doomed is not None:
         yield from delete_again(group, name, doomed)
     else:
         stream = _stream(group, request)
         _check_what_goes(stream, request)
-        yield from delete_stream(group, name, stream, now_ms)
+        if is_read:
+            yield from delete_stream(group, name, stream, now_ms)
+        else:
+            yield from put_question(group, name, request)
 
 
 def _check_what_goes(stream: LedStream, request: AdminRequest) -> None:
@@ -482,6 +499,6 @@ def _stream(group: GroupState, request: AdminRequest) -> LedStream:
         raise StreamNotFoundError(f"stream {request.stream} is being deleted; nothing was written")
     if stream is None:
         raise StreamNotFoundError(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
-    if stream.config.was_moved and request.kind not in (RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC):
+    if stream.config.was_moved and request.kind not in DELETIONS:
         raise InvalidRequestError(f"{moved_fault(stream.config.name).reason}; nothing was written")
     return stream

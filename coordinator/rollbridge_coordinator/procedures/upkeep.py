@@ -32,6 +32,11 @@ from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.planning import waiting
 
 RECORDS_PER_WRITE = 500
+INCOMPLETE: Final = (
+    "incomplete: frames that the commit names are not in the buffers: they never arrived, or a stream that had joined "
+    "was deleted"
+)
+"""Reason of an ABORT record."""
 
 
 def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
@@ -83,7 +88,7 @@ def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction],
     yield from _set_barriers(group, transactions)
     for transaction in transactions:
         if group.is_folded(group.barriers[transaction.id]) and not transaction.is_complete():
-            group.fold.refuse(transaction.id, "incomplete: frames that the commit names are not in the buffer", now_ms)
+            group.fold.refuse(transaction.id, INCOMPLETE, now_ms)
             group.barriers.pop(transaction.id)
 
 

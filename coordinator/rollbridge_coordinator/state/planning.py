@@ -421,15 +421,18 @@ def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
     """
     held: dict[OrderKey, BufferedTransaction] = {}
     for transaction in list(group.fold.decided.values()):
-        if transaction.state is not State.COMMITTING or not transaction.is_complete():
+        if transaction.state is not State.COMMITTING:
             continue
         line = line_of(transaction)
-        why = _own_wait(group, transaction)
+        why = _own_wait(group, transaction) if transaction.is_complete() else UNREAD
         if why is None and line in held:
             why = f"it waited behind transaction {held[line].transaction_id} of its connection"
         if why is not None:
             held.setdefault(line, transaction)
             yield transaction, why
+
+
+UNREAD: Final = "frames that its commit names had not been read from the buffers"
 
 
 def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:

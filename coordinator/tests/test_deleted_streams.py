@@ -1,0 +1,131 @@
+"""Deletions of streams whose buffers are not read to their ends, and commits that name a stream which is gone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from coordinator.tests.test_refused_rolls import GROUP, ORDERS, OTHER, Scene
+from rollbridge.model import paths
+from rollbridge.model.control import ControlKind
+from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import StreamName
+from rollbridge.model.requests import AdminRequest, RequestKind
+
+THIRD = StreamName("sales", "third")
+
+
+class UnreadScene(Scene):
+    """Three streams, whose leader does not come to read some of the buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(THIRD), segments=1, created_ms=0))
+        self.until(lambda: str(THIRD) in self.state.streams)
+        self.commit(ORDERS, self.old)
+        self.until(lambda: self.outcome(self.old) is not None)
+
+    @property
+    def state(self) -> Any:
+        """What the leader knows."""
+        return self.leader.group
+
+    def unread(self, *streams: StreamName) -> None:
+        """From now on the leader reads all buffers but these."""
+        self.world.unread = {name.buffer_topic() for name in streams}
+
+    def join(self, transaction: TransactionId, stream: StreamName, home: StreamName = ORDERS) -> None:
+        """Have a stream join a transaction, and write a record to it."""
+        begin = BeginFrame(f"c{self.counter}", 0, None, 10_000_000, {str(home): transaction.epoch, str(stream): 0})
+        self._send(stream, FrameHeader(FrameKind.BEGIN, transaction.bytes, 0, 1), begin.encode())
+        batch = json.dumps([["k", "joined", str(transaction), 1]]).encode()
+        self._send(stream, FrameHeader(FrameKind.DATA, transaction.bytes, 0, 0, 1, 1), batch)
+
+    def commit_both(self, transaction: TransactionId) -> None:
+        """Ask for the commit of a transaction that a second stream has joined."""
+        segment = self._segment(ORDERS, transaction.epoch)
+        manifest = Manifest({PieceKey(0, 0, segment): 1, PieceKey(0, 1, 0): 1})
+        self._send(ORDERS, FrameHeader(FrameKind.COMMIT, transaction.bytes), manifest.encode())
+
+    def request(self, kind: RequestKind, **named: Any) -> str:
+        """Ask for something; gives the path of the answer."""
+        return self.world.request(GROUP, AdminRequest(kind=kind, created_ms=0, **named).to_json())
+
+    def answer(self, path: str) -> dict[str, Any]:
+        """Wait for an answer."""
+        self.until(lambda: path in self.world.nodes)
+        found: dict[str, Any] = json.loads(self.world.nodes[path])
+        return found
+
+
+def test_a_stream_that_has_joined_a_transaction_is_not_deleted_however_far_its_leader_lags() -> None:
+    scene = UnreadScene()
+    scene.unread(OTHER)
+    transaction = scene.begin(ORDERS)
+    scene.join(transaction, OTHER)
+    asked = scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
+    for _ in range(200):
+        scene.step()
+    scene.unread()
+    answer = scene.answer(asked)
+    assert (answer["ok"], answer["code"]) == (False, "stream-busy"), answer
+    scene.commit_both(transaction)
+    scene.until(lambda: scene.outcome(transaction) is not None)
+    assert scene.outcome(transaction).kind is ControlKind.COMMIT  # type: ignore[union-attr]
+    assert scene.answer(scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER)))["ok"]
+
+
+def commit_in_the_middle_of_a_deletion(scene: UnreadScene) -> TransactionId:
+    """Commit a transaction that a stream joins which is being deleted, in the moment in which that is decided."""
+    scene.unread(OTHER, THIRD)
+    scene.begin(THIRD)  # the deletion waits for it to be read
+    asked = scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
+    scene.until(lambda: scene.state.questions)
+    transaction = scene.begin(ORDERS)
+    scene.join(transaction, OTHER)
+    scene.commit_both(transaction)
+    scene.until(lambda: transaction.bytes in scene.state.barriers)
+    assert asked not in scene.world.nodes
+    return transaction
+
+
+def test_a_commit_that_names_a_stream_deleted_in_that_moment_is_aborted() -> None:
+    scene = UnreadScene()
+    transaction = commit_in_the_middle_of_a_deletion(scene)
+    scene.unread(OTHER)
+    scene.until(lambda: paths.stream(OTHER) not in scene.world.nodes)
+    scene.until(lambda: scene.outcome(transaction) is not None)
+    outcome = scene.outcome(transaction)
+    assert outcome is not None
+    assert (outcome.kind, "a stream that had joined was deleted" in outcome.reason) == (ControlKind.ABORT, True)
+    later = scene.begin(ORDERS)
+    scene.commit(ORDERS, later)
+    scene.until(lambda: scene.outcome(later) is not None)
+    assert scene.terms_ended == 0
+
+
+def test_a_commit_that_waits_for_frames_can_be_aborted() -> None:
+    scene = UnreadScene()
+    transaction = commit_in_the_middle_of_a_deletion(scene)
+    answer = scene.answer(scene.request(RequestKind.ABORT_TRANSACTION, transaction=str(transaction), reason="now"))
+    assert answer["ok"], answer
+    outcome = scene.outcome(transaction)
+    assert outcome is not None
+    assert (outcome.kind, outcome.reason[:4]) == (ControlKind.ABORT, "now;")
+
+
+@pytest.mark.parametrize("kind", [RequestKind.LOOK_UP, RequestKind.FENCE])
+def test_a_question_does_not_wait_for_a_stream_that_is_gone(kind: RequestKind) -> None:
+    scene = UnreadScene()
+    scene.unread(OTHER, THIRD)
+    scene.begin(THIRD)
+    scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
+    scene.until(lambda: scene.state.questions)
+    scene.begin(OTHER)
+    asked = scene.request(kind, owner="somebody", owner_epoch=1)
+    scene.until(lambda: len(scene.state.questions) == 2)
+    scene.unread(OTHER)
+    assert scene.answer(asked)["ok"]
