@@ -13,7 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, adopt, consumer_of, consumer_raises, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.errors import ConflictError, StreamNotFoundError, StreamRecreatedError
+from rollbridge.errors import ConflictError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.changes import TOPIC_GROWN, TOPIC_RECREATED
@@ -107,6 +107,20 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
         transaction.write(topic, KEYS[0], b"second life")
     assert again.config.first_epoch > adoption.config.first_epoch
     assert b"second life" in found(site, topic)
+
+
+def test_a_topic_is_not_released_while_a_transaction_is_open_that_was_begun_just_before(
+    client: rollbridge.Bridge, topic: str
+) -> None:
+    adopt(client, topic)
+    for _ in range(30):
+        txn = client.begin(topic)
+        txn.write(topic, KEYS[0], b"1")
+        txn.flush()
+        with pytest.raises(StreamBusyError):
+            client.admin.release_topic(topic)
+        txn.abort()
+    client.admin.release_topic(topic)
 
 
 def grow(kafka: AdminClient, topic: str) -> None:

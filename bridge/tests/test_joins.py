@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -303,6 +304,44 @@ def test_every_order_arrives_at_the_same_price(steps: list[tuple[str, int, str, 
     item = writers.read(data.draw(orders_of(writers))).open[T]
     if item.state is State.OPEN:
         assert item.held_bytes == item.price()
+
+
+def every_order(writers: Writers) -> set[tuple[Partition, ...]]:
+    """Each order in which a leader may read the buffers."""
+    return set(permutations(place for place, log in writers.logs.items() for _ in log))
+
+
+def test_a_join_of_a_former_owner_counts_for_whoever_was_told_of_it() -> None:
+    """It may be read when somebody has the transaction who knew less, and before somebody has it who knew of it."""
+    writers = Writers(HOME)
+    [first] = writers.owners
+    knew_less = writers.read()
+    writers.join(first, X)
+    writers.write(first, X, 2)
+    told = writers.read()
+    writers.resume(1, knew_less)
+    second = writers.resume(2, told)
+    assert second is not None
+    writers.commit(second)
+    expected = known(writers.read())
+    assert (expected["complete"], expected["streams"]) == (True, [(HOME, 0), (X, 0)])
+    assert len(expected["merged"]) == 1
+    for order in every_order(writers):
+        assert known(writers.read(order)) == expected
+
+
+def test_a_join_of_a_former_owner_leaves_no_doubt_whose_the_streams_are() -> None:
+    """So that what is open is put on record, and takeovers stay short."""
+    writers = Writers(HOME)
+    [first] = writers.owners
+    writers.join(first, X)
+    told = writers.read()
+    second = writers.resume(1, told)
+    assert second is not None
+    for order in every_order(writers):
+        item = writers.read(order).open[T]
+        assert item.is_settled_whose()
+        assert item.begin.streams == {HOME: 0, X: 0}
 
 
 def test_a_commit_that_names_a_stream_of_which_nothing_was_read_is_incomplete() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import Fenced, World
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold, BufferLimits
@@ -150,6 +151,7 @@ class Group:
         epoch = self.world.controller_epoch = self.world.identity = self.world.controller_epoch + 1
         fold = BufferFold(BufferLimits(lease_ms_max=10**15), lambda *_: None, set(self.outcomes))
         leader = Leader(epoch, GroupState(GROUP, epoch, fold, LeaderSettings()), is_slow=self.rng.random() < 0.3)
+        leader.group.streams.update(Bench({STREAM: 1}).group.streams)
         leader.step = load_sessions(leader.group)
         self.leaders = [*self.leaders[-1:], leader]
 

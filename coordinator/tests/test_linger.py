@@ -159,6 +159,26 @@ def test_a_late_commit_goes_into_what_lingers_and_any_other_is_planned_as_ever()
     assert not ends_linger(bench.group, [aborted])
 
 
+def test_a_late_commit_that_also_writes_behind_what_lingers_is_left_out() -> None:
+    bench = Bench({ORDERS: 4, PAYMENTS: 1})
+    rolls = tuple(Roll(name, 0, 1, 2, 3, (0,)) for name in (ORDERS, PAYMENTS))
+    for roll, ranges in zip(rolls, ([(0.0, 0.125), (0.125, 0.25)], [(0.0, 0.5), (0.5, 1.0)]), strict=True):
+        bench.scale(roll.stream, [0], ranges)
+        stream = bench.group.streams[roll.stream]
+        stream.history = stream.history.with_records(*stream.history.plan_rolling(0, 1, roll.numbers))
+    bench.group.lingering = lingering_of(bench.group, CommittingTransactions((), rolls, 0, 1), 0, MOST)
+    both, late = bench.begin_against({ORDERS: 0, PAYMENTS: 1}, "b"), bench.begin_against({ORDERS: 0, PAYMENTS: 0}, "l")
+    bench.data(both, ORDERS, 0)
+    bench.data(both, PAYMENTS, 1)  # in what continues the segments of PAYMENTS that linger
+    bench.data(late, ORDERS, 0)
+    items = [bench.commit(both, {(0, 0): 1, (1, 1): 1}), bench.commit(late, {(0, 0): 1})]
+    assert plan_round(bench.group) == LateRound((items[1],))
+    bench.group.fold.settle(late.bytes)
+    planned = plan_round(bench.group)
+    assert isinstance(planned, RollingRound), "which ends the linger"
+    assert planned.transactions == (items[0],)
+
+
 def test_what_was_asked_for_before_goes_before() -> None:
     bench = late_bench()
     first, *_ = (item.transaction_id for item in bench.group.fold.open.values())
