@@ -234,8 +234,8 @@ class Run(LedWorld):
             if record.kind is not ControlKind.BEGIN:
                 self._ended(self.all[record.transaction], record)
         self.seen = log.stable_end(self.seen)
-        for name in GOING:
-            self._look_at(name)
+        for stream in GOING:
+            self._look_at(stream)
         for path, (kind, name) in list(self.asked.items()):
             raw = self.world.nodes.pop(path, None)
             if raw is not None:
