@@ -210,7 +210,7 @@ def test_offsets_by_name_of_a_former_life_reach_nothing_of_the_next(
     client.admin.create_stream(orders, segments=2)
     write(client, orders, b"of the second")
     with client.begin(payments) as txn:
-        with consumer_raises(rollbridge.errors.StreamRecreatedError):
+        with pytest.raises(rollbridge.errors.StreamRecreatedError):
             txn.send_offsets(done, group.name)
         txn.write(payments, key=b"k", value=b"v")
     with group.member(orders, enable_auto_commit=False) as consumer:
