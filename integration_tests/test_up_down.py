@@ -22,6 +22,7 @@ from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.doctor import probes
+from rollbridge.model.health import NO_COORDINATOR
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import free_port
 
@@ -122,8 +123,8 @@ def test_the_life_of_a_cluster(shell: Shell) -> None:
 
     # Other commands find it by themselves; an existing cluster is looked at in the same way.
     named = shell("status", "--bootstrap-servers", servers, "--zookeeper", first.document["zookeeper"], "--json")
-    assert named.code == 0
-    assert [part["state"] for part in named.document["parts"]] == ["running", "running"]
+    assert named.code == ExitCode.UNAVAILABLE
+    assert [part["state"] for part in named.document["parts"]] == ["running", "running", NO_COORDINATOR]
 
     again = shell("up")
     assert again.code == 0

@@ -194,7 +194,9 @@ def test_many_reads_at_once_keep_their_order(session: ZooKeeperSession) -> None:
         [CreateNode(f"/many/{number:04d}", str(number).encode())] for number in range(1200)
     )
     assert outcomes == [None] * 1200
+    before = session._client._connection._xid
     nodes = session.get_many([f"/many/{number:04d}" for number in range(1201)])
+    assert session._client._connection._xid - before <= 15, "with few requests, also where one is absent"
     assert [node.value if node else None for node in nodes] == [*(str(number).encode() for number in range(1200)), None]
     assert session.children_many(["/many/0000", "/many", "/nowhere"]) == [[], session.children("/many"), []]
 

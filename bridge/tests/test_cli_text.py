@@ -350,9 +350,19 @@ def description(config: StreamConfig, fault: str = "", *, left: bool = False) ->
     return description_text(found)
 
 
+def test_a_stream_with_a_fault_is_in_error_wherever_it_is_shown() -> None:
+    fault = StreamFault("its buffer is gone", "buffer-lost", "b", 0)
+    _, own, adopted = stream_table([OWN, ADOPTED], {OWN.name: fault}).splitlines()
+    assert "error buffer-lost" in own
+    assert "active" not in own
+    assert "active" in adopted
+    assert "\nstate    error topic-grown\n" in description(OWN, fault="topic-grown")
+    assert "\nstate    active\n" in description(OWN)
+
+
 def test_an_adopted_topic_shows_where_streams_do() -> None:
-    assert "TOPIC" not in stream_table([OWN])
-    head, own, adopted = stream_table([OWN, ADOPTED]).splitlines()
+    assert "TOPIC" not in stream_table([OWN], {})
+    head, own, adopted = stream_table([OWN, ADOPTED], {}).splitlines()
     assert head.endswith("ADOPTED TOPIC")
     assert own.split()[-1] == "-"
     assert adopted.split()[-1] == "orders"

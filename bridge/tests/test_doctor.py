@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollbridge.doctor.checks import ADOPTED_OPERATIONS, CLUSTER_OPERATIONS, find, topic_operations
+from rollbridge.doctor.checks import ADOPTED_OPERATIONS, ALIKE_MAX, CLUSTER_OPERATIONS, find, fold, topic_operations
 from rollbridge.doctor.facts import (
     DEFAULT_ENTITY,
     BrokerFacts,
@@ -75,6 +75,7 @@ SNAPSHOT = Snapshot(
 FOUND = BufferSnapshot(
     stream=CONFIG, partition=(BUFFER, 0), format="segmented", snapshot=SNAPSHOT, index_bytes=99, buffer_end=80
 )
+SAID = Coordinator(500, 2_000)
 GOOD = ClusterFacts(
     kafka_cluster_id="kafka-1",
     recorded_cluster_id="kafka-1",
@@ -230,10 +231,22 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     ),
     "no coordinator": (lambda: replace(GOOD, coordinators=[]), "no-coordinator", Severity.PROBLEM, "start one"),
     "coordinators of different releases": (
-        lambda: replace(GOOD, releases={"one": "0.2.0", "two": "0.3.0"}),
+        lambda: replace(GOOD, records={"one": replace(SAID, release="0.2.0"), "two": replace(SAID, release="0.3.0")}),
         "releases",
         Severity.WARNING,
         "upgrade the others",
+    ),
+    "a coordinator that does not reach a broker": (
+        lambda: replace(GOOD, records={"one": replace(SAID, unreachable=("broker 2 at kafka-2:9092: no answer",))}),
+        "broker-unreachable",
+        Severity.PROBLEM,
+        "the network between it and the coordinator",
+    ),
+    "a broker that the doctor does not reach": (
+        lambda: replace(GOOD, unreached={2: "no answer"}),
+        "broker-unreachable",
+        Severity.PROBLEM,
+        "look at that broker",
     ),
     "one coordinator": (lambda: replace(GOOD, coordinators=["one"]), "no-standby", Severity.WARNING, "another"),
     "no leader": (lambda: with_group(leader=None), "no-leader", Severity.PROBLEM, "logs"),
@@ -670,3 +683,23 @@ def test_what_a_leader_has_found_is_not_told_a_second_time(case: str) -> None:
 def test_the_worst_comes_first() -> None:
     found = find(replace(GOOD, coordinators=["one"], recorded_cluster_id="kafka-0"))
     assert [finding.severity for finding in found] == sorted((finding.severity for finding in found), reverse=True)
+
+
+def test_many_findings_of_a_kind_are_one_and_problems_come_first() -> None:
+    names = [name for name in GOOD.topics if name not in (OUTCOMES, INDEXES)]
+    more = {f"{STREAM.segment_topic(next(iter(SEGMENTS.values())))}.{number}" for number in range(30)}
+    facts = replace(
+        GOOD,
+        topics={name: topic(name, in_sync=2) for name in (*names, *more)},
+        coordinators=[],
+        upcoming=frozenset(more),
+    )
+    found = find(facts)
+    alike = [item for item in found if item.check == "under-replicated"]
+    assert len(alike) > 30
+    shown = fold(found)
+    assert shown[0][0].severity is Severity.PROBLEM
+    assert [(item, count) for item, count in shown if item.check == "under-replicated"] == [(alike[0], len(alike) - 1)]
+    assert sum(1 + count for _, count in shown) == len(found)
+    few = [item for item in found if item.check != "under-replicated"] + alike[:ALIKE_MAX]
+    assert fold(few) == [(item, 0) for item in few]

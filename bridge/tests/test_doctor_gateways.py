@@ -15,7 +15,7 @@ from rollbridge.doctor.gateway_facts import GatewayAnswer, GatewayFacts, IdFacts
 from rollbridge.doctor.gateways import IDLE, IDLE_MANY, IDS_MANY
 from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord, LackingRight
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.records import TransactionRecord
+from rollbridge.model.records import Coordinator, TransactionRecord
 from rollbridge.security.kafka import Security
 from rollbridge.zookeeper.gateways import HeldId
 
@@ -37,8 +37,8 @@ def gateway(
 
 def seen(*gateways: GatewayFacts, ids: IdFacts | None = None, **changes: Any) -> ClusterFacts:
     """A good cluster with these gateways."""
-    known = dict.fromkeys(GOOD.coordinators, "1.0")
-    return replace(GOOD, **{"releases": known, "gateways": gateways, "ids": ids or IdFacts(), **changes})
+    known = {name: Coordinator(1, 1, release="1.0") for name in GOOD.coordinators}
+    return replace(GOOD, **{"records": known, "gateways": gateways, "ids": ids or IdFacts(), **changes})
 
 
 def at_gateway(begun_ms: int, lease_ms: int, client: str = "billing-7") -> TransactionRecord:
@@ -99,6 +99,12 @@ def test_a_gateway_that_does_not_answer_is_missing_or_hangs() -> None:
             "gateway-trust",
             "cannot trust the certificate",
             "ssl.ca.location",
+        ),
+        (
+            seen(gateway(faults=("it has not been able to send frames for 99 s",))),
+            "gateway-unhealthy",
+            "it says that it cannot serve: it has not been able to send frames",
+            "the log of gateway gw-1",
         ),
         (
             seen(gateway(answer=GatewayAnswer(Reach.NO_BROKER, "connection lost"))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import re
 import socket
@@ -100,6 +101,33 @@ def test_a_client_gets_the_format_that_it_accepts() -> None:
 def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
     with endpoint([]) as serving, socket.create_connection(("127.0.0.1", serving.port)):
         assert ask(serving.port, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [
+        ("gzip", True),
+        ("br, gzip;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0.0", False),
+        ("identity", False),
+        ("", False),
+    ],
+)
+def test_a_large_answer_is_compressed_for_who_takes_that(accepted: str, is_compressed: bool) -> None:
+    many = [Sample(LAG, (f"s/{number}",), 1) for number in range(1_000)]
+    with endpoint([], many) as serving:
+        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=120)
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": accepted})
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        plain = ask(serving.port, "/metrics", **{"Accept-Encoding": "identity"})[2]
+        assert (response.getheader("Content-Encoding") == "gzip") is is_compressed
+        assert response.getheader("Content-Length") == str(len(body))
+        assert (gzip.decompress(body) if is_compressed else body) == plain
+        assert not is_compressed or len(body) < len(plain) / 5
+        assert ask(serving.port, "/healthz", **{"Accept-Encoding": accepted})[2] == b"ok\n", "not worth it"
 
 
 def test_an_address_that_can_not_be_used_is_refused() -> None:

@@ -34,7 +34,7 @@ from rollbridge.serving import http_service
 from rollbridge.serving.http_service import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from rollbridge_coordinator.shell.page import ASSETS, PageServer, load_assets
 from rollbridge_coordinator.shell.page_board import RATES_S, WATCHED_S, PageBoard, PageSheet
-from rollbridge_coordinator.shell.page_sources import DoctorVisits, KeptAnswers, client_name
+from rollbridge_coordinator.shell.page_sources import DOCTOR_REST, DoctorVisits, KeptAnswers, client_name
 from rollbridge_coordinator.state.admission import BODY_BYTES_MAX, AbortWish, Place, Rules, Wish
 from rollbridge_coordinator.state.documents import Document
 from rollbridge_coordinator.state.live import live_group
@@ -443,14 +443,23 @@ def test_the_doctor_looks_once_a_minute_and_only_if_somebody_asks() -> None:
     assert visits.look()["looking"] is True
     found = _after_look(visits, looks)
     assert found["findings"] == [
-        {"severity": "warning", "check": "standby", "what": "only one coordinator runs", "remedy": "start another one"}
+        {
+            "severity": "warning",
+            "check": "standby",
+            "what": "only one coordinator runs",
+            "remedy": "start another one",
+            "more": 0,
+        }
     ]
     hands.now_s += 59
     assert visits.look()["looking"] is False
     hands.now_s += 2
     assert visits.look()["looking"] is True
+    hands.now_s += 10
     assert _after_look(visits, looks)["fault"] == {"code": KafkaUnavailableError.code, "message": "no broker answers"}
-    hands.now_s += 61
+    hands.now_s += 10 * DOCTOR_REST - 1
+    assert visits.look()["looking"] is False, "one that takes long looks rarely"
+    hands.now_s += 2
     visits.look()
     assert _after_look(visits, looks)["fault"]["code"] == "defect"
 

@@ -16,6 +16,7 @@ from rollbridge.model.buffer import STRANGER_BYTES
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord
+from rollbridge.model.health import NO_LEADER
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
@@ -33,6 +34,7 @@ from rollbridge_coordinator.state.documents import (
     gateway_entry,
     glance_document,
     last_hour_document,
+    lead_document,
     led_group_document,
     measured_places,
     newest_epochs,
@@ -339,6 +341,23 @@ def test_a_group_that_is_led_elsewhere_has_the_same_fields() -> None:
     assert (there["transactions"]["count"], there["transactions"]["not_listed"]) == (300, 299)
     assert there["transactions"]["oldest"][0]["lease_left_ms"] == -500
     assert (there["streams_not_listed"], there["page"]) == (4, "http://two/")
+
+
+@pytest.mark.parametrize(
+    ("lead", "fault"),
+    [
+        (LeadView(group="sales/default"), NO_LEADER),
+        (
+            LeadView(group="sales/default", leader="two", since_ms=1_000),
+            "coordinator two has been taking it over for 59 s",
+        ),
+        (LeadView(group="sales/default", leader="two", since_ms=55_000), None),
+        (LeadView(group="sales/default", leader="two", since_ms=1_000, is_serving=True), None),
+    ],
+)
+def test_a_group_that_nobody_leads_is_in_error(lead: LeadView, fault: str | None) -> None:
+    assert other_group_document(lead, [], 0, [], 0, 60_000)["fault"] == fault
+    assert lead_document(lead, 60_000)["fault"] == fault
 
 
 # Producers at gateways

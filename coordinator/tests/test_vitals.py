@@ -8,14 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from rollbridge.errors import ConfigError
+from rollbridge.errors import ConfigError, KafkaUnavailableError
+from rollbridge.kafka.metadata import Broker
+from rollbridge.model.health import coordinator_faults
 from rollbridge.model.metrics import Sample
+from rollbridge.model.records import Coordinator
 from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet
+from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet, ReachWatch
 from rollbridge_coordinator.state.families import READINGS_AGE, STANDBY_LAG, standby_samples
 from rollbridge_coordinator.state.metrics import Vitals, faults
 from rollbridge_devcluster.state import free_port
@@ -36,6 +42,10 @@ def settings(metrics_address: str) -> CoordinatorSettings:
             ["not connected to ZooKeeper", "Kafka does not answer"],
         ),
         (
+            Vitals(connected=True, registered=True, answered=True, unreachable=["broker 2 at b:9092: no answer"]),
+            ["cannot reach broker 2 at b:9092: no answer"],
+        ),
+        (
             Vitals(connected=True, registered=True, answered=True, ended=["s/a", "s/b"]),
             ["the thread of group s/a has ended", "the thread of group s/b has ended"],
         ),
@@ -43,6 +53,51 @@ def settings(metrics_address: str) -> CoordinatorSettings:
 )
 def test_healthy_is_who_could_lead(vitals: Vitals, found: list[str]) -> None:
     assert list(faults(vitals)) == found
+
+
+class Brokers:
+    """Brokers of which some do not answer."""
+
+    def __init__(self) -> None:
+        self.silent: dict[int, str] = {}
+        self.known = {1: Broker("a", 9092), 2: Broker("b", 9092)}
+
+    def metadata(self, _: object) -> object:
+        if not self.known:
+            raise KafkaUnavailableError("no broker answers")
+        return SimpleNamespace(
+            brokers=[SimpleNamespace(node_id=node, host=at.host, port=at.port) for node, at in self.known.items()]
+        )
+
+    def within(self, _: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def broker_connection(self, node: int, _: Broker) -> object:
+        if node in self.silent:
+            raise KafkaUnavailableError(self.silent[node])
+        return SimpleNamespace(call=lambda *_: None)
+
+
+def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, ...]] = []
+    watch = ReachWatch(settings(""), lambda: True, lambda: told.append(watch.unreachable))
+    brokers = Brokers()
+    monkeypatch.setattr(watch, "cluster", brokers)
+    watch.look()
+    brokers.silent = {2: "no answer within 3 s"}
+    watch.look()
+    assert (watch.is_answered, told) == (True, []), "a moment is none"
+    brokers.silent = {2: "connection refused"}
+    watch.look()
+    watch.look()
+    assert told == [("broker 2 at b:9092: no answer within 3 s",)], "the same is told once"
+    assert list(coordinator_faults(replace(Coordinator(1, 1), unreachable=told[0]))) == [f"cannot reach {told[0][0]}"]
+    del brokers.known[2]
+    watch.look()
+    assert told[1:] == [()], "one that the cluster has given up is nobody's fault"
+    brokers.known.clear()
+    watch.look()
+    assert watch.is_answered, "whoever leads notices by itself"
 
 
 def test_metrics_stand_on_the_board_while_they_are_written() -> None:

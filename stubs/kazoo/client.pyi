@@ -18,7 +18,9 @@ class KazooClient:
     retry: KazooRetry
     last_zxid: int
     _pending: Any
+    _connection: Any
 
+    def _call(self, request: object, async_object: IAsyncResult) -> bool | None: ...
     def __init__(
         self,
         hosts: str | list[str] = ...,

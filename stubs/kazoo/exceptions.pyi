@@ -1,5 +1,7 @@
 class KazooException(Exception): ...
 
+EXCEPTIONS: dict[int, type[KazooException]]
+
 class ZookeeperError(KazooException):
     code: int
 

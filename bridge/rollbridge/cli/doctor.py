@@ -14,7 +14,7 @@ import click
 from rollbridge.cli import records as values
 from rollbridge.cli.common import CliContext, ExitCode, connected, zookeeper_session
 from rollbridge.cli.tables import counted, moment, table
-from rollbridge.doctor.checks import find
+from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes, read_topics
 from rollbridge.errors import CorruptDataError
@@ -71,7 +71,8 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     lines = [
         f"{finding.severity.name} {finding.check}: {printable(finding.what)}\n    to do: {printable(finding.remedy)}"
         + ("\n    more:  rollbridge doctor --explain " + finding.check if alerts_of(finding.check) else "")
-        for finding in found
+        + (f"\n    and {counted(more, 'finding')} more of this kind, which --json lists" if more else "")
+        for finding, more in fold(found)
     ]
     lines.append(
         f"{len(facts.brokers)} brokers, {len(facts.coordinators)} coordinators, {len(facts.groups)} groups, "

@@ -10,8 +10,8 @@ import click
 
 from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.config import CONFIG_VARIABLE
-from rollbridge.doctor.gateway_facts import gateway_parts
-from rollbridge.doctor.probes import ClusterStatus, existing_status, registered_gateways
+from rollbridge.doctor.probes import RUNNING, ClusterStatus
+from rollbridge.doctor.status import cluster_status, zookeeper_parts
 from rollbridge.model.text import printable
 
 _PART_COLUMNS = 14
@@ -20,7 +20,7 @@ _PART_COLUMNS = 14
 @click.command()
 @click.pass_obj
 def status(context: CliContext) -> int:
-    """Show what runs, and where; exit code 7 if not everything does.
+    """Show what runs, and where; exit code 7 if not everything does, or a group or stream has a fault.
 
     Looks at the embedded cluster unless another one is named.
     """
@@ -34,21 +34,13 @@ def _look(context: CliContext) -> ClusterStatus:
     named = (*context.flags.values(), context.config_file, os.environ.get(CONFIG_VARIABLE))
     named += tuple(os.environ.get(f"ROLLBRIDGE_{key}") for key in ("BOOTSTRAP_SERVERS", "ZOOKEEPER"))
     if any(named):
-        settings = context.settings()
-        existing = existing_status(
-            settings.bootstrap_servers,
-            settings.zookeeper,
-            settings.zookeeper_root,
-            kafka_security=settings.kafka,
-            zookeeper_security=settings.zookeeper_security,
-        )
-        gateways = registered_gateways(
-            settings.zookeeper, settings.zookeeper_root, security=settings.zookeeper_security
-        )
-        return replace(existing, parts=(*existing.parts, *gateway_parts(gateways, settings.kafka)))
+        return cluster_status(context.settings())
     # Imported by name: only this command needs the module that looks at processes.
     found: ClusterStatus = import_module("rollbridge_devcluster.command").look(context.home)
-    return found
+    if not any(part.part == "zookeeper" and part.state == RUNNING for part in found.parts):
+        return found
+    wrong = [part for part in zookeeper_parts(context.settings()) if part.part.startswith(("group ", "stream "))]
+    return replace(found, parts=(*found.parts, *wrong))
 
 
 def _status_text(found: ClusterStatus) -> str:

@@ -33,8 +33,9 @@ from rollbridge.cli.tables import counted, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
-from rollbridge.model.changes import TOPIC_GROWN
+from rollbridge.model.changes import TOPIC_GROWN, StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.health import shown_state, stream_state
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, cut_evenly
 from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
@@ -236,15 +237,23 @@ def list_streams(context: CliContext, scope: str | None) -> None:
     """List streams."""
     with connected(context) as b:
         found = b.admin.list_streams(scope)
-    context.answer([_config_document(config) for config in found], stream_table(found))
+        faults = b.admin.stream_faults(found)
+    document = [_config_document(config, faults.get(config.name)) for config in found]
+    context.answer(document, stream_table(found, faults))
 
 
-def stream_table(streams: Sequence[StreamConfig]) -> str:
+def stream_table(streams: Sequence[StreamConfig], faults: Mapping[StreamName, StreamFault]) -> str:
     """Return a table of streams, with the topics that they have adopted, if any."""
     if not streams:
         return "There are no streams."
     rows = [
-        (str(item.name), item.group.group, moment(item.created_ms), item.state.value.lower(), item.topic or "-")
+        (
+            str(item.name),
+            item.group.group,
+            moment(item.created_ms),
+            shown_state(item, faults.get(item.name)),
+            item.topic or "-",
+        )
         for item in streams
     ]
     head = ("STREAM", "GROUP", "CREATED", "STATE", "ADOPTED TOPIC")
@@ -519,6 +528,7 @@ def description_text(found: StreamDescription) -> str:
     about = (
         ("stream", str(config.name)),
         ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
+        ("state", shown_state(config, found.fault)),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),
         *([("topic", _about_topic(found))] if config.topic else []),
@@ -557,11 +567,14 @@ def _epochs_so_far(found: StreamDescription) -> str:
     return f"{text}, {_dropped(found.first_epoch)}" if found.first_epoch else text
 
 
-def _config_document(config: StreamConfig) -> dict[str, Any]:
+def _config_document(config: StreamConfig, fault: StreamFault | None = None) -> dict[str, Any]:
     return {
         "stream": str(config.name),
         "group": str(config.group),
-        "state": config.state.value.lower(),
+        "state": stream_state(config, fault),
+        "error": None
+        if fault is None
+        else {"code": fault.code, "reason": fault.reason, "topic": fault.topic or None, "since_ms": fault.since_ms},
         "created_ms": config.created_ms,
         "topic": config.topic or None,
         "partitioner": config.partitioner or None,
@@ -577,20 +590,12 @@ def _config_document(config: StreamConfig) -> dict[str, Any]:
 
 def _description_document(found: StreamDescription) -> dict[str, Any]:
     return {
-        **_config_document(found.config),
+        **_config_document(found.config, found.fault),
         "leader": found.leader,
         "epochs": found.epochs,
         "first_epoch": found.first_epoch,
         "active": _epoch_document(found.config.places, found.active, found.partitions),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
-        "error": None
-        if found.fault is None
-        else {
-            "code": found.fault.code,
-            "reason": found.fault.reason,
-            "topic": found.fault.topic or None,
-            "since_ms": found.fault.since_ms,
-        },
         "scaling_wait": wait_document(found.scaling_wait),
     }
 

@@ -650,6 +650,10 @@ class Admin:
             self._metadata.require_layout()
         return found
 
+    def stream_faults(self, streams: Iterable[StreamConfig]) -> dict[StreamName, StreamFault]:
+        """Return why transactions of streams are not merged, of those that are in an error state."""
+        return self._metadata.stream_faults([item.name for item in streams])
+
     def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
         """Return the epochs of a stream; call ``changed`` once when there may be more of them.
 

@@ -7,12 +7,22 @@ alert goes with a finding, the remedy is a part of the alert's runbook (:mod:`ro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rollbridge.doctor.adopted import adopted_topics, topic_names
-from rollbridge.doctor.facts import DEFAULT_ENTITY, ClusterFacts, Finding, QuotaFacts, problem, warning, wrong_seal
+from rollbridge.doctor.facts import (
+    DEFAULT_ENTITY,
+    ClusterFacts,
+    Finding,
+    QuotaFacts,
+    Severity,
+    problem,
+    warning,
+    wrong_seal,
+)
 from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
@@ -20,6 +30,7 @@ from rollbridge.model.access import ON_ADOPTED, coordinator_operations
 from rollbridge.model.changes import SUSPENDED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
+from rollbridge.model.health import coordinator_faults, group_fault
 from rollbridge.model.names import (
     is_compacted_topic,
     parse_segment_topic,
@@ -143,10 +154,10 @@ def _listed(settings: Mapping[str, str]) -> str:
 
 
 TRANSACTIONS_V2: Final = 2
+ALIKE_MAX: Final = 3
+"""Findings of one kind that are shown each; of more, the first one and how many there are."""
 SLOW: Final = timedelta(minutes=1)
 """Duration beyond which a commit, scale or native transaction may be stuck."""
-TAKEOVER: Final = timedelta(seconds=10)
-"""Duration beyond which a takeover is reported: nothing is committed meanwhile."""
 CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """Clock difference beyond which leaders delete nothing by age."""
 SCALING: Final = timedelta(minutes=30)
@@ -264,13 +275,9 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
     for group in facts.groups:
         if group.leader is None and facts.coordinators:
             yield problem("no-leader", f"nobody leads group {group.name}", remedy("no-leader"))
-        takeover_ms = 0 if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
-        if takeover_ms > TAKEOVER / timedelta(milliseconds=1):
-            yield warning(
-                "taking-over",
-                f"coordinator {group.leader} has been taking over group {group.name} for {takeover_ms // 1000} s",
-                remedy("taking-over"),
-            )
+        lasts_ms = None if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
+        if group.leader is not None and (fault := group_fault(group.leader, lasts_ms)):
+            yield warning("taking-over", f"group {group.name}: {fault}", remedy("taking-over"))
         for what, since_ms in (("rolling commit", group.committing_ms), ("scale", group.scaling_ms)):
             age_ms = 0 if since_ms is None else facts.now_ms - since_ms
             if age_ms > SLOW / timedelta(milliseconds=1):
@@ -291,6 +298,39 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 f"{len(overdue)} transactions of {group.name} have outlived their leases, such as {overdue[0].id}",
                 remedy("overdue"),
             )
+
+
+def reach(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect coordinators to reach every broker, and the doctor, too."""
+    for node, why in facts.unreached.items():
+        yield problem(
+            "broker-unreachable",
+            f"the doctor cannot reach broker {node}, which the cluster takes for alive: {why}",
+            remedy("broker-unreachable"),
+        )
+    for name, record in sorted(facts.records.items()):
+        led = sorted(str(group.name) for group in facts.groups if group.leader == name)
+        for fault in coordinator_faults(record):
+            yield problem(
+                "broker-unreachable",
+                f"coordinator {name} {fault}" + (f"; it leads {', '.join(led)}" if led else ""),
+                remedy("broker-unreachable"),
+            )
+
+
+def fold(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
+    """Return the findings to show, each with how many more there are of its kind: of many alike, the first."""
+    counts = Counter((item.severity, item.check) for item in findings)
+    shown: dict[tuple[Severity, str], int] = Counter()
+    found = []
+    for item in findings:
+        kind = item.severity, item.check
+        shown[kind] += 1
+        if counts[kind] <= ALIKE_MAX:
+            found.append((item, 0))
+        elif shown[kind] == 1:
+            found.append((item, counts[kind] - 1))
+    return found
 
 
 def old_transactions(facts: ClusterFacts, old: timedelta) -> Iterator[Finding]:
@@ -646,6 +686,7 @@ CHECKS: Final = (
     cluster,
     replication,
     leadership,
+    reach,
     outdated,
     scaling_waits,
     quotas,

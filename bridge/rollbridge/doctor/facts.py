@@ -18,9 +18,10 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
+from rollbridge.calls import Deadline
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
-from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
@@ -208,6 +209,7 @@ class ClusterFacts:
         claims: Name of the stream that has adopted a topic, by topic, as the index of topics in ZooKeeper says.
         named: Topics at the brokers that have the names of streams' virtual topics.
         operations: Operations on the cluster allowed to the principal.
+        records: What coordinators say of themselves, as far as it can be read.
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change.
         is_guarded: Whether the doctor was told how to log in or encrypt anywhere: nothing else is meant to be open.
@@ -215,6 +217,7 @@ class ClusterFacts:
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
             transactions, and what streams have got meanwhile.
         quotas: Quotas of clients, as far as they may be looked at.
+        unreached: Brokers that the doctor does not reach, with the reason.
         bootstrap_servers: Where Kafka was reached, for commands that an operator is told to run.
         gateways: Gateways that are registered, with what they have answered.
         ids: Transactional ids of producers at gateways.
@@ -225,7 +228,7 @@ class ClusterFacts:
     now_ms: int
     brokers: Sequence[BrokerFacts] = ()
     coordinators: Sequence[str] = ()
-    releases: Mapping[str, str] = field(default_factory=dict)
+    records: Mapping[str, Coordinator] = field(default_factory=dict)
     groups: Sequence[GroupFacts] = ()
     streams: Sequence[StreamFacts] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
@@ -240,9 +243,15 @@ class ClusterFacts:
     is_guarded: bool = True
     upcoming: frozenset[str] = frozenset()
     quotas: Sequence[QuotaFacts] = ()
+    unreached: Mapping[int, str] = field(default_factory=dict)
     bootstrap_servers: str = "..."
     gateways: Sequence[GatewayFacts] = ()
     ids: IdFacts = field(default_factory=IdFacts)
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """Which release each coordinator runs; those that say nothing that can be read are left out."""
+        return {name: record.release for name, record in self.records.items()}
 
     @property
     def is_busy(self) -> bool:
@@ -268,6 +277,8 @@ logger = logging.getLogger(__name__)
 _LONG_S: Final = 60.0
 """Age from which on it is asked whether a native transaction hangs."""
 _ANSWER_S: Final = 30.0
+_BROKER_S: Final = 5.0
+"""Longest wait for a broker to say how it is set up."""
 DOCTORS_ID: Final = "rollbridge-doctor"
 """As brokers know the doctor when it reads: a quota of coordinators does not hold it up."""
 
@@ -292,7 +303,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
         recorded = metadata.cluster()
-        streams = [_stream(metadata, config) for config in metadata.streams()]
+        streams = _streams(metadata)
         existing = topics.list_topics()
         # Whatever an adopted topic is called, it is its owner's.
         adopted = {stream.config.topic for stream in streams if stream.config.topic}
@@ -300,23 +311,25 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         found = _topics(topics, names)
         theirs = _topics(topics, sorted(adopted & set(existing)))
         known = found.keys() | theirs.keys()
+        brokers, unreached = _brokers(cluster, view.brokers)
         groups = [_group(settings, metadata, name, found) for name in metadata.groups()]
         gateways, ids = gather_gateways(session, settings.kafka, _at_gateways(groups))
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
             now_ms=int(time.time() * 1000),
-            brokers=[_broker(cluster, node, place) for node, place in view.brokers.items()],
+            brokers=brokers,
+            unreached=unreached,
             coordinators=(alive := metadata.coordinators()),
-            releases=_releases(metadata, alive),
+            records=_records(metadata, alive),
             groups=groups,
             streams=streams,
             topics=found,
             adopted=theirs,
             claims=_claims(session),
             named=existing & {stream.config.name.virtual_topic for stream in streams},
-            snapshots=list(_snapshots(settings, streams)),
-            open_natives=_all_natives(cluster, (found | theirs).values()),
+            snapshots=list(_snapshots(settings, streams, existing)),
+            open_natives=_all_natives(cluster, [*found.values(), *theirs.values()], unreached),
             operations=view.operations,
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
             | {*names, *(adopted & set(existing))} - known,
@@ -335,8 +348,8 @@ def _at_gateways(groups: Iterable[GroupFacts]) -> set[str]:
     return {item.client_name for group in groups for item in group.transactions if is_gateway_label(item.label)}
 
 
-def _releases(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, str]:
-    """Return which release each coordinator runs; those that say nothing, or nothing that can be read, are left out."""
+def _records(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, Coordinator]:
+    """Return what coordinators say of themselves; those that say nothing that can be read are left out."""
     found = {}
     for name in coordinators:
         try:
@@ -345,8 +358,20 @@ def _releases(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, str]
             logger.warning("coordinator %s: %s", name, fault)
             continue
         if known is not None:
-            found[name] = known.release
+            found[name] = known
     return found
+
+
+def _brokers(cluster: Cluster, known: Mapping[int, Broker]) -> tuple[list[BrokerFacts], dict[int, str]]:
+    """Return the brokers that answer, and why others do not."""
+    found, unreached = [], {}
+    for node, place in known.items():
+        try:
+            with cluster.within(Deadline(_BROKER_S)):
+                found.append(_broker(cluster, node, place))
+        except KafkaUnavailableError as fault:
+            unreached[node] = str(fault)
+    return found, unreached
 
 
 def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
@@ -418,7 +443,7 @@ def _upcoming(metadata: Metadata, unexpected: Iterable[str]) -> frozenset[str]:
         for node in metadata.session.get_many(nodes):
             for item in () if node is None else Merging.from_json(node.value).streams:
                 named |= set(map(StreamName.parse(item.stream).segment_topic, item.segments.values()))
-    return wanted & (named | _expected(metadata, [_stream(metadata, config) for config in metadata.streams()]))
+    return wanted & (named | _expected(metadata, _streams(metadata)))
 
 
 def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
@@ -456,22 +481,21 @@ def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
     }
 
 
-def _snapshots(settings: ConnectionSettings, streams: Sequence[StreamFacts]) -> Iterator[SnapshotFacts]:
-    """Yield the snapshots of all existing buffers, as far as they may be read."""
+def _snapshots(
+    settings: ConnectionSettings, streams: Sequence[StreamFacts], existing: Collection[str]
+) -> Iterator[SnapshotFacts]:
+    """Yield the snapshots of all existing buffers, as far as they may be read; that of others is not is reported."""
     by_scope: dict[str, list[StreamConfig]] = {}
     for stream in streams:
-        if stream.config.state is StreamState.ACTIVE:
-            by_scope.setdefault(stream.config.name.scope, []).append(stream.config)
+        config = stream.config
+        if config.state is StreamState.ACTIVE and {config.buffer_topic, config.group.commit_log_topic} <= set(existing):
+            by_scope.setdefault(config.name.scope, []).append(config)
     for scope, configs in by_scope.items():
         try:
             reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, scope, client_id=DOCTORS_ID)
-            for config in configs:
-                try:
-                    found = list(reader.of(config))
-                except NotFoundError:
-                    continue  # its buffer or commit log is gone, which other checks report
-                yield from (SnapshotFacts(item, reader.ended_since(item)) for item in found)
-        except NotAuthorizedError as fault:
+            found = list(reader.of_all(configs))
+            yield from map(SnapshotFacts, found, reader.ended_since(found))
+        except (NotAuthorizedError, NotFoundError, KafkaUnavailableError) as fault:
             logger.warning("the snapshots of scope %s cannot be looked at: %s", scope, fault)
 
 
@@ -491,16 +515,25 @@ def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
     return faults
 
 
-def _stream(metadata: Metadata, config: StreamConfig) -> StreamFacts:
-    history: EpochHistory | None = None
-    fault = "they are gone"
-    try:
-        history = metadata.history(config.name)
-    except (RollbridgeError, ValueError) as exc:
-        fault = str(exc)
-    late = metadata.session.get(paths.late(config.name))
-    notes = LateNotes() if late is None else LateNotes.from_json(late.value)
-    return StreamFacts(config, history, fault, notes, metadata.stream_fault(config.name))
+def _streams(metadata: Metadata) -> list[StreamFacts]:
+    """Return all streams, with few requests however many there are."""
+    configs = metadata.streams()
+    names = [config.name for config in configs]
+    faults = metadata.stream_faults(names)
+    notes = metadata.session.get_many([paths.late(name) for name in names])
+    found = []
+    for config, late, history in zip(configs, notes, metadata.histories(names), strict=True):
+        is_read = isinstance(history, EpochHistory)
+        found.append(
+            StreamFacts(
+                config,
+                history if isinstance(history, EpochHistory) else None,
+                "" if is_read else str(history or "they are gone"),
+                LateNotes() if late is None else LateNotes.from_json(late.value),
+                faults.get(config.name),
+            )
+        )
+    return found
 
 
 def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
@@ -535,9 +568,9 @@ def _clock_ms(raised: Znode) -> int:
     return known.since_ms - raised.modified_ms if known.epoch else 0
 
 
-def _all_natives(cluster: Cluster, topics: Iterable[TopicFacts]) -> list[OpenNative]:
+def _all_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Collection[int]) -> list[OpenNative]:
     """Return the native transactions open on topics; of those that are open for long, whether they hang."""
-    found = [item for topic in topics for item in _open_natives(cluster, topic)]
+    found = list(_open_natives(cluster, topics, unreached))
     old = {item.producer_id for item in found if item.age_s >= _LONG_S}
     if not old:
         return found
@@ -553,22 +586,27 @@ def _all_natives(cluster: Cluster, topics: Iterable[TopicFacts]) -> list[OpenNat
     return [replace(item, hangs=hangs(item)) for item in found]
 
 
-def _open_natives(cluster: Cluster, topic: TopicFacts) -> Iterator[OpenNative]:
-    """Yield the native transactions open on a topic, as the leaders of its partitions know them."""
-    by_leader: dict[int, list[int]] = {}
-    for number in range(topic.partitions):
-        by_leader.setdefault(cluster.leader(topic.name, number), []).append(number)
-    for leader, numbers in by_leader.items():
-        wanted = TopicRequest(name=TopicName(topic.name), partition_indexes=tuple(map(i32, numbers)))
-        request = DescribeProducersRequest(topics=(wanted,))
-        answer = cluster.connection(leader).call(request, DescribeProducersResponse)
-        for partition in answer.topics[0].partitions:
-            if partition.error_code != ErrorCode.none:
-                where = show_partition((topic.name, partition.partition_index))
-                logger.warning("the producers of %s cannot be looked at: %s", where, partition.error_code.name)
-                continue
-            for producer in partition.active_producers:
-                start = producer.current_txn_start_offset
-                if start >= 0:
-                    age_s = max(time.time() - producer.last_timestamp / 1000, 0.0)
-                    yield OpenNative(topic.name, producer.producer_id, start, age_s, partition.partition_index)
+def _open_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Collection[int]) -> Iterator[OpenNative]:
+    """Yield the native transactions open on topics, as the leaders of their partitions know them: one request each."""
+    cluster.learn([topic.name for topic in topics])
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for topic in topics:
+        for number, leader in cluster.leaders(topic.name).items():
+            if number < topic.partitions and leader not in unreached:
+                by_leader.setdefault(leader, {}).setdefault(topic.name, []).append(number)
+    for leader, led in by_leader.items():
+        wanted = (TopicRequest(name=TopicName(name), partition_indexes=tuple(map(i32, led[name]))) for name in led)
+        answer = cluster.connection(leader).call(
+            DescribeProducersRequest(topics=tuple(wanted)), DescribeProducersResponse
+        )
+        for known in answer.topics:
+            for partition in known.partitions:
+                if partition.error_code != ErrorCode.none:
+                    where = show_partition((str(known.name), partition.partition_index))
+                    logger.warning("the producers of %s cannot be looked at: %s", where, partition.error_code.name)
+                    continue
+                for producer in partition.active_producers:
+                    start = producer.current_txn_start_offset
+                    if start >= 0:
+                        age_s = max(time.time() - producer.last_timestamp / 1000, 0.0)
+                        yield OpenNative(str(known.name), producer.producer_id, start, age_s, partition.partition_index)

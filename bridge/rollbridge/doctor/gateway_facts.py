@@ -176,6 +176,13 @@ def _is_distrust(fault: BaseException | None) -> bool:
     return fault is not None
 
 
+_NOT_RUNNING: Final = {
+    Reach.NOTHING_LISTENS: "not answering",
+    Reach.SILENT: "not answering",
+    Reach.NO_BROKER: "no broker answers it",
+}
+
+
 def gateway_parts(records: Sequence[GatewayRecord], kafka: Mapping[str, str]) -> list[PartStatus]:
     """Return registered gateways as parts of a cluster; one that does not trust whoever looks runs all the same."""
     security = Security.from_config(kafka)
@@ -184,7 +191,7 @@ def gateway_parts(records: Sequence[GatewayRecord], kafka: Mapping[str, str]) ->
     return [
         PartStatus(
             part=f"gateway {record.name}",
-            state="not answering" if answer.reach in (Reach.NOTHING_LISTENS, Reach.SILENT) else RUNNING,
+            state=_NOT_RUNNING.get(answer.reach) or "; ".join(record.faults) or RUNNING,
             address=record.address,
         )
         for record, answer in zip(records, answers, strict=True)

@@ -82,6 +82,13 @@ def _reach(gateway: GatewayFacts) -> Iterator[Finding]:
             )
         case Reach.ANSWERS:
             pass
+    if record.faults:
+        yield problem(
+            "gateway-unhealthy",
+            f"{who} it says that it cannot serve: {'; '.join(record.faults)}",
+            f"look into the log of gateway {record.name}; if that does not help, start it anew: others serve its ids "
+            "meanwhile",
+        )
     if answer.closed:
         ports = dict(record.ports)
         named = ", ".join(f"{ports[broker]} for broker {broker}" for broker in answer.closed[:_WHICH_SHOWN])

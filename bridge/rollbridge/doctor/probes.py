@@ -17,8 +17,6 @@ from rollbridge.calls import Deadline
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.views import view_cluster
-from rollbridge.model import paths
-from rollbridge.model.gateways import GatewayRecord
 from rollbridge.security.zookeeper import ZooKeeperSecurity
 
 _TIMEOUT_SECONDS: Final = 2.0
@@ -104,30 +102,6 @@ def registered_coordinators(
         client.close()
 
 
-def registered_gateways(
-    zookeeper: str,
-    root: str = ZOOKEEPER_ROOT,
-    timeout_seconds: float = _TIMEOUT_SECONDS,
-    *,
-    security: Mapping[str, str] | None = None,
-) -> tuple[GatewayRecord, ...]:
-    """Return the registered gateways; none without an answer. One that was killed stays until its session expires."""
-    options = ZooKeeperSecurity.from_config(security).kazoo_options()
-    client = KazooClient(zookeeper, timeout=timeout_seconds, logger=_quiet, read_only=True, **options)
-    found = []
-    try:
-        client.start(timeout=timeout_seconds)
-        for name in sorted(client.get_children(f"{root}{paths.GATEWAYS_LIVE}")):
-            with contextlib.suppress(NoNodeError, ValueError):
-                found.append(GatewayRecord.from_json(name, client.get(f"{root}{paths.gateway(name)}")[0]))
-    except (KazooException, KazooTimeoutError):
-        pass
-    finally:
-        client.stop()
-        client.close()
-    return tuple(found)
-
-
 RUNNING: Final = "running"
 
 
@@ -137,7 +111,7 @@ class PartStatus:
 
     part: str
     state: str
-    """``running``, ``paused``, ``not answering``, ``died`` (it should run) or ``stopped`` (it should not)."""
+    """``running``, ``paused``, ``not answering``, ``died`` (it should run), ``stopped`` (it should not), or a fault."""
     pid: int | None = None
     address: str | None = None
     log: str | None = None
@@ -162,29 +136,3 @@ class ClusterStatus:
     def ok(self) -> bool:
         """True if all parts run and answer."""
         return bool(self.parts) and all(part.state == RUNNING for part in self.parts)
-
-
-def existing_status(
-    bootstrap_servers: str,
-    zookeeper: str,
-    zookeeper_root: str,
-    *,
-    kafka_security: Mapping[str, str],
-    zookeeper_security: Mapping[str, str],
-) -> ClusterStatus:
-    """Return the status of a cluster that is not run by rollbridge."""
-    registered = registered_coordinators(zookeeper, zookeeper_root, security=zookeeper_security)
-    cluster_id = kafka_cluster_id(bootstrap_servers, security=kafka_security)
-
-    def part(name: str, address: str | None, ok: bool) -> PartStatus:
-        return PartStatus(part=name, state=RUNNING if ok else "not answering", address=address)
-
-    return ClusterStatus(
-        bootstrap_servers=bootstrap_servers,
-        zookeeper=zookeeper,
-        parts=(
-            part("kafka", bootstrap_servers, cluster_id is not None),
-            part("zookeeper", zookeeper, registered is not None),
-            *(part(f"coordinator {name}", None, True) for name, _ in sorted(registered or ())),
-        ),
-    )

@@ -7,10 +7,10 @@ what can be read for now. The end to read to is asked of the leader beforehand; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from typing import Final, NamedTuple
 
 from rollbridge.calls import Backoff, Deadline
@@ -21,7 +21,7 @@ from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.topics import PartitionLike, TopicAdmin
 from rollbridge.model.control import ControlKind, peek_kind
 from rollbridge.model.frames import FrameKind, is_foreign, unpack_bundle, unpack_header
 from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
@@ -125,10 +125,15 @@ def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
     return offsets.end([place], Isolation.READ_COMMITTED, timeout_s=_TIMEOUT_S)[place]
 
 
-def _follower(bootstrap_servers: str, security: Mapping[str, str], client_id: str = CLIENT_ID) -> Follower:
+def _follower(
+    bootstrap_servers: str,
+    security: Mapping[str, str],
+    client_id: str = CLIENT_ID,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+) -> Follower:
     return Follower(
         bootstrap_servers,
-        Isolation.READ_COMMITTED,
+        isolation,
         name="rollbridge-snapshots",
         security=security,
         client_id=client_id,
@@ -251,9 +256,20 @@ class SnapshotReader:
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
         """Iterate over the snapshots of a stream, one for each partition of its buffer."""
-        partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
+        return self.of_all([stream])
+
+    def of_all(self, streams: Sequence[StreamConfig]) -> Iterator[BufferSnapshot]:
+        """Iterate over the snapshots of streams, whose buffers are asked for together."""
+        buffers = {stream.name: list(_buffers(stream)) for stream in streams}
+        logs = {stream.group.commit_log_topic for stream in streams}
+        ends = self._admin.end_offsets([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
+        for stream in streams:
+            yield from self._of(stream, buffers[stream.name], ends)
+
+    def _of(
+        self, stream: StreamConfig, partitions: Sequence[Partition], ends: Mapping[PartitionLike, int]
+    ) -> Iterator[BufferSnapshot]:
         log = stream.group.commit_log_topic
-        ends = self._admin.end_offsets([*partitions, log])
         for partition in partitions:
             places = [(kind, key) for kind in self._indexes for key in index_keys(partition)]
             found = [self._indexes[kind].get(key) for kind, key in places]
@@ -303,23 +319,27 @@ class SnapshotReader:
             faults.append(f"{len(wrong)} committed transactions are listed as aborted, one is {min(wrong).hex()}")
         return Verification(found.partition, len(listed), len(begun), faults)
 
-    def ended_since(self, found: BufferSnapshot) -> EndedSince:
-        """Count the transactions whose end was requested behind a snapshot, among the next messages of the buffer."""
-        position = 0 if found.snapshot is None else found.snapshot.position
-        [start] = self._admin.start_offsets([found.partition]).values()
-        start = max(start, min(position, found.buffer_end - STRANGERS_LOOK))
-        if start >= found.buffer_end:
-            return EndedSince(0, 0)
-        ended: dict[bytes, int] = {}
-        foreign, last_foreign = 0, None
-        messages = read_all(*self._servers, *found.partition, start, client_id=self._client_id)
-        for message in islice(messages, ENDS_LOOK_MAX + STRANGERS_LOOK):
-            transaction, kinds = _frames_of(message)
-            if message.offset >= position and (FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds):
-                ended.setdefault(transaction, message.timestamp)
-            if is_foreign(message.key, message.value):
-                foreign, last_foreign = foreign + 1, message
-        return EndedSince(len(ended), min(ended.values(), default=0), foreign, last_foreign)
+    def ended_since(self, found: Sequence[BufferSnapshot]) -> list[EndedSince]:
+        """Count the transactions whose end was requested behind each snapshot, among the next messages of its buffer.
+
+        All buffers are read together, none for more than a bounded number of messages.
+        """
+        if not found:
+            return []
+        counts = {item.partition: _Ends(0 if item.snapshot is None else item.snapshot.position) for item in found}
+        first = self._admin.start_offsets(counts)
+        ranges = {}
+        for item in found:
+            start = max(first[item.partition], min(counts[item.partition].position, item.buffer_end - STRANGERS_LOOK))
+            if start < item.buffer_end:
+                ranges[item.partition] = start, min(item.buffer_end, start + ENDS_LOOK_MAX + STRANGERS_LOOK)
+        with closing(_follower(*self._servers, self._client_id, Isolation.READ_UNCOMMITTED)) as follower:
+            for partition, (start, _) in ranges.items():
+                follower.follow(partition, start)
+            ends = {partition: end for partition, (_, end) in ranges.items()}
+            for partition, message in read_up_to(follower, ends, _TIMEOUT_S, _skip):
+                counts[partition].note(message)
+        return [counts[item.partition].told() for item in found]
 
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
@@ -340,6 +360,30 @@ class SnapshotReader:
             if FrameKind.BEGIN in kinds:
                 begun.add(transaction)
         return begun
+
+
+class _Ends:
+    """What is counted in one buffer."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self._ended: dict[bytes, int] = {}
+        self._foreign = 0
+        self._last_foreign: LogRecord | None = None
+
+    def note(self, message: LogRecord) -> None:
+        transaction, kinds = _frames_of(message)
+        if message.offset >= self.position and (FrameKind.COMMIT in kinds or FrameKind.ABORT in kinds):
+            self._ended.setdefault(transaction, message.timestamp)
+        if is_foreign(message.key, message.value):
+            self._foreign, self._last_foreign = self._foreign + 1, message
+
+    def told(self) -> EndedSince:
+        return EndedSince(len(self._ended), min(self._ended.values(), default=0), self._foreign, self._last_foreign)
+
+
+def _buffers(stream: StreamConfig) -> Iterator[Partition]:
+    return ((stream.buffer_topic, number) for number in range(stream.buffer_partitions))
 
 
 def _frames_of(message: LogRecord) -> tuple[bytes, Collection[FrameKind]]:

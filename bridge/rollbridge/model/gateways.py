@@ -55,6 +55,7 @@ class GatewayRecord:
         certificate_until_ms: When their certificate runs out, ms since 1970; 0 of one that has none, or does not say.
         since_ms: When it began to serve, ms since 1970; 0 of one that does not say.
         lacking: Rights in Kafka that it has found missing.
+        faults: What keeps it from serving, as it says at ``/healthz``.
     """
 
     name: str
@@ -69,6 +70,7 @@ class GatewayRecord:
     certificate_until_ms: int = 0
     since_ms: int = 0
     lacking: tuple[LackingRight, ...] = ()
+    faults: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -104,6 +106,7 @@ class GatewayRecord:
                 certificate_until_ms=_moment(said.get("certificate_until_ms", 0)),
                 since_ms=_moment(said.get("since_ms", 0)),
                 lacking=tuple(_right(item) for item in said.get("lacking", ())[:LACKING_MAX]),
+                faults=tuple(_text(item) for item in said.get("faults", ())[:LACKING_MAX]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise ValueError(f"not what a gateway says of itself: {fault!r}") from fault

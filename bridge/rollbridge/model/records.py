@@ -466,6 +466,7 @@ class Coordinator(NodeRecord):
         release: The version of rollbridge that it runs; empty before 0.2.0.
         page: Where its live page is, a URL; empty if it has none, or none that others reach.
         knows: What clients ask for before they use it: :data:`SAVEPOINTS`.
+        unreachable: Brokers of the cluster that it cannot reach, as people are told.
     """
 
     SCHEMA: ClassVar = "coordinator"
@@ -479,6 +480,7 @@ class Coordinator(NodeRecord):
     release: str = ""
     page: str = ""
     knows: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,8 @@ or on () absent(rollbridge_coordinator_info)""",
         description="{{ $labels.instance }} of {{ $labels.job }} runs, but could not lead a group now; /healthz at "
         "the same address says why.",
         means="A coordinator runs and could not take over a group: its ZooKeeper session does not live, it is not "
-        "registered, Kafka does not answer, or the thread of a group has ended. If all are like that, "
-        "RollbridgeNoLeader follows.",
+        "registered, Kafka or one of its brokers does not answer, or the thread of a group has ended. If all are like "
+        "that, RollbridgeNoLeader follows.",
         look=(
             "`/healthz` of the coordinator: a line for each reason",
             "its log at that time; a line with `defect:` is one of ours, worth a report with its stack",
@@ -81,11 +81,18 @@ or on () absent(rollbridge_coordinator_info)""",
         ),
         actions=(
             (
-                "`not connected to ZooKeeper`, `Kafka does not answer`: mend the server or the network. The "
-                "coordinator is healthy again by itself."
+                "`not connected to ZooKeeper`, `Kafka does not answer`, `cannot reach broker`: mend the server or the "
+                "network. The coordinator is healthy again by itself."
             ),
             "`the thread of group ... has ended`: restart the coordinator. Another one leads meanwhile.",
             "`not registered among the coordinators` for long: another process runs under its name.",
+        ),
+        remedies=(
+            Remedy(
+                "broker-unreachable",
+                "look at that broker, and at the network between it and the coordinator: the cluster takes the broker "
+                "for alive, so nobody else takes over what it leads, and commits that need it wait",
+            ),
         ),
         avoid="restart it because of a server that is away: it waits, and is back sooner than a new process.",
         threshold="A minute outlasts ZooKeeper sessions that time out (6 s) and the probes of Kafka (5 s).",

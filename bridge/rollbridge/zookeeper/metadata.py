@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -20,6 +20,7 @@ from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
     NothingServedError,
+    RollbridgeError,
     StreamNotFoundError,
     UnknownWriteError,
     WrongClusterError,
@@ -121,6 +122,11 @@ class Metadata:
         node = self.session.get(paths.stream_fault(name), watch)
         return None if node is None else StreamFault.from_json(node.value)
 
+    def stream_faults(self, names: Sequence[StreamName]) -> dict[StreamName, StreamFault]:
+        """Return why transactions of streams are not merged, of those that are in an error state."""
+        nodes = self.session.get_many([paths.stream_fault(name) for name in names])
+        return {name: StreamFault.from_json(node.value) for name, node in zip(names, nodes, strict=True) if node}
+
     def scaling_waits(self, group: GroupName) -> ScalingWaits:
         """Return which streams of a group wait to be scaled by their load, and for what."""
         node = self.session.get(paths.scaling_waits(group))
@@ -161,6 +167,26 @@ class Metadata:
             if numbers == seen:
                 raise CorruptDataError(f"the epochs of stream {name} end before the first one that should be kept")
             seen = numbers
+
+    def histories(self, names: Sequence[StreamName]) -> Iterator[EpochHistory | RollbridgeError | None]:
+        """Yield the epochs of each stream, as :meth:`history` returns them, or what it raises; asked for together."""
+        numbers = self.session.children_many([paths.epochs(name) for name in names])
+        wanted = [
+            [*(f"{paths.epochs(name)}/{number}" for number in sorted(found)), paths.truncation(name)]
+            for name, found in zip(names, numbers, strict=True)
+        ]
+        nodes = iter(self.session.get_many([path for group in wanted for path in group]))
+        for name, group in zip(names, wanted, strict=True):
+            *epochs, raw = itertools.islice(nodes, len(group))
+            try:
+                history = None
+                if epochs and None not in epochs:
+                    truncation = Truncation() if raw is None else Truncation.from_json(raw.value)
+                    history = truncation.history_of([EpochRecord.from_json(node.value) for node in epochs if node])
+                # What does not fit was changed while it was read, or is broken: it is read by itself.
+                yield self.history(name) if history is None else history
+            except RollbridgeError as fault:
+                yield fault
 
     def scopes(self) -> list[str]:
         """Return the scopes in which a stream was ever created."""

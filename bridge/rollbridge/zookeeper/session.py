@@ -27,9 +27,10 @@ from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
 
 from kazoo.client import KazooClient, KazooState, TransactionRequest
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.interfaces import IAsyncResult
+from kazoo.protocol.serialization import GetChildren, GetData
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
@@ -48,6 +49,7 @@ from rollbridge.zookeeper.errors import (
     translate,
     translate_multi,
 )
+from rollbridge.zookeeper.multiread import read_together
 
 # Values of a session
 
@@ -197,7 +199,11 @@ logger = logging.getLogger(__name__)
 RETRY_PAUSE_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
 PIPELINE_DEPTH: Final = 500
-"""Maximum number of pipelined reads or multis in flight; ZooKeeper throttles beyond 1,000 requests."""
+"""Maximum number of pipelined multis in flight; ZooKeeper throttles beyond 1,000 requests."""
+READ_TOGETHER: Final = 100
+"""Nodes that are read with one request: an answer stays small if each is of some kilobytes."""
+READS_UNDER_WAY: Final = 5
+"""Such requests that are under way at a time."""
 
 T = TypeVar("T")
 
@@ -375,11 +381,11 @@ class ZooKeeperSession:
 
     def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
         """Return several nodes, asked for together; None for an absent one."""
-        return self._many(paths, self._client.get_async, node_of, self.get)
+        return self._many(paths, GetData, node_of, lambda: None, self.get)
 
     def children_many(self, paths: Sequence[str]) -> list[list[str]]:
         """Return the children of several nodes, asked for together; an empty list for an absent one."""
-        return self._many(paths, self._client.get_children_async, sorted, self.children)
+        return self._many(paths, GetChildren, sorted, list, self.children)
 
     def sync(self) -> None:
         """Make the next reads see every write that was acknowledged to anybody before."""
@@ -528,23 +534,37 @@ class ZooKeeperSession:
     def _many(
         self,
         paths: Sequence[str],
-        send: Callable[..., IAsyncResult],
+        kind: type[GetData] | type[GetChildren],
         convert: Callable[[Any], T],
+        absent: Callable[[], T],
         one: Callable[[str], T],
     ) -> list[T]:
-        """Pipeline reads; those that do not succeed at once are read again one by one, with retries."""
+        """Read many nodes with few requests, several of which are under way at a time."""
         found: list[T] = []
-        for start in range(0, len(paths), PIPELINE_DEPTH):
-            chunk = paths[start : start + PIPELINE_DEPTH]
+        chunks = [paths[start : start + READ_TOGETHER] for start in range(0, len(paths), READ_TOGETHER)]
+        for start in range(0, len(chunks), READS_UNDER_WAY):
             began_s = time.perf_counter()
-            pending = [send(self._full(path)) for path in chunk]
-            for path, result in zip(chunk, pending, strict=True):
+            asked = [(chunk, self._ask_together(chunk, kind)) for chunk in chunks[start : start + READS_UNDER_WAY]]
+            for chunk, result in asked:
                 try:
-                    found.append(convert(result.get(timeout=patience_s(self._operation_timeout_s))))
+                    answers = result.get(timeout=patience_s(self._operation_timeout_s))
                 except (KazooException, KazooTimeoutError):
-                    found.append(one(path))
+                    answers = self._read(chunk[0], lambda _, chunk=chunk: self._ask_together(chunk, kind), None)
+                if answers is None:  # before ZooKeeper 3.6
+                    found += map(one, chunk)
+                    continue
+                for path, answer in zip(chunk, answers, strict=True):
+                    if isinstance(answer, NoNodeError):
+                        found.append(absent())
+                    elif isinstance(answer, KazooException):
+                        found.append(one(path))  # which says what it is
+                    else:
+                        found.append(convert(answer))
             self._answered("read", began_s)
         return found
+
+    def _ask_together(self, paths: Sequence[str], kind: type[GetData] | type[GetChildren]) -> IAsyncResult:
+        return read_together(self._client, [kind(self._full(path), None) for path in paths])
 
     def _write(self, path: str, send: Callable[[], IAsyncResult]) -> Any:
         began_s = time.perf_counter()

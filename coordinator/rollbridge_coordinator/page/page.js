@@ -3,7 +3,7 @@
    becomes text, never markup: nodes are made one by one, and the page's policy forbids anything else. */
 
 const OVERVIEW_MS = 2000, STREAM_MS = 3000, HOUR_MS = 10000, DOCTOR_MS = 5000, LATE_MS = 2000;
-const TOKEN = "rollbridge-token", LONG = 160;
+const TOKEN = "rollbridge-token", LONG = 160, WRONG_MAX = 5;
 const SVG = "http://www.w3.org/2000/svg";
 
 const by = (id) => document.getElementById(id);
@@ -145,9 +145,16 @@ function showOverview(found) {
   state.overview = found;
   const mine = found.coordinator;
   say(by("where"), `coordinator ${mine.name}${mine.release ? `, release ${mine.release}` : ""}, as of ${clock(found.now_ms)}`);
-  say(by("health"), mine.healthy ? "healthy" : mine.faults.join("; "));
-  by("health").className = mine.healthy ? "good" : "problem";
-  document.title = `${mine.healthy ? "" : "⚠ "}rollbridge – ${mine.name}`;
+  const wrong = [
+    ...mine.faults,
+    ...found.coordinators.flatMap((item) => (item.here ? [] : item.faults.map((fault) => `coordinator ${item.name} ${fault}`))),
+    ...found.groups.filter((item) => item.fault).map((item) => `group ${item.group}: ${item.fault}`),
+    ...found.groups.filter((item) => item.streams_in_error)
+      .map((item) => `group ${item.group}: ${several(item.streams_in_error, "stream")} in error`),
+  ];
+  say(by("health"), wrong.length ? wrong.slice(0, WRONG_MAX).join("; ") + (wrong.length > WRONG_MAX ? `; and ${wrong.length - WRONG_MAX} more` : "") : "healthy");
+  by("health").className = wrong.length ? "problem" : "good";
+  document.title = `${wrong.length ? "⚠ " : ""}rollbridge – ${mine.name}`;
   by("groups-none").hidden = found.groups.length > 0 || Boolean(found.fault);
   fill("groups", found.groups.map((item) => ({
     key: item.group,
@@ -193,7 +200,7 @@ function lagCell(item) {
 }
 
 function leaderCell(item) {
-  if (!item.leader) return { text: "nobody leads it", kind: "problem" };
+  if (item.fault) return { text: item.fault, kind: "text problem" };
   return { text: `${item.leader}${item.here ? ", here" : ""}${item.serving ? "" : ", taking over"}`, kind: "" };
 }
 
@@ -235,7 +242,8 @@ function showGroup(found) {
   by("group").hidden = false;
   say(by("group-title"), `Group ${found.group}`);
   const lead = by("group-lead"), address = found.here ? null : webAddress(found.page);
-  const who = found.leader === null ? "Nobody leads it at present."
+  lead.className = found.fault ? "problem" : "";
+  const who = found.fault ? `Error: ${found.fault}.`
     : found.here ? `Led here since ${moment(found.since_ms)}, controller epoch ${found.controller_epoch}, as of ${clock(found.now_ms)}.`
     : `Led by coordinator ${found.leader} since ${moment(found.since_ms)}. This one knows only what ZooKeeper says; `
       + (address ? "more is on " : "its own page, if it has one, shows more.");
@@ -354,7 +362,8 @@ function showStream(found) {
   say(by("stream-title"), `Stream ${found.stream}`);
   say(by("stream-about"), `Epoch ${number(found.epoch)}, transactions begin against epoch ${number(found.reference_epoch)}; group ${found.group}`
     + `${found.topic ? `; it has adopted topic ${found.topic}` : ""}; ${found.state}`
-    + `${found.fault ? `; its transactions wait: ${found.fault.code}, ${found.fault.reason}` : ""}.`);
+    + `${found.fault ? ` ${found.fault.code}: ${found.fault.reason}` : ""}.`);
+  by("stream-about").className = found.fault ? "problem" : "";
   say(by("segments-about"), [
     found.measured_ms === null ? "" : `Measured ${clock(found.measured_ms)}, plain and native writes included.`,
     found.measure_fault || "",
@@ -396,6 +405,7 @@ function showDoctor(found) {
   list.replaceChildren(...[...found.findings].sort((one, other) => isLess(one) - isLess(other)).map((item) => {
     const line = node("li", "", { class: item.severity === "problem" ? "is-problem" : "" });
     line.append(node("span", `${item.severity} ${item.check}: `, { class: item.severity }), item.what, node("br"), "To do: ", item.remedy);
+    if (item.more) line.append(node("br"), `and ${several(item.more, "finding")} more of this kind.`);
     return line;
   }));
 }

@@ -48,7 +48,7 @@ from rollbridge_coordinator.shell.page_actions import PageActions
 from rollbridge_coordinator.shell.page_board import PageBoard
 from rollbridge_coordinator.shell.page_sources import PageSources, connection_of
 from rollbridge_coordinator.shell.presence import CoordinatorRoll, Presence, Vigils, local_address, within
-from rollbridge_coordinator.shell.vitals import MetricsBoard, Pulse, PulseWatch, RequestTimes
+from rollbridge_coordinator.shell.vitals import MetricsBoard, Pulse, ReachWatch, RequestTimes
 from rollbridge_coordinator.state.admission import Rules
 from rollbridge_coordinator.state.families import (
     FAMILIES,
@@ -95,7 +95,7 @@ class Daemon:
         self._board = MetricsBoard() if settings.metrics_endpoint else None
         self._page_board = PageBoard() if settings.page_endpoint else None
         self._page_url = ""
-        self._watch = PulseWatch(settings, self._is_leading)
+        self._watch = ReachWatch(settings, self._is_leading, self._changed.set)
         self._vigils = Vigils(self._session, settings.name)
         self._presence: Presence | None = None
         self._registered_in: int | None = None
@@ -197,6 +197,7 @@ class Daemon:
             connected=self._session.is_connected,
             registered=session is not None and session == self._registered_in,
             answered=self.is_fit and self._watch.is_answered,
+            unreachable=self._watch.unreachable,
             ended=[str(group) for group, leadership in self._leaderships.copy().items() if not leadership.is_alive()],
         )
         return list(faults(vitals))
@@ -231,8 +232,7 @@ class Daemon:
                 serving.enter_context(Probe(self._settings.probe_socket, self.faults))
             if page is not None and self._page_board is not None:
                 self._page_url = serving.enter_context(self._served_page(self._page_board, *page))
-            if metrics is not None or page is not None or self._settings.probe_socket:
-                serving.enter_context(self._watch)
+            serving.enter_context(self._watch)
             yield
 
     @contextmanager
@@ -361,6 +361,7 @@ class Daemon:
             release=__version__,
             page=self._page_url,
             knows=(SAVEPOINTS,),
+            unreachable=self._watch.unreachable,
         ).to_json()
 
 

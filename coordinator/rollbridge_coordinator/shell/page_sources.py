@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from rollbridge.calls import Deadline, answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.defects import log_defect
-from rollbridge.doctor.checks import find
+from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Finding, gather
 from rollbridge.errors import NotFoundError, RollbridgeError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.errors import NotAuthorizedError
@@ -27,6 +27,7 @@ from rollbridge.model import paths
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.gateways import GatewayRecord
+from rollbridge.model.health import coordinator_faults
 from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.picture import lineage_svg
 from rollbridge.model.records import Coordinator, StreamConfig, TransactionRecord
@@ -90,6 +91,8 @@ RECORDS_READ: Final = 1_000
 """Records of open transactions of a group that is led elsewhere which are read."""
 DOCTOR_S: Final = 60.0
 """Between two looks of the doctor, at least."""
+DOCTOR_REST: Final = 50
+"""The same, as a multiple of how long the last one took: the page takes a fiftieth of a processor for it, at most."""
 
 
 class KeptAnswers(Generic[K, V]):
@@ -200,6 +203,7 @@ class PageSources:
                     "release": item.release or None,
                     "page": item.page or None,
                     "here": name == settings.name,
+                    "faults": list(coordinator_faults(item)),
                 }
                 for name, item in sorted(known.items())
             ],
@@ -208,7 +212,7 @@ class PageSources:
             "fault": fault or None,
             "groups": [
                 {
-                    **lead_document(lead),
+                    **lead_document(lead, now_ms),
                     **glance_document(self._glance(lead, now_ms, patience_s=BOARD_S / max(here, 1))),
                 }
                 for lead in leads[:GROUPS_SHOWN]
@@ -365,13 +369,10 @@ class PageSources:
         self._require_session()
         with answers_within(ANSWER_S):
             every = [item for item in self._metadata.streams(name.scope) if item.group == name]
-            shown = every[:LIVE_STREAMS_MAX]
-            faults = self._session.get_many([paths.stream_fault(item.name) for item in shown])
+            faults = self._metadata.stream_faults([item.name for item in every])
+            shown = sorted(every, key=lambda item: item.name not in faults)[:LIVE_STREAMS_MAX]
             records, count = self._records(name)
-        streams = [
-            (item, None if node is None else StreamFault.from_json(node.value))
-            for item, node in zip(shown, faults, strict=True)
-        ]
+        streams = [(item, faults.get(item.name)) for item in shown]
         return self._told_of_producers(other_group_document(lead, streams, len(every), records, count, _now_ms()))
 
     def _records(self, name: GroupName) -> tuple[Sequence[TransactionRecord], int]:
@@ -488,12 +489,14 @@ class DoctorVisits:
             "looked_ms": _now_ms(),
             "took_ms": round((ended_s - began_s) * 1000),
             "fault": fault,
-            "findings": [{**asdict(item), "severity": item.severity.name.lower()} for item in findings],
+            "findings": [
+                {**asdict(item), "severity": item.severity.name.lower(), "more": more} for item, more in fold(findings)
+            ],
         }
         with self._lock:
             self._found = found
             self._is_looking = False
-            self._next_s = ended_s + DOCTOR_S
+            self._next_s = ended_s + max(DOCTOR_S, DOCTOR_REST * (ended_s - began_s))
 
 
 def _examine(settings: ConnectionSettings) -> Iterable[Finding]:

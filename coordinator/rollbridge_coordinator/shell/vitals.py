@@ -10,16 +10,22 @@ gives the lead up when there is no answer.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Self
 
+from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
+
+from rollbridge.calls import Deadline
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.state.families import READINGS_AGE
+
+logger = logging.getLogger(__name__)
 
 # Metrics on a board
 
@@ -123,7 +129,8 @@ class MetricsSheet:
 TIMEOUT_MIN_S: Final = 3.0
 """Shortest time-out of a probe: brokers may be slow for a moment, and giving way costs a takeover."""
 WATCH_S: Final = 5.0
-"""Interval between probes of a coordinator that leads nothing; they only feed its health."""
+"""Interval between looks at all brokers, which only feed the coordinator's health."""
+_NOTHING: Final = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
 
 class Pulse:
@@ -173,26 +180,66 @@ class Pulse:
         return True
 
 
-class PulseWatch(threading.Thread):
-    """Thread that probes Kafka while this coordinator leads nothing, so that its health is known.
+class ReachWatch(threading.Thread):
+    """Thread that asks each broker now and then, so that it is known which of them this coordinator does not reach.
 
-    A leader probes by itself. The result feeds the health endpoint only; no decision depends on it.
+    A leader probes Kafka by itself, and is content with any broker that answers. The result is told, in the
+    coordinator's record and by its health; no decision depends on it.
     """
 
-    def __init__(self, settings: CoordinatorSettings, is_leading: Callable[[], bool]) -> None:
-        """Prepare; entering the watch starts the thread."""
-        super().__init__(name="pulse", daemon=True)
-        self._pulse = Pulse(settings)
+    def __init__(
+        self, settings: CoordinatorSettings, is_leading: Callable[[], bool], changed: Callable[[], None]
+    ) -> None:
+        """Prepare; entering the watch starts the thread, which calls ``changed`` when :attr:`unreachable` has."""
+        super().__init__(name="brokers", daemon=True)
+        self.cluster = Cluster(
+            settings.bootstrap_servers,
+            security=settings.security,
+            connect_timeout_s=TIMEOUT_MIN_S,
+            request_timeout_s=TIMEOUT_MIN_S,
+        )
         self._is_leading = is_leading
+        self._changed = changed
         self._ended = threading.Event()
+        self._failed: dict[int, str] = {}
         self.is_answered = False
-        """True if Kafka answered the last probe, or while this coordinator leads and would notice by itself."""
+        """True if Kafka answered the last time, or while this coordinator leads and would notice by itself."""
+        self.unreachable: tuple[str, ...] = ()
+        """Brokers that the cluster takes for alive and that did not answer twice in a row."""
 
     def run(self) -> None:
-        """Probe until the watch is left."""
-        with self._pulse:
+        """Look until the watch is left."""
+        with self.cluster:
             while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
-                self.is_answered = self._is_leading() or self._pulse.is_there()
+                self.look()
+
+    def look(self) -> None:
+        """Ask each broker now."""
+        try:
+            brokers = {int(item.node_id): Broker(item.host, item.port) for item in self.cluster.metadata(()).brokers}
+        except RollbridgeError:
+            self.is_answered = self._is_leading()
+            return
+        self.is_answered = True
+        failed = {node: fault for node, place in brokers.items() if (fault := self._fault_of(node, place))}
+        lasting = sorted(failed.keys() & self._failed.keys())
+        # What was told first is told on: each time another text would be written to ZooKeeper.
+        self._failed = {node: self._failed.get(node, fault) for node, fault in failed.items()}
+        unreachable = tuple(
+            f"broker {node} at {':'.join(map(str, brokers[node]))}: {self._failed[node]}" for node in lasting
+        )
+        if unreachable != self.unreachable:
+            self.unreachable = unreachable
+            logger.warning("brokers that cannot be reached: %s", "; ".join(unreachable) or "none any more")
+            self._changed()
+
+    def _fault_of(self, node: int, place: Broker) -> str:
+        try:
+            with self.cluster.within(Deadline(TIMEOUT_MIN_S)):
+                self.cluster.broker_connection(node, place).call(_NOTHING, MetadataResponse)
+        except RollbridgeError as fault:
+            return str(fault)
+        return ""
 
     def __enter__(self) -> Self:
         self.start()

@@ -14,6 +14,7 @@ from rollbridge.model.buffer import Stranger
 from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, Foundation
 from rollbridge.model.gateways import GatewayRecord, is_gateway_label
+from rollbridge.model.health import group_fault, stream_state
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.picture import DrawnLoad
@@ -73,9 +74,11 @@ class Glance:
     minute: Period | None = None
 
 
-def lead_document(lead: LeadView) -> Document:
-    """Return who leads a group."""
+def lead_document(lead: LeadView, now_ms: int) -> Document:
+    """Return who leads a group, and what is wrong with that."""
+    taking_over_ms = None if lead.is_serving or lead.since_ms is None else now_ms - lead.since_ms
     return {
+        "fault": group_fault(lead.leader, taking_over_ms),
         "group": lead.group,
         "leader": lead.leader,
         "since_ms": lead.since_ms,
@@ -302,7 +305,7 @@ def stream_entry(config: StreamConfig, fault: StreamFault | None = None) -> Docu
     """Return a stream as ZooKeeper knows it; what only its leader knows is null."""
     return {
         "stream": str(config.name),
-        "state": config.state.value.lower(),
+        "state": stream_state(config, fault),
         "topic": config.topic or None,
         "fault": fault_document(fault),
         "epoch": None,
@@ -340,7 +343,7 @@ def led_group_document(lead: LeadView, glance: Glance, earlier: LiveGroup | None
     return {
         "version": VERSION,
         "now_ms": live.at_ms,
-        **lead_document(lead),
+        **lead_document(lead, live.at_ms),
         "controller_epoch": live.controller_epoch,
         "summary": glance_document(glance),
         "transactions": listing_document(live.listing, live.states, live.open_bytes, live.at_ms, "leader"),
@@ -400,7 +403,7 @@ def other_group_document(
     return {
         "version": VERSION,
         "now_ms": now_ms,
-        **lead_document(lead),
+        **lead_document(lead, now_ms),
         "controller_epoch": None,
         "summary": glance_document(None),
         "transactions": listing_document(recorded_listing(records, count, now_ms), states, None, now_ms, "zookeeper"),
@@ -540,7 +543,7 @@ def stream_document(
         "now_ms": now_ms,
         "stream": str(config.name),
         "group": str(config.group),
-        "state": config.state.value.lower(),
+        "state": stream_state(config, fault),
         "topic": config.topic or None,
         "fault": fault_document(fault),
         "epoch": int(active.epoch),

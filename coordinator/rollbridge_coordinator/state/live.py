@@ -26,8 +26,8 @@ from rollbridge_coordinator.state.metrics import SURVEYED_PER_S, LeaderView, Pas
 
 LISTED_MAX: Final = 100
 """Transactions in each of the two lists."""
-LIVE_STREAMS_MAX: Final = 500
-"""Streams of a group that are shown."""
+LIVE_STREAMS_MAX: Final = 100
+"""Streams of a group that are shown: those in an error state, and then those with most to do."""
 NAMED_MAX: Final = 10
 """Streams of a transaction, and what a change waits for, that are named."""
 

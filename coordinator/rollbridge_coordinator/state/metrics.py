@@ -418,6 +418,8 @@ class Vitals:
     """It stands among the coordinators, in this session."""
     answered: bool
     """Kafka answers, as far as is known."""
+    unreachable: Sequence[str] = ()
+    """Brokers that do not answer it although the cluster takes them for alive."""
     ended: Sequence[str] = ()
     """Groups whose thread has ended although the coordinator goes on."""
 
@@ -430,5 +432,7 @@ def faults(vitals: Vitals) -> Iterator[str]:
         yield "not registered among the coordinators"
     if not vitals.answered:
         yield "Kafka does not answer"
+    for broker in vitals.unreachable:
+        yield f"cannot reach {broker}"
     for group in vitals.ended:
         yield f"the thread of group {group} has ended"

@@ -218,6 +218,7 @@ class Server:
             certificate_until_ms=self._certificate_until_ms,
             since_ms=self._since_ms,
             lacking=self._lacking,
+            faults=tuple(self.faults()) if self.is_ready else (),
         )
 
     # Life

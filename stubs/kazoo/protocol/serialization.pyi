@@ -21,3 +21,27 @@ class Create(NamedTuple):
     data: bytes
     acl: Sequence[ACL]
     flags: int
+
+class MultiHeader(NamedTuple):
+    type: int
+    done: bool
+    err: int | None
+
+    def serialize(self) -> bytearray: ...
+    @classmethod
+    def deserialize(cls, bytes: bytes, offset: int) -> tuple[MultiHeader, int]: ...
+
+class GetData:
+    type: int
+
+    def __init__(self, path: str, watcher: object) -> None: ...
+    def serialize(self) -> bytearray: ...
+
+class GetChildren:
+    type: int
+
+    def __init__(self, path: str, watcher: object) -> None: ...
+    def serialize(self) -> bytearray: ...
+
+def read_buffer(bytes: bytes, offset: int) -> tuple[bytes, int]: ...
+def read_string(buffer: bytes, offset: int) -> tuple[str, int]: ...
