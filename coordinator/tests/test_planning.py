@@ -281,7 +281,7 @@ def test_what_waits_for_others_to_let_go_of_a_segment_holds_up_its_own_line_only
     away = Leaderless("shop.orders.segment-0.epoch-0")
     bench.group.held_rolls[ORDERS,] = held = HeldRoll(Wait(0, 0, frozenset({away})))
     assert plan_round(bench.group) == DirectRound((direct, active, empty))
-    assert why_waits(bench.group, first) == f"the rolling commit of {ORDERS} waited for {away}"
+    assert why_waits(bench.group, first) == f"{away}, before a rolling commit of {ORDERS}"
     held.is_due = True
     for item in (direct, active, empty):
         bench.group.fold.settle(item.id)

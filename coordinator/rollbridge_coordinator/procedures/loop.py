@@ -54,6 +54,7 @@ from rollbridge_coordinator.state.planning import (
     ends_linger,
     plan_round,
 )
+from rollbridge_coordinator.state.preparing import plan_preparation, prepared_rolls
 from rollbridge_coordinator.state.upkeep import REST_MAX_MS
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         release_due(group, stamp_ms)
     if group.suspended:
         yield from go_on(group, stamp_ms)
-    if group.preparations:
+    if group.preparations or group.merge_retries:
         yield from follow_preparations(group, stamp_ms)
     yield from drain(group, stamp_ms)
     left = False
@@ -192,8 +193,10 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
                     continue  # likewise
                 if not (yield from gather(group, rolls)) and not (yield from must_wait(group, rolls, now_ms)):
                     yield from roll(group, transactions, rolls, now_ms)
-            case Beside(transaction):
-                yield from prepare(group, transaction, now_ms)
+            case Beside(transaction, instead_of):
+                plan = plan_preparation(group, transaction, now_ms)
+                if not (yield from must_wait(group, prepared_rolls(group, transaction, plan[0]), now_ms)):
+                    yield from prepare(group, transaction, *plan, instead_of, now_ms)
             case Refusal(transaction, reason):
                 group.fold.refuse(transaction.id, reason, now_ms)
             case Incomplete(transactions):

@@ -4,7 +4,8 @@ A preparation has a record in ZooKeeper before its topics are created, so that a
 them: what a dead leader has appended is aborted when its transactional ids are taken, and readers would have to pass
 it. It deletes them, and begins anew.
 
-What cannot be appended is set aside as in any other round (:mod:`rollbridge_coordinator.procedures.refusals`).
+What cannot be appended is set aside as in any other round (:mod:`rollbridge_coordinator.procedures.refusals`). A merge
+that was in vain for another reason begins again: each time after a longer rest, and :data:`TIMES_MAX` times at most.
 
 See :mod:`rollbridge_coordinator.state.preparing`.
 """
@@ -12,6 +13,7 @@ See :mod:`rollbridge_coordinator.state.preparing`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from rollbridge.model import paths
@@ -19,10 +21,10 @@ from rollbridge.model.changes import Merging
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import CreateNode, DeleteNode, SetNode
+from rollbridge.model.records import CreateNode, DeleteNode, SetNode, StreamConfig
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import items_of
-from rollbridge_coordinator.procedures.refusals import absorb
+from rollbridge_coordinator.procedures.refusals import absorb, refuse
 from rollbridge_coordinator.state.effects import (
     Closed,
     DeleteTopics,
@@ -35,9 +37,9 @@ from rollbridge_coordinator.state.effects import (
     read_children,
 )
 from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState, Preparation
-from rollbridge_coordinator.state.planning import Targets
-from rollbridge_coordinator.state.preparing import plan_preparation, prepared_topics, segments_in_use
+from rollbridge_coordinator.state.group import GroupState, MergeRetry, Preparation
+from rollbridge_coordinator.state.planning import Targets, why_waits
+from rollbridge_coordinator.state.preparing import prepared_topics, segments_in_use
 from rollbridge_coordinator.state.streams import segment_topic_spec
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -47,9 +49,21 @@ REMOVE_EVERY_MS: Final = 1_000
 """Interval at which what is left of preparations is removed: brokers take some time to delete topics."""
 
 
-def prepare(group: GroupState, transaction: BufferedTransaction, now_ms: int) -> Steps[None]:
-    """Begin to merge a large transaction beside the line."""
-    record, configs = plan_preparation(group, transaction, now_ms)
+TIMES_MAX: Final = 20
+"""Merges in vain after which a transaction is aborted; with the rests between them a quarter of an hour at least."""
+
+
+def prepare(
+    group: GroupState,
+    transaction: BufferedTransaction,
+    record: Merging,
+    configs: Sequence[StreamConfig],
+    instead_of: bytes | None,
+    now_ms: int,
+) -> Steps[None]:
+    """Begin to merge a large transaction beside the line, as planned."""
+    if instead_of is not None:
+        yield from _give_place(group, instead_of, transaction, now_ms)
     first = min(min(item.segments.values()) for item in record.streams)
     node = f"{paths.merging(group.name)}/{record.transaction}-{first.number}-{group.controller_epoch}"
     settings = [SetNode(paths.stream(config.name), config.to_json()) for config in configs]
@@ -70,29 +84,62 @@ def prepare(group: GroupState, transaction: BufferedTransaction, now_ms: int) ->
 def follow_preparations(group: GroupState, now_ms: int) -> Steps[None]:
     """Take note of what has been appended beside the line, and of what could not be."""
     progress = yield from LookAtPrepared()
-    for identifier in group.beside_rests.keys() - group.preparations.keys() - group.fold.open.keys():
-        del group.beside_rests[identifier]
+    for identifier, retry in list(group.merge_retries.items()):
+        if identifier not in group.fold.open:
+            del group.merge_retries[identifier]
+        elif retry.rest.is_over(now_ms):
+            retry.is_due = True
     for identifier, item in list(group.preparations.items()):
         transaction = group.fold.open.get(identifier)
         if transaction is None or transaction.state is not State.COMMITTING:
             yield from give_up(group, identifier)
             continue
-        if item.rest is not None:
-            if item.rest.is_over(now_ms):
-                yield from give_up(group, identifier)  # and begin anew
-            continue
         found = progress.get(item.node)
         if found is None or found.lost:
-            why = "it was given up" if found is None else found.lost
-            logger.info("%s: the merge of %s begins anew: %s", group.name, transaction.transaction_id, why)
-            group.counts["merges_beside_lost"] += 1
-            item.offsets, item.rest = None, Rest.after(group.beside_rests.get(identifier), now_ms)
-            group.beside_rests[identifier] = item.rest
+            yield from _begin_again(group, transaction, "it was given up" if found is None else found.lost, now_ms)
         elif found.refused is not None:
+            logger.info(
+                "%s: the merge of transaction %s beside those of others was refused: %s",
+                group.name,
+                transaction.transaction_id,
+                found.refused,
+            )
             yield from give_up(group, identifier)
             yield from absorb(group, [transaction], item.items, [len(item.items)], found.refused, now_ms, may_wait=True)
         else:
             item.offsets = found.offsets
+
+
+def _give_place(group: GroupState, identifier: bytes, other: BufferedTransaction, now_ms: int) -> Steps[None]:
+    """Give the place of a preparation that waits for something else to another large transaction."""
+    transaction = group.fold.open.get(identifier)
+    if transaction is None or transaction.state is not State.COMMITTING:
+        yield from give_up(group, identifier)
+        return
+    waits = why_waits(group, transaction) or "others"
+    why = f"it gave its place to transaction {other.transaction_id} while it waited for {waits}"
+    yield from _begin_again(group, transaction, why, now_ms)
+
+
+def _begin_again(group: GroupState, transaction: BufferedTransaction, why: str, now_ms: int) -> Steps[None]:
+    """Give up a merge that was in vain, to begin again after a rest; abort the transaction if that was so too often."""
+    yield from give_up(group, transaction.id)
+    group.counts["merges_beside_lost"] += 1
+    last = group.merge_retries.get(transaction.id)
+    rest = Rest.after(None if last is None else last.rest, now_ms)
+    if rest.times >= TIMES_MAX:
+        refuse(group, transaction, f"its records were merged {rest.times} times, each time in vain: {why}", now_ms)
+        return
+    group.merge_retries[transaction.id] = MergeRetry(rest, why)
+    logger.info(
+        "%s: the merge of transaction %s begins again in %g s at the earliest, after %d of %d times at most: %s",
+        group.name,
+        transaction.transaction_id,
+        rest.length_ms / 1000,
+        rest.times,
+        TIMES_MAX,
+        why,
+    )
 
 
 def give_up(group: GroupState, identifier: bytes) -> Steps[None]:

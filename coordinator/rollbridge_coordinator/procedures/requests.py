@@ -115,7 +115,7 @@ def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnsw
     events = group.fold.chronicle.story(identifier.bytes)
     item = group.fold.open.get(identifier.bytes)
     if item is not None:
-        waits = item.reason or _waits(group, item)
+        waits = item.reason or waits_for(group, item)
         found = replace(_opened(item), state=item.state, reason=waits, streams={}, pieces={})
     else:
         try:
@@ -133,11 +133,11 @@ def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnsw
     return AdminAnswer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
 
 
-def _waits(group: GroupState, item: BufferedTransaction) -> str:
+def waits_for(group: GroupState, item: BufferedTransaction) -> str:
     """Return what an open transaction waits for, besides its owner; empty if for nothing."""
-    stream = group.waits_for(item)
-    if stream is not None:
-        return f"waits for stream {stream}, which is in an error state"
+    why = why_waits(group, item)
+    if why is not None:
+        return f"waits for {why}"
     if item.state is State.COMMITTING and item.id not in group.fold.decided:
         return "waits for earlier commits of its connection"
     if item.id in group.barriers:
@@ -424,7 +424,7 @@ def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> 
     waited = why_waits(group, transaction)
     if waited is not None:
         yield from take_out(group, transaction)
-        why = f"{request.reason or 'admin'}; {waited}"
+        why = f"{request.reason or 'admin'}; it waited for {waited}"
         group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms, AbortCause.OPERATOR)
     elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
         raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")

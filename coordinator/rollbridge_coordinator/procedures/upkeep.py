@@ -114,7 +114,8 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     aged = group.fold.ages.come_of_age(group.times.lease(now_ms) - group.settings.record_after_ms)
     yield from drop_aborted(group, aged)
     aged = [item for item in aged if item.id in group.fold.open]
-    if group.faults or any(item.wait.lasting for item in group.held_rolls.values()):
+    is_held = any(item.wait.lasting for item in group.held_rolls.values())
+    if group.faults or is_held or group.preparations or group.merge_retries:
         aged += [item for item, _ in waiting(group)]  # recorded as well, so that they can be seen and aborted
     # Include transactions whose records were refused the last time.
     wanted = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}

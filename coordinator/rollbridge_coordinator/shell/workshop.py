@@ -37,11 +37,13 @@ Explain = Callable[[fx.AnyEffect, Exception, FrameFeed | None], fx.EffectRefused
 """Function that returns the refusal of an effect for an error; None if its outcome is unknown."""
 
 TAKE_UP_S: Final = 15.0
-"""Time before the time-out of its native transaction at which a preparation counts as lost: taking it up takes time."""
+TAKE_UP_SHARE: Final = 1 / 4
 
 OTHERS_S: Final = 0.5
 """Time after a round for which others are taken to commit."""
 REST_MAX_S: Final = 0.5
+TOO_SLOW: Final = "merge-too-slow"
+"""Code of the refusal of a merge that takes as long as its native transaction may."""
 HURRY: Final = 1 / 3
 """Share of the time-out of its native transaction after which a preparation does not rest any more."""
 
@@ -59,6 +61,15 @@ def rest_s(worked_s: float, present: int, since_round_s: float, since_begin_s: f
     if since_round_s > OTHERS_S or since_begin_s > HURRY * timeout_s:
         return 0.0
     return min(worked_s * present, REST_MAX_S)
+
+
+def is_late(since_begin_s: float, timeout_s: float) -> bool:
+    """Return True if a preparation is not taken up any more: its native transaction is about to time out.
+
+    Taking it up takes time, for a seal of active segments most of all, and a transaction that has timed out by then
+    costs its roll the duplicates that are published already.
+    """
+    return since_begin_s > timeout_s - min(TAKE_UP_S, TAKE_UP_SHARE * timeout_s)
 
 
 class _GivenUpError(Exception):
@@ -130,12 +141,10 @@ class Workshop:
             if item.given_up.is_set():
                 self._release(key)
                 continue
-            if (
-                item.offsets is not None
-                and time.monotonic() - item.began_s > self._settings.merge_timeout_s - TAKE_UP_S
-            ):
-                item.lost = "its native transaction is about to time out"
-            found[key] = fx.PreparationProgress(None if item.lost else item.offsets, item.refused, item.lost)
+            if item.offsets is not None and is_late(time.monotonic() - item.began_s, self._settings.merge_timeout_s):
+                item.lost = "its native transaction was about to time out"
+            is_there = not item.lost and item.refused is None
+            found[key] = fx.PreparationProgress(item.offsets if is_there else None, item.refused, item.lost)
         return found
 
     def take_up(self, key: str) -> TransactionalAppender:
@@ -197,6 +206,10 @@ class Workshop:
                 admin.create_topics(map(spec_of, item.effect.topics))
             item.began_s = time.monotonic()
             item.offsets = feed.offsets(appender.append(self._paced(item, feed.batches())))
+            took_s, timeout_s = time.monotonic() - item.began_s, self._settings.merge_timeout_s
+            if is_late(took_s, timeout_s):  # so would be the next one
+                why = f"it took {took_s:.1f} s, and a native transaction is open for {timeout_s:g} s at most"
+                item.refused = fx.EffectRefusedError(item.effect, why, code=TOO_SLOW)
         except _GivenUpError:
             pass
         except FencedError as fault:

@@ -349,7 +349,10 @@ _COUNTS: Final[Mapping[str, tuple[str, str]]] = {
         "write them again, as `rollbridge doctor` says",
     ),
     "merges_beside_begun": ("Merges of large transactions that were begun beside the line.", ""),
-    "merges_beside_lost": ("Such merges that have to begin anew.", "if it goes on, look at the brokers"),
+    "merges_beside_lost": (
+        "Such merges that have to begin again, as they failed or gave their place to others while they had to wait.",
+        "if it keeps rising, `rollbridge txn describe` says what they wait for",
+    ),
     "offsets_refused": ("Transactions aborted because offsets of a consumer group were refused.", ""),
     "parts_expired": ("Counters of the parts of ended transactions that were removed.", ""),
     "preserver_appended": ("Outcomes of transactions that were remembered.", ""),

@@ -262,14 +262,27 @@ class Preparation:
         record: What is prepared.
         items: Its frames, with the partitions that take them.
         offsets: Offset of the first record of each frame, once all are appended.
-        rest: After a failure, until when it is left alone before it is begun anew.
     """
 
     node: str
     record: Merging
     items: Items
     offsets: Sequence[int] | None = None
-    rest: Rest | None = None
+
+
+@dataclass(slots=True)
+class MergeRetry:
+    """A large transaction whose merge beside the line was in vain; it has no place there until it begins again.
+
+    Attributes:
+        rest: How often that was so, and how long it is left alone now.
+        why: Reason of the last time.
+        is_due: Whether it may begin again.
+    """
+
+    rest: Rest
+    why: str
+    is_due: bool = False
 
 
 @dataclass(slots=True)
@@ -294,7 +307,7 @@ class GroupState:
         held_rolls: Rolling commits that do, by the names of their streams.
         suspended: Scales and rolling commits that wait for them half done, by their nodes.
         preparations: Large transactions that are merged beside the line, by the 16 bytes of their ids.
-        beside_rests: Of large transactions whose merge beside the line has failed, until when they are left alone.
+        merge_retries: Large transactions whose merge beside the line begins again, by the 16 bytes of their ids.
         leftovers: What was prepared and is of no use any more, or in use: records by their nodes, to be removed.
         lingering: The rolling commit whose segments for transactions are still open for more; None if there is none.
         late_commits: How late commits have come so far.
@@ -343,7 +356,7 @@ class GroupState:
     held_rolls: dict[tuple[str, ...], HeldRoll] = field(default_factory=dict)
     suspended: dict[str, Suspended] = field(default_factory=dict)
     preparations: dict[bytes, Preparation] = field(default_factory=dict)
-    beside_rests: dict[bytes, Rest] = field(default_factory=dict)
+    merge_retries: dict[bytes, MergeRetry] = field(default_factory=dict)
     leftovers: dict[str, Merging] = field(default_factory=dict)
     lingering: Lingering | None = None
     late_commits: LateCommits = field(init=False)

@@ -105,9 +105,15 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The transaction is large: its merge is to be begun beside the line."""
+    """The transaction is large: its merge is to be begun beside the line.
+
+    Attributes:
+        transaction: The transaction.
+        instead_of: Preparation that gives its place to this one, as it waits for something else; None if one is free.
+    """
 
     transaction: BufferedTransaction
+    instead_of: bytes | None = None
 
 
 Round = DirectRound | RollingRound | LateRound | Beside | Refusal | Incomplete | None
@@ -121,6 +127,8 @@ def plan_round(group: GroupState) -> Round:
     ready: list[BufferedTransaction] = []
     incomplete: list[BufferedTransaction] = []
     held: set[OrderKey] = set()
+    waiting_for_place: BufferedTransaction | None = None
+    at_work: set[bytes] = set()
     size = 0
     # What hardly ever is, and a member of an enum, is looked up once and not for each transaction.
     committing, has_faults, has_doubts = State.COMMITTING, bool(group.faults), bool(group.doubts)
@@ -144,14 +152,20 @@ def plan_round(group: GroupState) -> Round:
             if fault is not None:
                 return DirectRound(tuple(ready)) if ready else Refusal(transaction, fault)
             if large and transaction.bytes >= large and is_large(group, transaction):
-                preparation = group.preparations.get(transaction.id)
-                if preparation is None and len(group.preparations) < settings.merges_beside_max:
-                    return DirectRound(tuple(ready)) if ready else Beside(transaction)
-                written = transaction.written_streams()
-                if preparation is None or preparation.offsets is None or group.holds_roll(written):
-                    held.add(line_of(transaction))
+                held.add(line_of(transaction))
+                retry = group.merge_retries.get(transaction.id)
+                if group.holds_roll(transaction.written_streams()) or (retry is not None and not retry.is_due):
                     continue
-                prepared = RollingRound((transaction,), prepared_rolls(group, transaction, preparation))
+                preparation = group.preparations.get(transaction.id)
+                if preparation is None:
+                    if len(group.preparations) < settings.merges_beside_max:
+                        return DirectRound(tuple(ready)) if ready else Beside(transaction)
+                    waiting_for_place = waiting_for_place or transaction
+                    continue
+                if preparation.offsets is None:
+                    at_work.add(transaction.id)
+                    continue
+                prepared = RollingRound((transaction,), prepared_rolls(group, transaction, preparation.record))
                 return DirectRound(tuple(ready)) if ready else prepared
             if rolls and group.held_rolls and group.holds_roll(rolls):
                 held.add(line_of(transaction))
@@ -168,6 +182,10 @@ def plan_round(group: GroupState) -> Round:
         size += transaction.bytes
     if ready:
         return DirectRound(tuple(ready))
+    if waiting_for_place is not None:
+        idle = [item for item in group.preparations if item not in at_work]
+        if idle:
+            return Beside(waiting_for_place, idle[-1])  # the one that was begun last has least to lose
     return Incomplete(tuple(incomplete)) if incomplete else None
 
 
@@ -426,7 +444,7 @@ def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
         line = line_of(transaction)
         why = _own_wait(group, transaction) if transaction.is_complete() else UNREAD
         if why is None and line in held:
-            why = f"it waited behind transaction {held[line].transaction_id} of its connection"
+            why = f"transaction {held[line].transaction_id} of its connection"
         if why is not None:
             held.setdefault(line, transaction)
             yield transaction, why
@@ -436,24 +454,37 @@ UNREAD: Final = "frames that its commit names had not been read from the buffers
 
 
 def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
-    """Return why a transaction is one of those; None if it is not."""
+    """Return what a transaction waits for, to follow that verb; None if it is not one of those."""
     return next((why for transaction, why in waiting(group) if transaction is wanted), None)
 
 
 def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None:
     name = group.waits_for(transaction)
     if name is not None:
-        state = "is suspended" if group.is_suspended(name) else "is in an error state"
-        return f"it waited for stream {name}, which {state}"
-    if transaction.id in group.preparations and group.preparations[transaction.id].offsets is None:
-        return "its records were being merged beside those of others, which takes a while for so many"
-    if group.held_rolls and merge_fault(group, transaction) is None:
-        prepared = transaction.id in group.preparations
-        rolls = transaction.written_streams() if prepared else rolls_of(group, transaction).keys()
+        return f"stream {name}, which is {'suspended' if group.is_suspended(name) else 'in an error state'}"
+    if merge_fault(group, transaction) is not None:
+        return None
+    large = is_large(group, transaction)
+    if group.held_rolls:
+        rolls = transaction.written_streams() if large else rolls_of(group, transaction).keys()
         held = group.held_rolls.get(tuple(sorted(rolls))) if rolls else None
         if held is not None:
             why = name_some(held.wait.seen) or "further late commits"
-            return f"the rolling commit of {', '.join(sorted(rolls))} waited for {why}"
+            return f"{why}, before a rolling commit of {', '.join(sorted(rolls))}"
+    if not large:
+        return None
+    retry = group.merge_retries.get(transaction.id)
+    again = "" if retry is None else f", which begins again (time {retry.rest.times + 1}): {retry.why}"
+    preparation = group.preparations.get(transaction.id)
+    if preparation is not None:
+        if preparation.offsets is not None:
+            return None
+        return f"the merge of its records beside those of others, which takes a while for so many{again}"
+    if retry is not None and not retry.is_due:
+        return f"the merge of its records{again}"
+    if len(group.preparations) >= group.settings.merges_beside_max:
+        others = ", ".join(str(item.record.transaction) for item in group.preparations.values())
+        return f"one of the places for merges of large transactions, which are taken by {others}"
     return None
 
 

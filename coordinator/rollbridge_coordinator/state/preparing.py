@@ -6,6 +6,11 @@ a large transaction is merged by a native transaction of its own, into segments 
 others go on. Once it is all there, a rolling commit puts these segments into the history, which takes as long for 16
 GiB as for a record.
 
+There are few places for such merges, each with an open native transaction. A place is for appending, not for waiting:
+a merge begins when nothing keeps its roll from being carried out. If its transaction has to wait later, for native
+transactions of others or for a stream in an error state, it gives its place to one that need not, and begins again
+afterwards. That is counted, logged and bounded, as is every other merge in vain.
+
 The epoch in which such a segment will begin is not known when its topic is created: others may scale or roll its stream
 meanwhile. So its id has a number of its own, counted up for ever for each stream, with the epoch that is active at that
 time. Nobody else uses that name, not even for another try of the same transaction.
@@ -24,7 +29,7 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.state.group import GroupState, Preparation
+from rollbridge_coordinator.state.group import GroupState
 
 SEGMENTS_MAX: Final = 256
 """Segments of a transaction up to which it is merged beside the line. Of more, each topic would take longer to create
@@ -63,10 +68,10 @@ def plan_preparation(
     return record, configs
 
 
-def prepared_rolls(group: GroupState, transaction: BufferedTransaction, preparation: Preparation) -> tuple[Roll, ...]:
+def prepared_rolls(group: GroupState, transaction: BufferedTransaction, record: Merging) -> tuple[Roll, ...]:
     """Return the rolls that put prepared segments into the histories of their streams, as these are now."""
     rolls = []
-    for item in preparation.record.streams:
+    for item in record.streams:
         history = group.streams[item.stream].history
         fresh = history.next_epoch
         epoch = transaction.begin.streams[item.stream]

@@ -30,16 +30,24 @@ REST_MAX_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What was refused is left alone for a while, each time for twice as long as the last time."""
+    """What was refused is left alone for a while, each time for twice as long as the last time.
+
+    Attributes:
+        length_ms, until_ms: How long, and until when.
+        times: Which time this is.
+    """
 
     length_ms: int
     until_ms: int
+    times: int = 1
 
     @classmethod
     def after(cls, last: Rest | None, now_ms: int) -> Self:
         """Return the rest that follows the last one, if there was one."""
-        length_ms = REST_FIRST_MS if last is None else min(2 * last.length_ms, REST_MAX_MS)
-        return cls(length_ms, now_ms + length_ms)
+        if last is None:
+            return cls(REST_FIRST_MS, now_ms + REST_FIRST_MS)
+        length_ms = min(2 * last.length_ms, REST_MAX_MS)
+        return cls(length_ms, now_ms + length_ms, last.times + 1)
 
     def is_over(self, now_ms: int) -> bool:
         """Return True if it is to be tried again, which it is too if the clock was set back."""
