@@ -14,7 +14,9 @@ from rollbridge.model.frames import FrameKind
 from rollbridge.model.ids import TransactionId, counter_of
 from rollbridge.model.records import Group, LogMarks, Retention
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge_coordinator.procedures import loop
 from rollbridge_coordinator.procedures.commit_log import policy_of
+from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import TransactionMetadataPreserver
 from rollbridge_coordinator.state.succession import SPREAD_MAX_MS
@@ -74,6 +76,29 @@ def test_what_is_younger_than_the_retention_stays(bench: LogBench) -> None:
     assert bench.begins() > 0
     record = parse_ended(bench.world.latest(INDEXES)[ended_key(GROUP)])
     assert bench.begins() <= record.commit_log_end <= bench.ends()
+
+
+def test_what_a_takeover_reads_beside_the_snapshots_stays_however_old_it_is(
+    bench: LogBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.update(Retention(1_000))
+    bench.work(3)
+    snapshots = bench.group().snapshots.partitions
+    needed = [item.needed for item in snapshots.values()]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_snapshots", nothing)
+        bench.work(10)
+        bench.clock_ms += 3_600_000
+        bench.work(1)
+    assert [item.needed for item in snapshots.values()] == needed, "no other snapshot was taken"
+    assert bench.begins() <= min(item.log_position for item in needed) < bench.ends() - 10
+    bench.work(10)
+    assert bench.begins() > min(item.log_position for item in needed)
+
+
+def nothing(*_: object) -> Steps[None]:
+    """A chore that does nothing."""
+    yield from ()
 
 
 def test_what_has_ended_is_written_down_before_it_goes_however_rarely_that_is_done_otherwise(bench: LogBench) -> None:
