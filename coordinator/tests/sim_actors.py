@@ -406,10 +406,17 @@ class HastyFold(BufferFold):
 class StubbornAges(Ages):
     """A defect: a lease that was extended still ends when it would have."""
 
+    def next_deadline_ms(self) -> int | None:
+        """Likewise."""
+        return min((item.begun_ms + LEASE_MS for item in self._extended()), default=None)
+
     def overdue(self, now_ms: int) -> list[BufferedTransaction]:
         """Not what it promises."""
+        return [item for item in self._extended() if item.begun_ms + LEASE_MS < now_ms]
+
+    def _extended(self) -> list[BufferedTransaction]:
         first = [item for item in self._known.values() if item.state is State.OPEN]
-        return [item for item in first if item.begun_ms + LEASE_MS < now_ms and item.begin.lease_ms < 5 * LEASE_MS]
+        return [item for item in first if item.begin.lease_ms < 5 * LEASE_MS]
 
 
 class StubbornFold(BufferFold):
