@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge_coordinator.shell.workshop import HURRY, OTHERS_S, REST_MAX_S, rest_s
+from rollbridge_coordinator.shell.workshop import HURRY, OTHERS_S, REST_MAX_S, is_late, rest_s
 
 TIMEOUT_S = 900.0
 times = st.floats(0, 10_000)
@@ -36,3 +36,20 @@ def test_several_merges_together_work_for_about_as_long_as_they_rest(worked_s: f
 @given(times, st.integers(1, 4), times, times)
 def test_no_rest_is_long(worked_s: float, present: int, since_round_s: float, since_begin_s: float) -> None:
     assert 0.0 <= rest_s(worked_s, present, since_round_s, since_begin_s, TIMEOUT_S) <= REST_MAX_S
+
+
+@pytest.mark.parametrize(
+    ("since_begin_s", "timeout_s", "expected"),
+    [
+        (884.0, 900.0, False),
+        (886.0, 900.0, True),  # or the broker aborts it while it is taken up
+        (10.0, 15.0, False),  # a short time-out leaves time for a merge, too
+        (12.0, 15.0, True),
+        (0.5, 1.0, False),
+        (0.8, 1.0, True),
+    ],
+)
+def test_a_merge_is_not_taken_up_when_its_native_transaction_is_about_to_time_out(
+    since_begin_s: float, timeout_s: float, expected: bool
+) -> None:
+    assert is_late(since_begin_s, timeout_s) is expected
