@@ -60,6 +60,10 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     93: ("gateway/rollbridge_gateway/lives.py: Life Witness",),
     94: ("gateway/rollbridge_gateway/expiry.py: is_due sweep",),
     96: ("gateway/rollbridge_gateway/departures.py: Departures ToldDepartures",),
+    102: (
+        "coordinator/rollbridge_coordinator/shell/workshop.py: is_late",
+        "coordinator/rollbridge_coordinator/procedures/preparing.py: _begin_again",
+    ),
     116: ("bridge/rollbridge/model/text.py: printable",),
     117: (
         "gateway/rollbridge_gateway/shell/handshakes.py: telling",
