@@ -357,8 +357,8 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
     lanes.add("outcome", "Bridge.story", lambda: client.story(identifier, timeout=times))
     lanes.add("arrived", "Bridge.arrived", lambda: client.arrived(identifier, timeout=times))
     lanes.add("arrived", "Bridge.commit_arrived", lambda: client.commit_arrived(identifier, timeout=times))
-    name = client.client("another-name")
-    lanes.add("name", "Client.new_session", lambda: name.new_session(timeout=times))
+    name, group = client.client("another-name"), stream.partition("/")[0]
+    lanes.add("name", "Client.new_session", lambda: name.new_session(group, timeout=times))
     lanes.add("outcome", "Bridge.unfinished", lambda: client.unfinished(timeout=times))
     lanes.add("outcome", "Bridge.join", lambda: client.join(identifier, timeout=times))
     lanes.add("scale", "Admin.scale", lambda: admin.scale(stream, seal=[0], ranges=[(0.0, 0.5)], timeout_s=times))

@@ -336,6 +336,7 @@ def outcome(
     identifier = None if transaction is None else TransactionId.parse(transaction)
     with connected(context) as b:
         found = b.outcome(identifier, label=label, client=client, group=group)
+    silent = {str(item): str(fault) for item, fault in found.unanswered.items()}
     rows = (
         ("id", str(found.transaction)),
         ("state", found.state.value),
@@ -345,8 +346,10 @@ def outcome(
         ("label", printable(found.label or "-")),
         ("since", f"{moment(found.since_ms)}, {duration(_now_ms() - found.since_ms)} ago"),
         ("reason", printable(found.reason or "-")),
+        *(("no answer", printable(f"{item}, which may know a later one: {why}")) for item, why in silent.items()),
     )
-    context.answer(outcome_document(found), "\n".join(f"{name:<10}{value}" for name, value in rows))
+    text = "\n".join(f"{name:<10}{value}" for name, value in rows)
+    context.answer({**outcome_document(found), "unanswered": silent}, text)
 
 
 def outcome_document(found: Outcome) -> dict[str, Any]:

@@ -154,11 +154,13 @@ class BaseClient(Resuming):
         called next. Kafka calls this ``InitProducerId``.
 
         Args:
-            group: ``scope/group``; all by default.
+            group: ``scope/group``; by default all in which there are sessions of this name. In others it begins with
+                its first transaction.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Returns:
-            Epoch of the session, higher than any before; in several groups, the highest.
+            Epoch of the session, higher than any before; in several groups, the highest; 0 if there was none before
+            in any.
 
         Raises:
             InvalidRequestError: the client has no name that was given, so nobody else can have it.
@@ -175,7 +177,7 @@ class BaseClient(Resuming):
             )
         deadline = Deadline(resumer.seconds(timeout))
         with answers_within(deadline.left()):
-            return max(resumer.begin_anew(item, deadline.left()) for item in resumer.groups(group))
+            return max((resumer.begin_anew(item, deadline.left()) for item in resumer.places(group)), default=0)
 
     def _resumer_if_open(self) -> Resumer:
         self._check_open()

@@ -6,7 +6,7 @@ read, because this process stood still for longer than the log is kept, the lead
 
 :class:`OutcomeClient` asks leaders about transactions. An id does not tell the group of its transaction, so without a
 group all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain
-only when all have answered.
+only when all have answered. A group without a leader keeps nobody from what others know: it is named beside that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from rollbridge.calls import Deadline, patience_s
@@ -333,32 +333,49 @@ class OutcomeClient:
         where, known = self._one(ask, f"transaction {identifier}", group)
         return _story_of(where, known, stories[where])
 
-    def labelled(self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None) -> Known:
-        """Return what is known of a client's latest transaction with a label. Raises as :meth:`transaction` does.
+    def labelled(
+        self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None
+    ) -> tuple[Known, dict[GroupName, RollbridgeError]]:
+        """Return what is known of a client's latest transaction with a label, and the errors of groups without answer.
 
-        Several groups may each know one. Of these it is the one that is open, or the one that was ended last.
+        Several groups may each know one. Of these it is the one that is open, or the one that was ended last. Raises
+        as :meth:`transaction` does, where nobody knows one.
         """
         request = self._request(owner=client, label=label)
         what = f"a transaction of client {client} with label {label!r}"
-        return self._one(self._asking(request, timeout_s), what, group, is_last=_is_open)
+        groups = self.groups(group)
+        if group is None and len(groups) > 1:
+            with suppress(ZooKeeperDeniedError):
+                groups = self._metadata.groups_of(client, groups) or groups  # one that never registers has no sessions
+        latest, silent = self._latest(self._asking(request, timeout_s), what, groups, _is_open)
+        if silent:
+            logger.warning("whether there is a later one than %s is not known: %s", latest[1].id, named(silent))
+        return latest, silent
 
-    def unfinished(self, client: str, timeout_s: float, groups: Sequence[GroupName]) -> list[Known]:
-        """Return a client's open transactions in some groups, oldest first.
-
-        Raises:
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
-        """
+    def unfinished(
+        self, client: str, timeout_s: float, groups: Sequence[GroupName]
+    ) -> tuple[list[Known], dict[GroupName, RollbridgeError]]:
+        """Return a client's open transactions in some groups, oldest first, and the errors of groups without answer."""
         ask = self._asking(self._request(owner=client), timeout_s)
         found, faults = self._ask(ask, groups, lambda _: False)
-        for fault in faults:
-            raise fault
-        return by_age(found)
+        silent = silent_of(faults)
+        for group, fault in faults.items():
+            if group not in silent:
+                raise fault
+        return by_age(found), silent
 
     def _one(self, ask: Ask, what: str, group: GroupName | None, is_last: IsLast = _is_any) -> Known:
-        found, faults = self._ask(ask, self.groups(group), is_last)
-        silent = any(isinstance(fault, UnavailableError | UnknownWriteError) for fault in faults)
-        if found and (not silent or any(map(is_last, found))):
-            return max(found, key=lambda item: (_is_open(item), item[1].decided_ms))
+        return self._latest(ask, what, self.groups(group), is_last)[0]
+
+    def _latest(
+        self, ask: Ask, what: str, groups: Sequence[GroupName], is_last: IsLast
+    ) -> tuple[Known, dict[GroupName, RollbridgeError]]:
+        """Return what was ended last, or is open, and the errors of the groups that did not answer."""
+        found, by_group = self._ask(ask, groups, is_last)
+        faults = by_group.values()
+        if found:
+            latest = max(found, key=lambda item: (_is_open(item), item[1].decided_ms))
+            return latest, {} if any(map(is_last, found)) else silent_of(by_group)
         for kind in (UnavailableError, UnknownWriteError, TransactionPreserverClosedError, OutcomeExpiredError):
             for fault in faults:
                 if isinstance(fault, kind):
@@ -368,32 +385,35 @@ class OutcomeClient:
                 raise fault
         raise TransactionNotFoundError(f"{what} is not open in any transaction group, and it has no outcome there")
 
-    def _ask(self, ask: Ask, groups: Sequence[GroupName], is_last: IsLast) -> tuple[list[Known], list[RollbridgeError]]:
+    def _ask(
+        self, ask: Ask, groups: Sequence[GroupName], is_last: IsLast
+    ) -> tuple[list[Known], dict[GroupName, RollbridgeError]]:
         """Return what the leaders of the groups know, and the errors of the others.
 
         Nobody else is waited for once something is found that ``is_last``.
         """
         found: list[Known] = []
-        faults: list[RollbridgeError] = []
+        faults: dict[GroupName, RollbridgeError] = {}
         if len(groups) == 1:  # needs no thread
             try:
-                return ask(groups[0]), []
+                return ask(groups[0]), {}
             except RollbridgeError as fault:
-                return [], [fault]
+                return [], {groups[0]: fault}
         pool = ThreadPoolExecutor(min(_ASKED_AT_ONCE, max(len(groups), 1)), "rollbridge-inquiry")
         try:
-            for answered in as_completed([pool.submit(ask, item) for item in groups]):
+            asked = {pool.submit(ask, item): item for item in groups}
+            for answered in as_completed(asked):
                 try:
                     found += answered.result()
                 except RollbridgeError as fault:
-                    faults.append(fault)
+                    faults[asked[answered]] = fault
                 if any(map(is_last, found)):
                     break
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        denied = [fault for fault in faults if isinstance(fault, ZooKeeperDeniedError)]
-        if len(denied) < len(groups):  # groups of others hold nothing of ours
-            faults = [fault for fault in faults if fault not in denied]
+        allowed = {item: fault for item, fault in faults.items() if not isinstance(fault, ZooKeeperDeniedError)}
+        if len(faults) - len(allowed) < len(groups):  # groups of others hold nothing of ours
+            return found, allowed
         return found, faults
 
     def _asking(self, request: AdminRequest, timeout_s: float) -> Ask:
@@ -418,6 +438,16 @@ class OutcomeClient:
         )
 
 
+def silent_of(faults: Mapping[GroupName, RollbridgeError]) -> dict[GroupName, RollbridgeError]:
+    """Return the errors of groups that did not answer in time."""
+    return {item: fault for item, fault in faults.items() if isinstance(fault, UnavailableError | UnknownWriteError)}
+
+
+def named(unanswered: Mapping[GroupName, RollbridgeError]) -> str:
+    """Return who did not answer, and why, for people."""
+    return "; ".join(f"group {group} did not answer: {fault}" for group, fault in unanswered.items())
+
+
 def by_age(found: Sequence[Known]) -> list[Known]:
     """Return transactions oldest first, if they are open, or in the order of their ends."""
     return sorted(found, key=lambda item: (item[1].decided_ms, item[1].id))
@@ -439,9 +469,9 @@ def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
     return known
 
 
-def outcome_of(known: Known) -> Outcome:
-    """Return the public form of what is known."""
-    return Outcome(**_public(*known))
+def outcome_of(known: Known, unanswered: Mapping[GroupName, RollbridgeError] | None = None) -> Outcome:
+    """Return the public form of what is known, and of who did not answer."""
+    return Outcome(**_public(*known), unanswered=unanswered or {})
 
 
 def _story_of(group: GroupName, item: KnownTransaction, story: Story) -> TransactionStory:

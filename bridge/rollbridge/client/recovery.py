@@ -21,8 +21,16 @@ from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.client.abandoned import arrived_of, check_commit, check_records
 from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
-from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, by_age, outcome_of
-from rollbridge.client.results import ArrivedTransaction, CommitResult, Outcome, Piece, Savepoint, TransactionStory
+from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, by_age, named, outcome_of
+from rollbridge.client.results import (
+    ArrivedTransaction,
+    CommitResult,
+    OpenTransactions,
+    Outcome,
+    Piece,
+    Savepoint,
+    TransactionStory,
+)
 from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
 from rollbridge.client.savepoints import SavepointLog, savepoint_of
 from rollbridge.client.sender import Undelivered
@@ -206,7 +214,8 @@ class Resuming(ABC):
             label: Instead of the id, the label of the latest transaction of a client with that label.
             client: Name of that client, this one's own by default. Optional with an id: it helps to tell a transaction
                 that never began from a forgotten one, and one of another client is refused.
-            group: ``scope/group`` of the transaction; all are asked by default.
+            group: ``scope/group`` of the transaction; by default all are asked, and for a label those in which the
+                client has sessions. Those that do not answer in time are named in ``unanswered`` of what others know.
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Raises:
@@ -243,11 +252,13 @@ class Resuming(ABC):
         with answers_within(resumer.seconds(timeout)):
             return resumer.story(transaction, group, timeout)
 
-    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> list[Outcome]:
+    def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> OpenTransactions:
         """Return the open transactions of this client name, oldest first, at most 500 per group.
 
         Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing else
         of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease ends.
+        Groups in which this client has no session are not asked. What the leaders of others answer is returned, with
+        the groups that did not answer in time in ``unanswered``.
 
         Args:
             group: ``scope/group``; all by default.
@@ -255,7 +266,7 @@ class Resuming(ABC):
 
         Raises:
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -399,7 +410,8 @@ class Resumer:
         timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
         where = GroupName.parse(group) if isinstance(group, str) else group
         if label is not None:
-            return outcome_of(self._inquiry.labelled(label, client or self._client_name, timeout_s, group=where))
+            client = client or self._client_name
+            return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
         assert transaction is not None
         identifier = TransactionId.of_any(transaction)
         return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
@@ -411,20 +423,27 @@ class Resumer:
         where = GroupName.parse(group) if isinstance(group, str) else group
         return self._inquiry.story(TransactionId.of_any(transaction), self.seconds(timeout), group=where)
 
-    def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> list[Outcome]:
+    def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> OpenTransactions:
         """See :meth:`Resuming.unfinished`."""
         timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
         where = GroupName.parse(group) if isinstance(group, str) else group
-        groups = self._inquiry.groups(where)
-        left = self._sessions.take_over(groups, timeout_s)
+        deadline = Deadline(timeout_s)
+        groups = self._sessions.places(self._inquiry.groups(where))
+        left, unanswered = self._sessions.take_over(groups, timeout_s)
         known = [(name, item) for name in groups for item in left.get(name, ())]
-        unasked = [name for name in groups if name not in left]
+        unasked = [name for name in groups if name not in left and name not in unanswered]
         if unasked:
-            known += self._inquiry.unfinished(self._client_name, timeout_s, unasked)
-        return [outcome_of(item) for item in by_age(known)]
+            found, silent = self._inquiry.unfinished(self._client_name, deadline.left(), unasked)
+            known += found
+            unanswered |= silent
+        if unanswered:
+            if len(unanswered) == len(groups):
+                raise next(iter(unanswered.values()))
+            logger.warning("open transactions of %s are not known: %s", self._client_name, named(unanswered))
+        return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
 
-    def groups(self, group: str | GroupName | None) -> list[GroupName]:
-        """Return a group, or all of them.
+    def places(self, group: str | GroupName | None) -> list[GroupName]:
+        """Return a group; or those, of all, in which there are sessions of this client.
 
         Raises:
             NotFoundError: there is no such group, or none at all.
@@ -432,7 +451,7 @@ class Resumer:
         found = self._inquiry.groups(GroupName.parse(group) if isinstance(group, str) else group)
         if not found:
             raise NotFoundError("there is no transaction group: no stream was ever created; nothing was done")
-        return found
+        return self._sessions.places(found) if group is None else found
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
         """See :meth:`Resuming.arrived`."""
@@ -584,10 +603,11 @@ class Resumer:
             return
         for group, newest in list(self._sessions.fenced.items()):
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
-            try:
-                left = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
-            except (UnavailableError, NotFoundError) as fault:
-                logger.info("what a newer session of this client has taken over is not known yet: %s", fault)
+            left, unanswered = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
+            if unanswered:
+                logger.info(
+                    "what a newer session of this client has taken over is not known yet: %s", named(unanswered)
+                )
                 return
             self._let_go([item for _, item in left], newest)
 
@@ -597,7 +617,10 @@ class Resumer:
         epoch, left = self._sessions.begin_anew(group, deadline.left())
         if self._runtime.outcomes.waiting:
             if left is None:
-                left = tuple(item for _, item in self._inquiry.unfinished(self._client_name, deadline.left(), [group]))
+                found, unanswered = self._inquiry.unfinished(self._client_name, deadline.left(), [group])
+                for fault in unanswered.values():
+                    raise fault
+                left = tuple(item for _, item in found)
             self._let_go(left, epoch)
         return epoch
 

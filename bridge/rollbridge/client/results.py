@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from rollbridge.errors import RollbridgeError
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.frames import PieceKey
@@ -89,6 +90,8 @@ class Outcome:
         records: Number of records that became visible; of an open one, of those that have arrived so far.
         since_ms: Time of its end, or of its begin if it is open, ms since 1970.
         reason: Cause of an abort; of a commit, the part as which its owner had resumed it; empty otherwise.
+        unanswered: Of the latest transaction with a label: groups whose leaders did not answer, where there may be a
+            later one; with the error of each.
     """
 
     transaction: TransactionId
@@ -100,6 +103,7 @@ class Outcome:
     records: int
     since_ms: int
     reason: str
+    unanswered: Mapping[GroupName, RollbridgeError] = field(default_factory=dict, compare=False)
 
     @property
     def committed(self) -> bool:
@@ -110,6 +114,18 @@ class Outcome:
     def aborted(self) -> bool:
         """True if it is aborted."""
         return self.state is State.ABORTED
+
+
+class OpenTransactions(list[Outcome]):
+    """Open transactions of a client, oldest first.
+
+    Attributes:
+        unanswered: Groups whose leaders did not answer, where more may be open; with the error of each.
+    """
+
+    def __init__(self, found: Iterable[Outcome], unanswered: Mapping[GroupName, RollbridgeError]) -> None:
+        super().__init__(found)
+        self.unanswered: Final = unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

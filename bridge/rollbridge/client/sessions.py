@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -29,7 +29,13 @@ from typing import Final
 from rollbridge.calls import Deadline, answers_within
 from rollbridge.client.admin import refusal
 from rollbridge.client.identity import uptime_s
-from rollbridge.errors import ClientFencedError, RollbridgeError, UnavailableError, UnknownWriteError
+from rollbridge.errors import (
+    ClientFencedError,
+    CoordinatorUnavailableError,
+    RollbridgeError,
+    UnavailableError,
+    UnknownWriteError,
+)
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import CheckNode, ClientSession, CreateNode, SetNode, next_session
@@ -147,22 +153,41 @@ class ClientSessions:
         """True if others may use the same name."""
         return self._named
 
-    def take_over(self, groups: Iterable[GroupName], timeout_s: float) -> dict[GroupName, Left]:
-        """Fence the older sessions in all groups that have one. Raises as :meth:`epoch` does.
+    def places(self, groups: Sequence[GroupName]) -> list[GroupName]:
+        """Return those of the groups in which this client may have something open, in older sessions too.
+
+        A client of a name of its own has a session on record wherever it has.
+        """
+        if not self._named:
+            return list(groups)
+        known = set(self._epochs).union(self._metadata.groups_of(self._client_name, groups))
+        return [group for group in groups if group in known]
+
+    def take_over(
+        self, groups: Iterable[GroupName], timeout_s: float
+    ) -> tuple[dict[GroupName, Left], dict[GroupName, RollbridgeError]]:
+        """Fence the older sessions in some groups that have one. Raises ClientFencedError as :meth:`epoch` does.
 
         Returns:
-            What these have left open, by group, where the leader has said so just now.
+            What these have left open, by group, where the leader has said so just now; and the errors of the groups
+            whose leaders have not answered. Groups without a leader come last, so that they take no time of others.
         """
         self.check()
         deadline = Deadline(timeout_s)
         wanted = [group for group in groups if self._named and group not in self._epochs]
-        nodes = self._metadata.session.get_many([paths.session(group, self._client_name) for group in wanted])
-        for group, node in zip(wanted, nodes, strict=True):
-            if node is not None:
+        unanswered: dict[GroupName, RollbridgeError] = {}
+        for group in wanted if len(wanted) < 2 else sorted(wanted, key=self._is_leaderless):
+            try:
                 self.epoch(group, deadline.left())
+            except (CoordinatorUnavailableError, UnknownWriteError) as fault:
+                unanswered[group] = fault
         left, self.left = self.left, {}
         now_s = uptime_s()
-        return {group: items for group, (told_s, items) in left.items() if now_s - told_s < _LEFT_S}
+        return {group: items for group, (told_s, items) in left.items() if now_s - told_s < _LEFT_S}, unanswered
+
+    def _is_leaderless(self, group: GroupName) -> bool:
+        lead = self._metadata.lead(group)
+        return lead is None or not lead.is_serving
 
     def begin_anew(self, group: GroupName, timeout_s: float) -> tuple[int, Left | None]:
         """Begin another session in a group, which fences all before it, this one included.
@@ -265,9 +290,15 @@ class ClientSessions:
 
     def _register(self, group: GroupName, timeout_s: float, *, anew: bool = False) -> int:
         """Put a session on record, and fence the one before; return its epoch."""
-        deadline, began_s = Deadline(timeout_s), uptime_s()
+        deadline, began_s, tries = Deadline(timeout_s), uptime_s(), 0
         session, path, parent = self._metadata.session, paths.session(group, self._client_name), paths.sessions(group)
         while True:
+            tries += 1
+            if tries > 1 and deadline.passed():
+                raise CoordinatorUnavailableError(
+                    f"a session of client {self._client_name} could not be registered in group {group} within "
+                    f"{timeout_s:g} s and {tries - 1} tries, as others write its record, too; nothing was begun"
+                )
             # The floor first. It is written whenever records are removed, so if it is the same when this writes, the
             # record that was read is no other one with the same version by now, nor the only one that there ever was.
             guards = () if self.guard is None else (self.guard(),)

@@ -7,6 +7,7 @@ watch, which is called once when the answer may have changed.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,10 @@ from rollbridge.model.scaling import ScalingWaits
 from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.zookeeper.session import Watch, ZooKeeperSession
 
+logger = logging.getLogger(__name__)
+
+_TELL_S: Final = 2.0
+"""Seconds without an answer after which a log says who is asked."""
 _CLOSED_LOOK_S: Final = 0.5
 """How often whoever waits for an answer looks whether its session was closed."""
 FIRST_COUNTER: Final = 1
@@ -237,6 +242,14 @@ class Metadata:
     def groups(self, watch: Watch | None = None) -> list[GroupName]:
         """Return all transaction groups."""
         return [GroupName.parse(name) for name in self.session.children(paths.GROUPS, watch)]
+
+    def groups_of(self, client_name: str, groups: Sequence[GroupName]) -> list[GroupName]:
+        """Return those of the groups in which a session of a client is on record.
+
+        In others it has nothing open, and nothing is remembered of it, if it is a client that registers sessions.
+        """
+        nodes = self.session.get_many([paths.session(group, client_name) for group in groups])
+        return [group for group, node in zip(groups, nodes, strict=True) if node is not None]
 
     def group(self, name: GroupName) -> Group | None:
         """Return a group's record; None if the group does not exist."""
@@ -475,7 +488,17 @@ class Metadata:
 
     def answer_to(self, group: GroupName, request: AdminRequest, name: str, timeout_s: float) -> AdminAnswer:
         """Wait for the answer to a request that :meth:`put_request` has put. Raises as :meth:`ask` does."""
-        answer = self._await_answer(group, name, Deadline(patience_s(timeout_s)))
+        deadline = Deadline(patience_s(timeout_s))
+        answer = self._await_answer(group, name, Deadline(min(_TELL_S, deadline.left())))
+        if answer is None and not deadline.passed():
+            logger.info(
+                "group %s has not answered a request to %s: %s; %.0f s are left",
+                group,
+                request.kind,
+                self.who_leads(group),
+                deadline.left(),
+            )
+            answer = self._await_answer(group, name, deadline)
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")

@@ -63,10 +63,18 @@ class Rolling:
         self._client.close()
 
     def fence_others(self) -> list[tuple[str, str]]:
-        """Begin a session in all groups; return what is open of earlier ones, as ids and labels."""
+        """Begin a session in the groups that have one; return what is open of earlier ones, as ids and labels.
+
+        Raises:
+            CoordinatorUnavailableError, UnknownWriteError: one of these groups did not answer. Others are not asked:
+                this id has nothing there.
+        """
         self._txn = None
         self._client.new_session()
-        return [(str(item.transaction), item.label or "") for item in self._client.unfinished()]
+        left = self._client.unfinished()
+        for fault in left.unanswered.values():
+            raise fault
+        return [(str(item.transaction), item.label or "") for item in left]
 
     def find(self, label: str) -> tuple[KnownEnd, str, str]:
         """Return what became of the newest transaction with a label: how, why, and its id."""
