@@ -173,7 +173,7 @@ class ClientSessions:
             whose leaders have not answered. Groups without a leader come last, so that they take no time of others.
         """
         self.check()
-        deadline = Deadline(timeout_s)
+        deadline, began_s = Deadline(timeout_s), uptime_s()
         wanted = [group for group in groups if self._named and group not in self._epochs]
         unanswered: dict[GroupName, RollbridgeError] = {}
         for group in wanted if len(wanted) < 2 else sorted(wanted, key=self._is_leaderless):
@@ -182,8 +182,8 @@ class ClientSessions:
             except (CoordinatorUnavailableError, UnknownWriteError) as fault:
                 unanswered[group] = fault
         left, self.left = self.left, {}
-        now_s = uptime_s()
-        return {group: items for group, (told_s, items) in left.items() if now_s - told_s < _LEFT_S}, unanswered
+        # What was told meanwhile counts, however long others were waited for.
+        return {group: items for group, (told_s, items) in left.items() if told_s > began_s - _LEFT_S}, unanswered
 
     def _is_leaderless(self, group: GroupName) -> bool:
         lead = self._metadata.lead(group)
