@@ -31,12 +31,18 @@ def session(site: Site) -> Iterator[ZooKeeperSession]:
 @pytest.fixture
 def lost(site: Site, client: rollbridge.Bridge, session: ZooKeeperSession, scope: str) -> GroupName:
     """A group whose record is of a later version, so that no coordinator can lead it."""
-    group = GroupName(f"{scope}-lost")
-    Metadata(session).ensure_group(group, 1)
-    until(lambda: (lead := Metadata(session).lead(group)) is not None and lead.is_serving)
+    group, metadata = GroupName(f"{scope}-lost"), Metadata(session)
+
+    def is_led(name: GroupName) -> bool:
+        lead = metadata.lead(name)
+        return lead is not None and lead.is_serving
+
+    metadata.ensure_group(group, 1)
+    until(lambda: is_led(group))
     session.set(paths.group(group), b'{"version": 999}')
     site.stop_coordinator()
     site.start_coordinator()
+    until(lambda: all(is_led(item) for item in metadata.groups() if not item.scope.endswith("-lost")))
     return group
 
 
