@@ -459,3 +459,18 @@ def test_a_turn_that_meets_a_defect_is_got_past() -> None:
         world.sender.turns_left = 100
         world.sender._run()
         assert sorted(world.sender.told) == list(range(world.count))
+
+
+@pytest.mark.logs_defects
+def test_a_sender_whose_turns_all_fail_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world_of(1) as world:
+        sender, turns = world.sender, iter(range(100))
+
+        def fail() -> None:
+            sender._stopping = next(turns) == 99
+            raise RuntimeError("in every turn")
+
+        monkeypatch.setattr(sender, "_turn", fail)
+        assert sender.silence_s == 0
+        sender._run()
+        assert sender.silence_s == pytest.approx(100 * dispatching.BACKOFF_MAX_S)
