@@ -77,6 +77,9 @@ SAME: Final[Mapping[str, str]] = {
     "bridge/rollbridge/model/commit_order.py CommitLine: `number < self.floor` → `(number <= self.floor)`": (
         "a commit that is held has been met, so its own number never is the floor"
     ),
+    "gateway/rollbridge_gateway/shell/handshakes.py telling: `raise self._fault` → `pass`": (
+        "OpenSSL raises the same again, to a client that goes on to send after its alert"
+    ),
 }
 """Mutants that make no difference, as ``FILE FUNCTION: CHANGE``, and why."""
 
