@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -116,7 +117,7 @@ class View:
         answer: Any,
         client_id: str | None,
         asked: Iterable[Any] | None,
-        denied: Collection[str] = (),
+        denied: Mapping[str, ErrorCode] = MappingProxyType({}),
         *,
         hides_brokers: bool = False,
     ) -> Any:
@@ -126,7 +127,7 @@ class View:
             answer: The answer, an entity of kio's of any version.
             client_id: Who asks.
             asked: Topics that were asked for; None for all.
-            denied: Virtual topics that the client may not know of.
+            denied: Virtual topics that the client is not told of, and why.
             hides_brokers: Tell that there are no brokers, and no leaders; see :mod:`rollbridge_gateway.departures`.
         """
         brokers = [self._moved(item, client_id) for item in answer.brokers]
@@ -142,7 +143,7 @@ class View:
         return replace(answer, brokers=(*brokers, *gateways), topics=tuple(topics))
 
     def _topics(
-        self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Collection[str]
+        self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Mapping[str, ErrorCode]
     ) -> list[Any]:
         known = [item for item in answer.topics if item.name not in self.virtual]
         if not brokers:
@@ -154,7 +155,10 @@ class View:
         kind = _nested(type(answer), "topics")
         return [
             *known,
-            *(_denied(kind, name) if name in denied else self._virtual(kind, name, brokers) for name in wanted),
+            *(
+                _denied(kind, name, denied[name]) if name in denied else self._virtual(kind, name, brokers)
+                for name in wanted
+            ),
         ]
 
     def _virtual(self, kind: type[Any], name: str, brokers: Sequence[int]) -> Any:
@@ -212,8 +216,7 @@ def topic_id(name: str) -> uuid.UUID:
     return uuid.uuid5(_TOPIC_IDS, name)
 
 
-def _denied(kind: type[Any], name: str) -> Any:
-    code = ErrorCode.topic_authorization_failed
+def _denied(kind: type[Any], name: str, code: ErrorCode) -> Any:
     return _made(
         kind, error_code=code, name=TopicName(name), topic_id=uuid.UUID(int=0), is_internal=False, partitions=()
     )

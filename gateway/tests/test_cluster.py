@@ -134,3 +134,12 @@ def test_find_coordinator(version: int) -> None:
 
 def test_a_broker_without_a_port_is_reached_by_the_first_one() -> None:
     assert GATEWAYS[0].port_of(9) == 9192
+
+
+@pytest.mark.parametrize("code", [ErrorCode.topic_authorization_failed, ErrorCode.unknown_topic_or_partition])
+def test_a_virtual_topic_that_a_client_is_not_told_of_has_the_reason(code: ErrorCode) -> None:
+    view = View(GATEWAYS, {"sales.orders": 8})
+    asked = wire.build(wire.schema(Api.METADATA, 12, EntityType.request), {"topics": [{"name": "sales.orders"}]}).topics
+    known = answer(Api.METADATA, 12, {"brokers": BROKERS, "topics": []})
+    [told] = view.metadata(known, "me", asked, {"sales.orders": code}).topics
+    assert (told.name, told.error_code, told.partitions) == ("sales.orders", code, ())

@@ -264,7 +264,8 @@ class ClientConnection:
             self.server.topics.saw(found.topics)
             view = self.server.view()
             described = {str(item.name) for item in found.topics if item.error_code is ErrorCode.none}
-            denied = {name for name in view.virtual if buffers.get(name) not in described}
+            hidden = (name for name in view.virtual if buffers.get(name) not in described)
+            denied = dict.fromkeys(hidden, ErrorCode.topic_authorization_failed)
         else:
             denied = await self._hidden(name for name in names if name in view.virtual)
         hides_brokers = bool(names) and self._told.hides_brokers(
@@ -281,12 +282,15 @@ class ClientConnection:
             values = {"topics": wanted, "allow_auto_topic_creation": False}
             self.server.topics.saw((await (await self.upstream()).ask(Api.METADATA, 4, None, values)).topics)
 
-    async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> set[str]:
-        """Return those of the virtual topics of which the client has not got the right to know, or to read."""
+    async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> dict[str, ErrorCode]:
+        """Return those of the virtual topics of which the client may not know, or which it may not read, and why.
+
+        One whose buffer is gone is that of a stream that has been deleted since the list was read.
+        """
         buffers = self.server.topics.known.buffers
         places = {name: buffers.get(name, name) for name in virtual}
         denied = await self._access.without(operation, places.values())
-        return {name for name, place in places.items() if place in denied}
+        return {name: denied[place] for name, place in places.items() if place in denied}
 
     async def _describe_cluster(self, data: RawMessage, head: Head) -> RawMessage:
         answer = await (await self.relay(data))
@@ -353,7 +357,7 @@ class ClientConnection:
             answered = wire.read_answer(await (await self.relay(request)), head.key, head.version)
         asked = {str(item.name) for item in body.topics if str(item.name) in view.virtual}
         denied = await self._hidden(asked, READ)
-        values = await self.server.blocking(with_producers, self.server, body, answered, asked - denied, denied)
+        values = await self.server.blocking(with_producers, self.server, body, answered, asked - denied.keys(), denied)
         return wire.write_entity(values, head.correlation)
 
 
