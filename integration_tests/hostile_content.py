@@ -30,6 +30,8 @@ BOMB_BYTES: Final = 64 << 20
 NEW_MAX: Final = 5
 """Streams that requests ask for; each has topics."""
 CREATE_FIELDS: Final = ("segments", "ranges", "group", "buffer_partitions", "replication_factor", "record_bytes_max")
+FORMER_KINDS: Final = ("move-stream", "take-stream")
+"""Requests that clients and leaders of 0.2.0 know, and no later ones."""
 OLD: Final = 1_000
 """Below are counters of transactions that were given out to the first clients."""
 RANGES: Final[tuple[list[dict[str, float]], ...]] = (
@@ -358,7 +360,9 @@ class Content:
 
     def request(self, streams: Sequence[str]) -> bytes:
         """An admin request: of a known kind, mostly, with fields that no client of ours sends."""
-        kind = self._choice.choice([item.value for item in RequestKind if item is not RequestKind.DELETE_STREAM])
+        kinds = [item.value for item in RequestKind if item is not RequestKind.DELETE_STREAM]
+        at = kinds.index(RequestKind.TRUNCATE_STREAM) + 1
+        kind = self._choice.choice([*kinds[:at], *FORMER_KINDS, *kinds[at:]])
         if self._choice.random() < 0.1:
             kind = self._choice.choice(("", "delete-everything", "ü"))
         scope = self._own.partition("/")[0]
