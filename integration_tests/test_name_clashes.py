@@ -84,6 +84,7 @@ def test_a_topic_that_is_made_later_wins_and_the_doctor_says_so_until_it_is_gone
     commit(gateway, topic)
     assert partitions_at(gateway.address, topic) == VIRTUAL
     create_topic(servers, topic, PARTITIONS)
+    eventually(lambda: partitions_at(servers, topic) == PARTITIONS, "the broker knows of it")
     assert partitions_at(gateway.address, topic) == PARTITIONS, "at once, however long ago the gateway has looked"
     places = write_plainly(gateway.address, topic)
     assert places == write_plainly(servers, topic)
