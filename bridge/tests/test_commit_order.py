@@ -168,6 +168,22 @@ def test_a_commit_that_was_given_up_is_refused_when_it_comes_after_all() -> None
     assert connection.fold.open[late].reason == OVERTAKEN
 
 
+def test_what_is_read_again_in_another_order_is_not_told_as_refused_once_its_outcome_is_known() -> None:
+    """A takeover, or a standby, reads partitions in any order; what has an outcome had it by the order of before."""
+    connection = Connection()
+    committed = connection.commit(1, 0, 0)
+    overtaken = connection.commit(2, 0, 0)
+    connection.commit(3, 1, 0)
+    connection.read(1)
+    connection.read(0)
+    assert connection.state(committed) is connection.state(overtaken) is State.ABORTING
+    connection.fold.conclude(committed)
+    told = list(connection.fold.chronicle.take())
+    assert [note.transaction for note in told] == [overtaken]
+    connection.fold.discard(overtaken)
+    assert not list(connection.fold.chronicle.take())
+
+
 def test_a_commit_that_waits_in_vain_is_refused_after_its_lease() -> None:
     connection = Connection()
     held = connection.commit(2, 1, 1)

@@ -291,6 +291,12 @@ class World:
         self.records_of: Callable[[bytes], Sequence[Record]] = _records_of
         self.wrong: dict[str, str] = {}
         """Topics that were reconfigured, and what is wrong with them."""
+        self.lost_buffers = False
+        """Whether buffers were deleted, or emptied, by somebody else."""
+        self.unseen: set[str] = set()
+        """Topics that the broker which is asked does not know yet."""
+        self.unreadable: dict[str, str] = {}
+        """Topics that may not be read, with the reasons."""
         self.away = ""
         """A topic that nobody leads."""
         self.in_between: Callable[[str], None] = lambda _: None
@@ -444,6 +450,8 @@ class World:
                 return True
             case fx.TopicIds(names):
                 return {name: self.topics[name].id for name in names if name in self.topics}
+            case fx.LookAtTopics(names):
+                return {name: self.look_at_topic(name) for name in names}
             case fx.DescribeTopics(names):
                 return {name: self.state_of(name) for name in names if name in self.topics}
             case fx.SetTopicConfig(name, config):
@@ -506,13 +514,15 @@ class World:
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[shard(*item)].entries) for item in partitions if item[0] in self.topics}
             case fx.StartOffsets(partitions):
-                return {item: self.topics[shard(*item)].start for item in partitions}
+                return {item: self._present(shard(*item)).start for item in partitions}
             case fx.DeleteRecords(before) if not self.deletes:
                 return frozenset(before)
             case fx.DeleteRecords(before):
+                refused = {item for item, offset in before.items() if self._is_beyond(shard(*item), offset)}
                 for item, offset in before.items():
-                    self.delete_records(shard(*item), offset)
-                return frozenset()
+                    if item not in refused:
+                        self.delete_records(shard(*item), offset)
+                return frozenset(refused)
             case fx.StableEnds(places):
                 there = [item for item in places if shard(*item) in self.topics and item[0] != self.away]
                 return {item: self.topics[shard(*item)].stable_end() for item in there}
@@ -673,6 +683,10 @@ class World:
     def log(self, name: str) -> Topic:
         """A topic, or what is known of it after it was removed; all that ever stood in it."""
         return self.topics[name] if name in self.topics else self.removed[name]
+
+    def _is_beyond(self, name: str, before: int) -> bool:
+        """Whether somebody has made a buffer anew, which ends before what a leader would delete."""
+        return self.lost_buffers and name in self.topics and before > len(self.topics[name].entries)
 
     def delete_records(self, name: str, before: int) -> None:
         """Truncate a topic; one that is gone has nothing left anyway."""
@@ -894,8 +908,8 @@ class World:
         """What is in a frame."""
         if frame.batch is not None:
             return frame.batch
-        buffer = self.topics[shard(*frame.partition)]
-        if frame.offset < buffer.start:
+        buffer = self._present(shard(*frame.partition))
+        if frame.offset < buffer.start or frame.offset >= len(buffer.entries):
             raise Gone
         return bytes(buffer.entries[frame.offset].item[1])
 
@@ -1053,6 +1067,11 @@ class World:
                 key, number = record.order
                 found[key] = max(number, found.get(key, 0))
         return found
+
+    def look_at_topic(self, name: str) -> fx.TopicLook:
+        """Whether a topic is there, and can be read."""
+        topic = self.topics.get(name)
+        return fx.TopicLook("" if topic is None or name in self.unseen else topic.id, self.unreadable.get(name, ""))
 
     def _present(self, topic: str) -> Topic:
         """A topic; raises if its owner has deleted it."""

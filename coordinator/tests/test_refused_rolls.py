@@ -617,3 +617,80 @@ def test_a_new_leader_finds_what_was_closed_for_a_change_that_nobody_has_on_reco
     scene.until(lambda: all_open(scene, ORDERS), 60_000)
     assert len(history_of(scene.world, ORDERS).active.segments) == len(active)
     scene.others_go_on()
+
+
+def write_large(scene: Scene) -> TransactionId:
+    """A transaction of both streams that is merged beside the line, which takes a rolling commit of both."""
+    large = TransactionId.of(0, 98)
+    streams = {str(name): int(history_of(scene.world, name).active.epoch) for name in (OTHER, ORDERS)}
+    begin = BeginFrame("c98", 0, None, 10_000_000, streams).encode()
+    pieces = {}
+    for place, stream in enumerate((OTHER, ORDERS)):
+        segment = int(history_of(scene.world, stream).active.segments[0].id.number)
+        scene._send(stream, FrameHeader(FrameKind.BEGIN, large.bytes), begin)
+        rows = json.dumps([["k", "x" * 1_000, str(large), place]]).encode()
+        scene._send(stream, FrameHeader(FrameKind.DATA, large.bytes, 0, segment, place, 1), rows)
+        pieces[PieceKey(0, place, segment)] = 1
+    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, large.bytes), Manifest(pieces).encode())
+    return large
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_half_published_roll_of_a_large_transaction_whose_rest_cannot_be_sealed_lets_the_group_be_led(
+    monkeypatch: pytest.MonkeyPatch, *, is_held: bool
+) -> None:
+    """What was prepared for it died with its leader; what is published stands, and the transaction is merged anew."""
+    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)
+    scene = Scene()
+    before = {name: history_of(scene.world, name).active.epoch for name in (ORDERS, OTHER)}
+    large = write_large(scene)
+    first, second = sorted((ORDERS, OTHER), key=str)
+    scene.until(lambda: history_of(scene.world, first).active.epoch > before[first])
+    assert history_of(scene.world, second).active.epoch == before[second], "one after the other"
+    active = second.segment_topic(history_of(scene.world, second).active.segments[0].id)
+    if is_held:
+        scene.world.topics[active].sealed = False
+        scene.world.begin_foreign(active, -1)
+    else:
+        scene.world.refuses = lambda effect, _: refused(effect) if seals(effect, f".{second.stream}.") else None
+    scene.take_over()
+    scene.until(lambda: scene.leader.pending_done, 2_000)
+    scene.until(lambda: paths.committing(GROUP) not in scene.world.nodes, 2_000)
+    assert scene.outcome(large) is None
+    scene.world.refuses = lambda *_: None
+    scene.world.end_foreign(-1)
+    scene.until(lambda: scene.outcome(large) is not None, 60_000)
+    assert scene.visible(large) == 2
+    assert scene.terms_ended == 0
+    scene.until(lambda: all_open(scene, ORDERS) and all_open(scene, OTHER), 60_000)
+    scene.until(lambda: not {paths.stream_fault(ORDERS), paths.stream_fault(OTHER)} & scene.world.nodes.keys())
+
+
+@pytest.mark.parametrize("name", [ACTIVE, DUPLICATE])
+def test_what_a_takeover_has_no_answer_to_is_suspended_and_the_group_is_led(name: str) -> None:
+    """A seal meets a native transaction of somebody else, and brokers refuse to say which it is."""
+    scene = Scene()
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: any(DUPLICATE in topic for topic in scene.world.topics))
+
+    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+        if seals(effect, name) and -1 not in scene.world.open:
+            topic = next(topic for topic, _ in effect.partitions if name in topic)  # type: ignore[attr-defined]
+            scene.world.begin_foreign(topic, -1)
+        return refused(effect) if isinstance(effect, fx.LookForObstacles) else None
+
+    scene.world.refuses = guilty
+    scene.take_over()
+    scene.until(lambda: scene.leader.pending_done, 2_000)
+    scene.others_go_on()
+    assert -1 in scene.world.open
+    assert paths.committing(GROUP) not in scene.world.nodes
+    for _ in range(2_000):
+        scene.step()
+    scene.others_go_on()
+    scene.world.refuses = lambda *_: None
+    scene.world.end_foreign(-1)
+    scene.until(lambda: scene.outcome(scene.old) is not None, 60_000)
+    scene.until(lambda: scene.fault is None, 60_000)
+    assert scene.visible(scene.old) == 1
+    assert scene.terms_ended == 0

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +23,12 @@ from integration_tests.history.events import FOREIGN
 from integration_tests.history.owner import Owner
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import StreamName
 from rollbridge_devcluster.nodes import Node
 
@@ -52,6 +54,8 @@ BOUNDS_S: Final = {
     "add partitions to an adopted topic": 10.0,
     "make an adopted topic anew": 10.0,
     "make an adopted topic anew while a client of it stands still": 10.0,
+    "lose a buffer": 20.0,  # for once, whoever leads takes over from itself
+    "lose a segment": 10.0,
     "make a stream anew": 10.0,
     "make a stream anew while a client of it stands still": 10.0,
 }
@@ -132,6 +136,8 @@ class Nemesis:
             "ask for what Kafka refuses": self._ask_for_too_much,
             "kill a member of a group": lambda: self._kill_member("member", (*self._written, pulse)),
             "kill a transformer": lambda: self._kill_member("transformer", (streams[0], copies)),
+            "lose a buffer": lambda: self._lose(lambda stream, _: stream.buffer_topic()),
+            "lose a segment": lambda: self._lose(lambda stream, segment: stream.segment_topic(segment)),
             "make a stream anew": lambda: self._meanwhile(self._come_and_go),
             "make a stream anew while a client of it stands still": lambda: self._beside_a_paused_guest(
                 passing, self._come_and_go
@@ -336,6 +342,32 @@ class Nemesis:
                         client.admin.create_stream(self._passing, segments=2)
                     if over.wait(1.0):
                         return
+
+    def _lose(self, topic: Callable[[StreamName, SegmentId], str]) -> Iterator[None]:
+        """Somebody deletes a topic of a stream of its own, which is in an error state then, and can be deleted."""
+        stream = f"{StreamName.parse(self._streams[0]).scope}/lost-{self._choice.randrange(1 << 30)}"
+        with (
+            rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client,
+            closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin,
+        ):
+            client.admin.create_stream(stream)
+            [segment] = client.admin.history(stream).active.segments
+            transaction = client.begin(stream)
+            transaction.write(stream, key=b"k", value=b"lost")
+            transaction.flush()
+            eventually(
+                lambda: any(item.id == transaction.id for item in client.admin.transactions()), "it is on record"
+            )
+            admin.delete_topics([topic(StreamName.parse(stream), segment.id)])
+            with suppress(RollbridgeError):
+                transaction.commit_async()  # what becomes of it, whoever leads says
+            yield
+            eventually(lambda: client.admin.describe(stream).fault is not None, "the stream is in an error state")
+            with suppress(RollbridgeError):  # of a lost buffer, it has ended already
+                client.admin.abort_transaction(transaction.id)
+            found = client.outcome(transaction=transaction.id, timeout=PATIENCE_S)
+            assert found.state == "aborted", f"{transaction.id} of {stream}, which has lost a topic, is {found.state}"
+            client.admin.delete_stream(stream, timeout_s=PATIENCE_S)
 
     def _hold_a_native_transaction(self) -> Iterator[None]:
         """Somebody else's native transaction is open on an active segment while its stream is to be scaled."""

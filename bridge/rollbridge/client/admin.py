@@ -18,6 +18,7 @@ from rollbridge.calls import answers_within
 from rollbridge.client.adoption import Adoption, choose
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
+    CorruptDataError,
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
@@ -596,16 +597,32 @@ class Admin:
         request = AdminRequest(
             kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
         )
-        config = self._metadata.stream(name)
-        if config is None:
-            if missing_ok:
-                return
-            raise self._missing(name)
+        groups = self._groups_of(name)
         try:
-            self._ask(config.group, request, timeout_s)
-        except StreamNotFoundError:  # another client has deleted it meanwhile
+            if not groups:
+                raise self._missing(name)
+            for place, group in enumerate(groups, 1):
+                try:
+                    self._ask(group, request, timeout_s)
+                    break
+                except StreamNotFoundError:  # it is another group's, or another client has deleted it meanwhile
+                    if place == len(groups):
+                        raise
+        except StreamNotFoundError:
             if not missing_ok:
                 raise
+
+    def _groups_of(self, name: StreamName) -> list[GroupName]:
+        """Return the group of a stream, or those that it may be in, if its settings cannot be read."""
+        try:
+            config = self._metadata.stream(name)
+        except CorruptDataError:
+            return [group for group in self._all_groups() if group.scope == name.scope]
+        return [] if config is None else [config.group]
+
+    def unreadable_streams(self, scope: str | None = None) -> dict[StreamName, str]:
+        """Return the streams whose settings cannot be read, which :meth:`list_streams` leaves out, with the reasons."""
+        return self._metadata.unreadable_streams(scope)
 
     def describe(self, stream: str) -> StreamDescription:
         """Describe a stream as it is now.

@@ -27,7 +27,7 @@ from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
-from rollbridge.model.changes import SUSPENDED, WATCHED
+from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.health import coordinator_faults, group_fault
@@ -476,7 +476,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     expected |= {
         stream.config.buffer_topic: stream.config.buffer_topic_id
         for stream in facts.streams
-        if stream.config.state is StreamState.ACTIVE
+        if stream.config.state is StreamState.ACTIVE and (stream.error is None or stream.error.code not in UNLED)
     }
     for name, topic_id in expected.items():
         topic = facts.topics.get(name)
@@ -507,8 +507,15 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
 
 def epochs(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect chained epochs, existing segments, and seals as the epochs say."""
+    for unreadable, why in facts.unreadable.items():
+        yield problem(
+            METADATA_UNREADABLE, f"the settings of stream {unreadable} cannot be read: {why}", remedy("unled")
+        )
     for stream in facts.streams:
         name = stream.config.name
+        if stream.error is not None and stream.error.code in UNLED:
+            yield problem(stream.error.code, f"stream {name} is not led: {stream.error.reason}", remedy("unled"))
+            continue
         if stream.config.state is not StreamState.ACTIVE:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue

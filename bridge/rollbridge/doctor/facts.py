@@ -21,7 +21,7 @@ from kio.static.primitive import i32
 from rollbridge.calls import Deadline
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
-from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
@@ -213,6 +213,7 @@ class ClusterFacts:
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change.
         is_guarded: Whether the doctor was told how to log in or encrypt anywhere: nothing else is meant to be open.
+        unreadable: Streams whose settings cannot be read, with the reasons.
         now_ms: Time of the look, ms since 1970.
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
             transactions, and what streams have got meanwhile.
@@ -231,6 +232,7 @@ class ClusterFacts:
     records: Mapping[str, Coordinator] = field(default_factory=dict)
     groups: Sequence[GroupFacts] = ()
     streams: Sequence[StreamFacts] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     adopted: Mapping[str, TopicFacts] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -304,6 +306,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         metadata = Metadata(session)
         recorded = metadata.cluster()
         streams = _streams(metadata)
+        unreadable = {str(name): why for name, why in metadata.unreadable_streams().items()}
         existing = topics.list_topics()
         # Whatever an adopted topic is called, it is its owner's.
         adopted = {stream.config.topic for stream in streams if stream.config.topic}
@@ -324,6 +327,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             records=_records(metadata, alive),
             groups=groups,
             streams=streams,
+            unreadable=unreadable,
             topics=found,
             adopted=theirs,
             claims=_claims(session),
@@ -520,7 +524,7 @@ def _streams(metadata: Metadata) -> list[StreamFacts]:
     configs = metadata.streams()
     names = [config.name for config in configs]
     faults = metadata.stream_faults(names)
-    notes = metadata.session.get_many([paths.late(name) for name in names])
+    notes = metadata.get_each([paths.late(name) for name in names])
     found = []
     for config, late, history in zip(configs, notes, metadata.histories(names), strict=True):
         is_read = isinstance(history, EpochHistory)
@@ -529,11 +533,19 @@ def _streams(metadata: Metadata) -> list[StreamFacts]:
                 config,
                 history if isinstance(history, EpochHistory) else None,
                 "" if is_read else str(history or "they are gone"),
-                LateNotes() if late is None else LateNotes.from_json(late.value),
+                _late_notes(late),
                 faults.get(config.name),
             )
         )
     return found
+
+
+def _late_notes(node: Znode | RollbridgeError | None) -> LateNotes:
+    """Return what a node says; nothing if it cannot be read, which the stream's leader says, too."""
+    try:
+        return LateNotes() if node is None or isinstance(node, RollbridgeError) else LateNotes.from_json(node.value)
+    except CorruptDataError:
+        return LateNotes()
 
 
 def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:

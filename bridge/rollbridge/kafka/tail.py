@@ -58,6 +58,7 @@ class Tail:
         epochs: Leader epoch of the last message handed out of each partition.
         appended_ms: Latest time in the batch that it came in; its append time, where the broker gives that.
         read_bytes: Bytes of the batches of each partition that have been handed out, or begun to be.
+        failed: Partition that the latest CorruptDataError was about.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Tail:
         self.epochs: dict[Partition, int] = {}
         self.appended_ms: dict[Partition, int] = {}
         self.read_bytes: dict[Partition, int] = {}
+        self.failed: Partition | None = None
         self._inflated_bytes_max = inflated_bytes_max
         self._follower = Follower(
             bootstrap_servers,
@@ -152,6 +154,7 @@ class Tail:
         if isinstance(found, Fetched):
             self._opened, self._opened_of = self._open(found), found.partition
         elif isinstance(found.fault, CorruptDataError):
+            self.failed = found.partition
             raise found.fault
         else:
             logger.info("%s cannot be followed now: %s", found.partition[0], found.fault)

@@ -43,7 +43,7 @@ from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
-from rollbridge.kafka.views import TopicDescription, view_cluster, view_topic_names, view_topics
+from rollbridge.kafka.views import TopicDescription, view_cluster, view_each, view_topic_names, view_topics
 from rollbridge.model.names import Partition
 
 # Administration requests, sent once.
@@ -325,6 +325,16 @@ class TopicAdmin:
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         """Return the ids of the topics that exist; a topic that was deleted and recreated has another id."""
         return {name: topic.topic_id for name, topic in self.look(names).items()}
+
+    def look_at_each(self, names: Iterable[str]) -> dict[str, TopicDescription | ErrorCode]:
+        """Describe the topics that exist, without their settings; of one that is refused, return why.
+
+        A topic without a partition leader, or that may not be read, is described like any other.
+        """
+        wanted = sorted(set(names))
+        deadline = self._deadline()
+        with self._cluster(deadline) as cluster:
+            return view_each(cluster, wanted, deadline.left()) if wanted else {}
 
     def look(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         """Describe the topics that exist, without their settings, for which the right to read them is enough."""

@@ -94,6 +94,23 @@ def view_topics(
     return _patiently(ask, timeout_s, "describe topics")
 
 
+def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicDescription | ErrorCode]:
+    """Describe those of the topics that exist, with the permitted operations; of a refused one, return why.
+
+    Raises:
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
+    """
+    wanted = tuple(names)
+
+    def ask() -> dict[str, TopicDescription | ErrorCode]:
+        answer = _metadata(cluster, wanted, with_operations=True)
+        there = [item for item in answer.topics if item.error_code is not ErrorCode.unknown_topic_or_partition]
+        is_told = ErrorCode.none
+        return {str(item.name): _description(item) if item.error_code is is_told else item.error_code for item in there}
+
+    return _patiently(ask, timeout_s, "describe topics")
+
+
 def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
     """Return the names of all topics that the caller may see.
 

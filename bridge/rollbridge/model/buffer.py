@@ -407,6 +407,12 @@ class BufferFold:
         self.held_bytes += price - item.held_bytes
         item.held_bytes = price
 
+    def bring_back(self, transaction: bytes, begin: BeginFrame, begun_ms: int, reason: str, now_ms: int) -> None:
+        """Open a transaction again of which only a record elsewhere is left, to decide that it ends as aborted."""
+        item = self._open(BufferedTransaction(transaction, begin, begun_ms), begin_price(begin))
+        item.log_position = self.log_position
+        self.refuse(transaction, reason, now_ms)
+
     def caught_up(self) -> None:
         """Forget all but the latest terminated ids: what was written before the fold began has been folded."""
         for transaction in list(self._terminated)[-TOMBSTONES_MAX:]:

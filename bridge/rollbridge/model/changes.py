@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model import paths
+from rollbridge.model.errors import NewerFormatError
 from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.mapper import NodeRecord, StoredAs
@@ -225,6 +226,16 @@ WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_GROWN, TOPIC_C
 """Faults of streams that come and go with what a look at the adopted topic says; nothing else is tried."""
 STREAM_MOVED: Final = "stream-moved"
 """Code of a stream that an earlier version has moved into another group; nothing lifts it but the stream's deletion."""
+BUFFER_LOST: Final = "buffer-lost"
+"""Code of a stream whose transaction buffer was deleted, or has another topic in its place."""
+BUFFER_UNREADABLE: Final = "buffer-unreadable"
+"""Code of a stream whose transaction buffer cannot be read: a right, a partition leader or a valid batch is missing."""
+METADATA_UNREADABLE: Final = "metadata-unreadable"
+"""Code of a stream of which a ZooKeeper node cannot be read: it holds something else, or a right is missing."""
+FORMAT_NEWER: Final = NewerFormatError.code
+"""Code of a stream of which a ZooKeeper node was written by a newer release."""
+UNLED: Final = frozenset({BUFFER_LOST, BUFFER_UNREADABLE, METADATA_UNREADABLE, FORMAT_NEWER, STREAM_MOVED})
+"""Faults with which a stream is not led, while the rest of its group is; it can be deleted."""
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
 

@@ -393,6 +393,7 @@ class Chronicle:
         self.round = 0
         self.lost = 0
         self._notes: deque[TransactionEvent] = deque(maxlen=UNREAD_MAX)
+        self._forgotten: set[bytes] = set()
         self._drops: OrderedDict[tuple[bytes, str], None] = OrderedDict()
         # The events of each, one behind the other, each without the transaction: a list of its own for each event would
         # cost a leader as much again as making it, and throwing it away when many others have ended.
@@ -431,7 +432,10 @@ class Chronicle:
     def take(self) -> Iterator[TransactionEvent]:
         """Yield what was noted for logs since the last time, oldest first."""
         while self._notes:
-            yield self._notes.popleft()
+            note = self._notes.popleft()
+            if note.transaction not in self._forgotten:
+                yield note
+        self._forgotten.clear()
 
     def story(self, transaction: bytes) -> tuple[TransactionEvent, ...]:
         """Return the events of a transaction that are kept, oldest first."""
@@ -443,8 +447,13 @@ class Chronicle:
         return tuple(made)
 
     def forget(self, transaction: bytes) -> None:
-        """Let the events of one go that turns out never to have been open."""
+        """Let the events of one go that turns out to have ended before: its frames were only read again.
+
+        Read in another order than the first time, they may have given another decision, which never counted.
+        """
         self._open.pop(transaction, None)
+        if self._notes:
+            self._forgotten.add(transaction)
 
     def _tell(self, event: TransactionEvent) -> None:
         self.lost += len(self._notes) == UNREAD_MAX

@@ -304,7 +304,9 @@ TRANSACTION_ALERTS: Final = (
         description="Transactions of stream {{ $labels.stream }} ({{ $labels.job }}) wait: {{ $labels.code }}. Other "
         "streams of its group go on.",
         means="Kafka refuses one of the stream's topics, or its owner has changed an adopted one. Transactions that "
-        "write to it wait, and commit when it is put right.",
+        "write to it wait, and commit when it is put right. With `buffer-lost`, `buffer-unreadable`, "
+        "`metadata-unreadable` or `newer-format` the stream is not led at all: its buffer, or a ZooKeeper node, is "
+        "gone or cannot be read. What was open in a lost buffer ends as aborted; what was committed is there.",
         look=(
             "`rollbridge stream describe STREAM`: since when, which topic, and what Kafka says",
             "who has changed rights or settings at that time",
@@ -315,6 +317,11 @@ TRANSACTION_ALERTS: Final = (
         ),
         remedies=(
             Remedy("stream-error", "put {what} right"),
+            Remedy(
+                "unled",
+                "put right what the text names: the leader looks every 5 s; or copy what is needed from the stream and "
+                "delete it (rollbridge stream delete), which works in this state",
+            ),
             Remedy(
                 "retention",
                 "kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic} "

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -19,6 +20,7 @@ from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.errors import (
     CoordinatorUnavailableError,
     CorruptDataError,
+    InvalidNameError,
     InvalidRequestError,
     NothingServedError,
     RollbridgeError,
@@ -27,7 +29,7 @@ from rollbridge.errors import (
     WrongClusterError,
 )
 from rollbridge.model import paths
-from rollbridge.model.changes import StreamFault
+from rollbridge.model.changes import METADATA_UNREADABLE, StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.model.ids import PART_MAX, SHARED_MAX, TransactionId, counter_of, need_number, parse_number
@@ -45,8 +47,13 @@ from rollbridge.model.records import (
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.scaling import ScalingWaits
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
-from rollbridge.zookeeper.session import Watch, ZooKeeperSession
+from rollbridge.zookeeper.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeVersionMismatchError,
+    ZooKeeperRefusedError,
+)
+from rollbridge.zookeeper.session import Watch, Znode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +84,13 @@ class Lead:
     def age_s(self, now_s: float) -> float:
         """Return its duration so far in seconds; at least 0 where clocks differ."""
         return max(now_s - self.since_ms / 1000, 0.0)
+
+
+def _readable(node: Znode | RollbridgeError | None) -> Znode | None:
+    """Return a node; raise why ZooKeeper refuses to give it."""
+    if isinstance(node, RollbridgeError):
+        raise node
+    return node
 
 
 class Metadata:
@@ -128,9 +142,17 @@ class Metadata:
         return None if node is None else StreamFault.from_json(node.value)
 
     def stream_faults(self, names: Sequence[StreamName]) -> dict[StreamName, StreamFault]:
-        """Return why transactions of streams are not merged, of those that are in an error state."""
-        nodes = self.session.get_many([paths.stream_fault(name) for name in names])
-        return {name: StreamFault.from_json(node.value) for name, node in zip(names, nodes, strict=True) if node}
+        """Return why transactions of streams are not merged, of those that are in an error state, or may be."""
+        found: dict[StreamName, StreamFault] = {}
+        for name, node in zip(names, self.get_each([paths.stream_fault(name) for name in names]), strict=True):
+            try:
+                if isinstance(node, RollbridgeError):
+                    raise node
+                if node is not None:
+                    found[name] = StreamFault.from_json(node.value)
+            except RollbridgeError as fault:
+                found[name] = StreamFault(f"its fault cannot be read: {fault}", METADATA_UNREADABLE, "", 0)
+        return found
 
     def scaling_waits(self, group: GroupName) -> ScalingWaits:
         """Return which streams of a group wait to be scaled by their load, and for what."""
@@ -180,10 +202,11 @@ class Metadata:
             [*(f"{paths.epochs(name)}/{number}" for number in sorted(found)), paths.truncation(name)]
             for name, found in zip(names, numbers, strict=True)
         ]
-        nodes = iter(self.session.get_many([path for group in wanted for path in group]))
+        nodes = iter(self.get_each([path for group in wanted for path in group]))
         for name, group in zip(names, wanted, strict=True):
-            *epochs, raw = itertools.islice(nodes, len(group))
+            own = list(itertools.islice(nodes, len(group)))
             try:
+                *epochs, raw = (_readable(node) for node in own)
                 history = None
                 if epochs and None not in epochs:
                     truncation = Truncation() if raw is None else Truncation.from_json(raw.value)
@@ -198,15 +221,43 @@ class Metadata:
         return self.session.children(paths.SCOPES)
 
     def streams(self, scope: str | None = None) -> list[StreamConfig]:
-        """Return the configurations of all streams, or of those of a scope, sorted by name."""
+        """Return the configurations of all streams, or of those of a scope, sorted by name.
+
+        Those that cannot be read are left out; :meth:`unreadable_streams` names them.
+        """
+        return [item for item in self._streams(scope).values() if isinstance(item, StreamConfig)]
+
+    def unreadable_streams(self, scope: str | None = None) -> dict[StreamName, str]:
+        """Return the streams whose configurations cannot be read, with the reasons."""
+        return {name: str(item) for name, item in self._streams(scope).items() if isinstance(item, RollbridgeError)}
+
+    def _streams(self, scope: str | None) -> dict[StreamName, StreamConfig | RollbridgeError]:
         scopes = self.scopes() if scope is None else [scope]
         children = self.session.children_many([paths.streams(item) for item in scopes])
-        wanted = [
-            paths.stream(StreamName(item, stream))
-            for item, names in zip(scopes, children, strict=True)
-            for stream in names
-        ]
-        return [StreamConfig.from_json(node.value) for node in self.session.get_many(wanted) if node is not None]
+        wanted: list[StreamName] = []
+        for item, names in zip(scopes, children, strict=True):
+            for stream in names:
+                with suppress(InvalidNameError):  # nobody of ours has made that node
+                    wanted.append(StreamName(item, stream))
+        found: dict[StreamName, StreamConfig | RollbridgeError] = {}
+        for name, node in zip(wanted, self.get_each(list(map(paths.stream, wanted))), strict=True):
+            if isinstance(node, RollbridgeError):
+                found[name] = node
+            elif node is not None:
+                try:
+                    found[name] = StreamConfig.from_json(node.value)
+                except CorruptDataError as fault:
+                    found[name] = fault
+        return found
+
+    def get_each(self, wanted: list[str]) -> list[Znode | ZooKeeperRefusedError | None]:
+        """Return nodes; the error stands for one that ZooKeeper refuses to give."""
+        try:
+            return list(self.session.get_many(wanted))
+        except ZooKeeperRefusedError as refused:
+            if len(wanted) == 1:
+                return [refused]
+        return [item for path in wanted for item in self.get_each([path])]
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""

@@ -144,7 +144,7 @@ def write_ended(group: GroupState) -> Steps[None]:
     log_end = ends.pop((group.commit_log, 0))
     old = counted_long_ago(group)
     # Whoever has begun with an id that was given out long ago is known to be open once all of this has been folded.
-    if old is not None and group.is_folded(ends):
+    if old is not None and not group.unled and group.is_folded(ends):
         ended.close_gaps(group.counter.number, old, group.fold.open, group.settings.ended_ranges_kept)
     record = ended.record(group.name, group.log.topic_id, group.controller_epoch, log_end, group.fold.open)
     yield from AppendMessages(Messages(state.index_topic, [(ended_key(group.name), record.encode())]))

@@ -74,12 +74,14 @@ def open_journal(group: GroupState) -> Steps[None]:
     if parse_number(fresh.get(paths.TRANSACTION_COUNTER), SHARED_MAX) is None:
         fresh.pop(paths.TRANSACTION_COUNTER, None)
     fresh[paths.controller(group.name)] = ControllerEpoch(group.controller_epoch, "", 0).to_json()
-    yield from append_journal(group, fresh | group.journal.changes(group.streams, dict(group.faults.items())))
+    faults = dict(group.faults.items())
+    yield from append_journal(group, fresh | group.journal.changes(group.streams, faults, group.unled))
 
 
 def keep_journal(group: GroupState) -> Steps[None]:
     """Append what has changed since the last entry."""
-    changes = group.journal.changes(group.streams, dict(group.faults.items()) if group.faults else {})
+    faults = dict(group.faults.items()) if group.faults else {}
+    changes = group.journal.changes(group.streams, faults, group.unled)
     if changes:
         yield from append_journal(group, changes)
 
@@ -104,6 +106,9 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     journal: Journal = group.journal.nodes
+    if group.unled:  # what ZooKeeper has of these cannot be compared, and nothing is done with it
+        places = {str(paths.stream(item.config.name)) for item in group.unled.values()}
+        journal = {path: value for path, value in journal.items() if "/".join(path.split("/")[:5]) not in places}
     wanted = [paths.group(group.name)]
     for name in streams_of(journal):
         numbers = yield from read_children(paths.epochs(name))

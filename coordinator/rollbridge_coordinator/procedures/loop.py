@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from rollbridge.errors import CorruptDataError
 from rollbridge.model.changes import CommittingTransactions, EpochTransition
 from rollbridge_coordinator.procedures.adoption import watch_topics
 from rollbridge_coordinator.procedures.commit_log import keep_ended, retain_log
@@ -31,7 +32,16 @@ from rollbridge_coordinator.procedures.scaling import follow_load
 from rollbridge_coordinator.procedures.sessions import forget_sessions
 from rollbridge_coordinator.procedures.snapshots import take_snapshots
 from rollbridge_coordinator.procedures.streams import delete_further, drop_epochs
-from rollbridge_coordinator.procedures.suspended import gather, is_due, mend_active, must_wait, release_due, reopen
+from rollbridge_coordinator.procedures.suspended import (
+    gather,
+    halt,
+    is_due,
+    mend_active,
+    must_wait,
+    release_due,
+    reopen,
+)
+from rollbridge_coordinator.procedures.unled import look_at_streams
 from rollbridge_coordinator.procedures.upkeep import (
     await_frames,
     expire_bookkeeping,
@@ -144,6 +154,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "leftovers of merges", remove_leftovers, now_ms)
     if group.doomed:
         left = (yield from delete_further(group, now_ms)) or left
+    yield from undertake(group, "streams that are not led", look_at_streams, now_ms)
     yield from undertake(group, "adopted topics", watch_topics, now_ms)
     yield from undertake(group, "retention", retain_streams, now_ms)
     yield from undertake(group, "scaling by load", follow_load, now_ms)
@@ -164,13 +175,17 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
 def go_on(group: GroupState, now_ms: int) -> Steps[None]:
     """Finish the suspended scales and rolling commits that are due."""
     for node, item in list(group.suspended.items()):
-        if not is_due(item.wait, now_ms, REST_MAX_MS):
+        work = item.work
+        if not is_due(item.wait, now_ms, REST_MAX_MS) or not group.unled.keys().isdisjoint(work.streams):
             continue
-        match item.work:
-            case EpochTransition():
-                yield from go_on_with_scale(group, node, item.work, now_ms)
-            case CommittingTransactions():
-                yield from go_on_with_roll(group, node, item.work, now_ms)
+        try:
+            match work:
+                case EpochTransition():
+                    yield from go_on_with_scale(group, node, work, now_ms)
+                case CommittingTransactions():
+                    yield from go_on_with_roll(group, node, work, now_ms)
+        except (EffectRefusedError, CorruptDataError) as fault:
+            yield from halt(group, node, item.work, fault)
 
 
 def drain(group: GroupState, now_ms: int) -> Steps[None]:

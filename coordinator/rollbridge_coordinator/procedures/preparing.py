@@ -16,6 +16,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.changes import Merging
 from rollbridge.model.ids import SegmentId
@@ -165,8 +166,11 @@ def load_merging(group: GroupState) -> Steps[None]:
     parent = paths.merging(group.name)
     nodes = [f"{parent}/{name}" for name in (yield from read_children(parent))]
     for node, raw in (yield from ReadNodes(nodes)).items():
-        if raw is not None:
-            group.leftovers[node] = Merging.from_json(raw)
+        try:
+            if raw is not None:
+                group.leftovers[node] = Merging.from_json(raw)
+        except CorruptDataError as fault:
+            logger.warning("%s: the topics that %s names are left alone: %s", group.name, node, fault)
 
 
 def remove_leftovers(group: GroupState, now_ms: int) -> Steps[None]:
@@ -179,6 +183,8 @@ def remove_leftovers(group: GroupState, now_ms: int) -> Steps[None]:
         segments = [(item.stream, segment) for item in record.streams for segment in item.segments.values()]
         if node in busy or not used.isdisjoint(segments):
             continue
+        if any(item.stream in group.unled for item in record.streams):
+            continue  # which of them are in use cannot be told
         topics = [_topic(name, segment) for name, segment in segments if not _is_read(group, name, segment)]
         # One that is closed was in use: ZooKeeper may have been set back to before that.
         topics = sorted(set(topics) - (yield from Closed(topics))) if topics else []

@@ -264,7 +264,7 @@ def note_fault(group: GroupState, stream: str, reason: str, refused: EffectRefus
 
 def show_fault(group: GroupState, stream: str, fault: StreamFault) -> Steps[None]:
     """Write a stream's error state to ZooKeeper, where ``stream describe`` and the doctor find it."""
-    path = paths.stream_fault(group.streams[stream].config.name)
+    path = paths.stream_fault(StreamName.parse(stream))
     # If the write does not apply, or is refused, the stream waits all the same, only without being shown.
     with suppress(EffectRefusedError):
         present = yield from read_node(path)
@@ -279,6 +279,8 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
     """
     stuck: list[str] = []
     for name in group.faults.due(now_ms) if group.faults else ():
+        if name in group.unled:
+            continue
         fault = group.faults.get(name)
         stream = group.streams.get(name)
         if fault is None or stream is None:
@@ -347,4 +349,11 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
         if not group.faults.is_tried(name):
             continue
         if transaction.deadline_ms < now_ms:
-            refuse(group, transaction, f"expired while stream {name} was in an error state: {fault.reason}", now_ms)
+            refuse_waiting(group, transaction, name, now_ms)
+
+
+def refuse_waiting(group: GroupState, transaction: BufferedTransaction, stream: str, now_ms: int) -> None:
+    """Decide that a transaction ends as aborted whose lease has run out while a stream was in an error state."""
+    fault = group.faults.get(stream)
+    why = "" if fault is None else fault.reason
+    refuse(group, transaction, f"expired while stream {stream} was in an error state: {why}", now_ms)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from rollbridge.errors import (
+    ConflictError,
     InvalidRequestError,
     OutcomeExpiredError,
     RollbridgeError,
@@ -23,12 +24,11 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
 )
 from rollbridge.model import paths
-from rollbridge.model.changes import moved_fault
 from rollbridge.model.frames import REASON_CHARACTERS_MAX
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.outcomes import Terminated
 from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import CreateNode, DeleteNode
+from rollbridge.model.records import CreateNode, DeleteNode, StreamConfig
 from rollbridge.model.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.model.savepoints import StoredSavepoint
 from rollbridge.model.transaction import AbortCause, Arrived, KnownTransaction, State
@@ -37,7 +37,7 @@ from rollbridge_coordinator.procedures.lingering import end_linger
 from rollbridge_coordinator.procedures.retention import truncate_stream, update_stream
 from rollbridge_coordinator.procedures.scale import scale
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots, write_snapshots
-from rollbridge_coordinator.procedures.streams import create_stream, delete_again, delete_stream
+from rollbridge_coordinator.procedures.streams import create_stream, delete_again, delete_stream, delete_unled
 from rollbridge_coordinator.procedures.suspended import hold_request, is_due, take_out
 from rollbridge_coordinator.state.effects import EffectRefusedError, EndOffsets, Steps, Write, read_children, read_node
 from rollbridge_coordinator.state.faults import StaleStateError
@@ -369,31 +369,36 @@ def _delete(group: GroupState, name: str, request: AdminRequest, now_ms: int) ->
     """Delete or release a stream, once all that was in the buffers has been folded: transactions may have joined it."""
     is_read = group.questions.pop(name, None) is not None
     doomed = group.doomed.get(request.stream)
+    unled = group.unled.get(request.stream)
     if doomed is not None:
         yield from delete_again(group, name, doomed)
+    elif unled is not None:
+        config = unled.config
+        _check_what_goes(config, request, is_on_topic=bool(config.topic) and not config.settings)
+        yield from delete_unled(group, name, unled, now_ms)
     else:
         stream = _stream(group, request)
-        _check_what_goes(stream, request)
+        _check_what_goes(stream.config, request, is_on_topic=stream.is_on_topic)
         if is_read:
             yield from delete_stream(group, name, stream, now_ms)
         else:
             yield from put_question(group, name, request)
 
 
-def _check_what_goes(stream: LedStream, request: AdminRequest) -> None:
+def _check_what_goes(config: StreamConfig, request: AdminRequest, *, is_on_topic: bool) -> None:
     """Raise InvalidRequestError if a release would delete records, or a deletion only release a topic."""
-    topic = stream.config.topic
+    topic = config.topic
     if request.kind is RequestKind.RELEASE_TOPIC:
         if not topic or (request.topic and request.topic != topic):
             raise InvalidRequestError(
                 f"stream {request.stream} has not adopted topic {request.topic}; nothing was done"
             )
-        if not stream.is_on_topic:
+        if not is_on_topic:
             raise InvalidRequestError(
                 f"stream {request.stream} has left topic {topic} and has topics of its own, which a release would "
                 "delete: delete the stream if nobody needs them, and the topic is a plain one again; nothing was done"
             )
-    elif stream.is_on_topic:
+    elif is_on_topic:
         raise InvalidRequestError(
             f"stream {request.stream} consists of topic {topic}, which is not deleted with it: release the topic "
             f"(`rollbridge stream release {topic}`), and delete it with Kafka's tools if it is to go; nothing was done"
@@ -497,8 +502,10 @@ def _stream(group: GroupState, request: AdminRequest) -> LedStream:
     stream = group.streams.get(request.stream)
     if request.stream in group.doomed:
         raise StreamNotFoundError(f"stream {request.stream} is being deleted; nothing was written")
+    if request.stream in group.unled:
+        fault = group.faults.get(request.stream)
+        why = "" if fault is None else f", {fault.code}: {fault.reason}"
+        raise ConflictError(f"stream {request.stream} is in an error state{why}; nothing was written")
     if stream is None:
         raise StreamNotFoundError(f"stream {request.stream} does not exist in group {group.name}; nothing was written")
-    if stream.config.was_moved and request.kind not in DELETIONS:
-        raise InvalidRequestError(f"{moved_fault(stream.config.name).reason}; nothing was written")
     return stream

@@ -157,7 +157,7 @@ def load_stream(config: StreamConfig) -> Steps[LedStream]:
     """Read the state of a stream from ZooKeeper.
 
     Raises:
-        CorruptDataError: the epochs of the stream are missing.
+        CorruptDataError: the epochs of the stream are missing, or what is there is not what it should be.
     """
     name = config.name
     numbers = yield from read_children(paths.epochs(name))
@@ -165,14 +165,24 @@ def load_stream(config: StreamConfig) -> Steps[LedStream]:
     nodes = yield from ReadNodes([paths.truncation(name), paths.retention(name), paths.late(name)])
     raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
     truncation = Truncation() if raw is None else Truncation.from_json(raw)
-    history = truncation.history_of(EpochRecord.from_json(value) for value in records.values() if value is not None)
+    epochs = {path: EpochRecord.from_json(value) for path, value in records.items() if value is not None}
+    for path, record in epochs.items():
+        if path != paths.epoch(name, record.epoch):
+            raise CorruptDataError(f"{path} holds epoch {record.epoch}")
+    try:
+        history = truncation.history_of(epochs.values())
+    except InvalidRequestError as fault:
+        raise CorruptDataError(f"the epochs of stream {name} do not belong together: {fault}") from fault
     if history is None:
         raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
     late = nodes[paths.late(name)]
     notes = LateNotes() if late is None else LateNotes.from_json(late)
     stream = LedStream(config, history, truncation.removing, late=notes)
-    if marks is not None:
-        stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
+    try:
+        if marks is not None:
+            stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
+    except CorruptDataError as fault:  # they are made anew, and more is kept for a while
+        logger.warning("%s: %s", paths.retention(name), fault)
     return stream
 
 

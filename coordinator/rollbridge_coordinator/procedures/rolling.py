@@ -149,7 +149,8 @@ def finish_roll(
                 if volumes is None:
                     group.doubts.end()
                     left = committing.with_only(() if committing.is_prepared else kept_of(transactions))
-                    if committing.is_prepared:  # its segments become part of the history without it, so it begins anew
+                    if committing.is_prepared and transactions:
+                        # Its segments become part of the history without it, so it begins anew.
                         yield from give_up(group, transactions[0].id)
                     yield from suspend(group, node, left, _active_places(plans))
                     return
@@ -165,6 +166,8 @@ def finish_roll(
                         yield from _leave(group, committing, refused, node)
                         return
                     yield from _give_up(group, transactions, refused, plans, committing.created_ms)
+                    if not transactions:
+                        break  # nothing is left to be logged: what is published stands without the rest
                     continue
                 items, ends = items_of(transactions, targets(group, committing.rolls))  # some may have been refused
                 again = yield from absorb(

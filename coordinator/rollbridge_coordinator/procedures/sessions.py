@@ -84,7 +84,7 @@ def forget_sessions(group: GroupState, now_ms: int) -> Steps[None]:
     Records that name labels stay, so that a job whose label was committed is recognized however late it is repeated.
     """
     search = group.sessions
-    if group.times.differ:
+    if group.times.differ or group.unled:  # what the buffer of a stream that is not led needs is not known
         search.rest()
         return
     now_ms = group.times.earliest(now_ms)

@@ -22,9 +22,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamBusyError, StreamExistsError
+from rollbridge.errors import (
+    CorruptDataError,
+    InvalidNameError,
+    InvalidRequestError,
+    StreamBusyError,
+    StreamExistsError,
+)
 from rollbridge.model import paths
-from rollbridge.model.changes import EpochTransition
+from rollbridge.model.changes import FORMAT_NEWER, EpochTransition
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
@@ -64,6 +70,7 @@ from rollbridge_coordinator.procedures.preparing import give_up_stream
 from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
 from rollbridge_coordinator.procedures.suspended import without_stream
+from rollbridge_coordinator.procedures.unled import end_of_stream, mended_nodes
 from rollbridge_coordinator.state import streams
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
@@ -265,23 +272,49 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
             "commit or abort them first; nothing was deleted"
         )
-    dropping, left = without_stream(group, own, now_ms)
-    marked = yield from _mark(group, name, stream.config, dropping)
-    if marked is not None:
-        for node, work in left.items():
-            if work is None:
-                given_up = group.suspended.pop(node).work
-                if isinstance(given_up, EpochTransition) and given_up.request:
-                    group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=False)
-            else:
-                group.suspended[node].work = work
+    if (yield from _doom(group, name, stream.config, (), now_ms)):
         for partition in stream.partitions():
             group.fold.positions.pop(partition, None)
             group.housekeeping.starts.pop(partition, None)
         group.snapshots.forget(stream.partitions())
         del group.streams[own]
-        group.faults.forget(own)
-        group.doomed[own] = streams.Doomed(marked)
+
+
+def delete_unled(group: GroupState, name: str, unled: streams.Unled, now_ms: int) -> Steps[None]:
+    """Take a request to delete, or release, a stream that is not led; its transactions end as aborted.
+
+    Raises:
+        InvalidRequestError: a newer release has written what there is of it.
+    """
+    own = str(unled.config.name)
+    fault = group.faults.get(own)
+    if fault is not None and fault.code == FORMAT_NEWER:
+        raise InvalidRequestError(f"stream {own} cannot be deleted now: {fault.reason}; nothing was deleted")
+    mended = yield from mended_nodes(group, unled.config.name)
+    yield from end_of_stream(group, own, now_ms)
+    if (yield from _doom(group, name, unled.config, mended, now_ms)):
+        del group.unled[own]
+
+
+def _doom(
+    group: GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation], now_ms: int
+) -> Steps[bool]:
+    """Mark a stream for deletion and take it out of suspended changes; return False if the request was withdrawn."""
+    own = str(config.name)
+    dropping, left = without_stream(group, own, now_ms)
+    marked = yield from _mark(group, name, config, [*more, *dropping])
+    if marked is None:
+        return False
+    for node, work in left.items():
+        if work is None:
+            given_up = group.suspended.pop(node).work
+            if isinstance(given_up, EpochTransition) and given_up.request:
+                group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=False)
+        else:
+            group.suspended[node].work = work
+    group.faults.forget(own)
+    group.doomed[own] = streams.Doomed(marked)
+    return True
 
 
 def delete_again(group: GroupState, name: str, doomed: streams.Doomed) -> Steps[None]:
@@ -310,6 +343,8 @@ def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
                     group.housekeeping.done_ms.pop(doomed.work, None)
             except EffectRefusedError as refused:
                 yield from _answer_refused(group, doomed, refused, now_ms)
+            except CorruptDataError as fault:
+                logger.warning("%s: stream %s cannot be deleted now: %s", group.name, doomed.config.name, fault)
             left = left or (doomed.work not in group.housekeeping.done_ms and str(doomed.config.name) in group.doomed)
     return left
 

@@ -56,6 +56,7 @@ from rollbridge.model.requests import AdminAnswer, RequestKind, refusing
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
+    AbortRound,
     Closed,
     EffectRefusedError,
     EndForeign,
@@ -238,6 +239,24 @@ def postpone(group: GroupState, node: str, reason: str) -> Steps[None]:
         yield from _show(group, item, now_ms)
 
 
+def halt(group: GroupState, node: str, work: StreamChange, fault: EffectRefusedError | CorruptDataError) -> Steps[None]:
+    """Leave a change alone for a while that meets what it has no answer to, and all others go on.
+
+    Raises:
+        EffectRefusedError: the commit log is refused, without which nothing can be decided.
+    """
+    if isinstance(fault, EffectRefusedError) and fault.topic == group.commit_log:
+        raise fault
+    reason = fault.reason if isinstance(fault, EffectRefusedError) else str(fault)
+    logger.warning("%s: %s cannot be finished now, everything else goes on: %s", group.name, describe(work), reason)
+    yield from AbortRound()
+    group.log_end = group.draft = None
+    group.doubts.end()
+    if node not in group.suspended:
+        node = yield from put_aside(group, node, work)
+    yield from postpone(group, node, reason)
+
+
 def load_suspended(group: GroupState) -> Steps[None]:
     """Load the changes that earlier leaders have suspended; they are due on the first turn."""
     parent = paths.suspended(group.name)
@@ -252,6 +271,8 @@ def take_up(group: GroupState, node: str, work: StreamChange) -> None:
     """Add a suspended change to the group's state, due on the next turn, and suspend its streams."""
     group.suspended[node] = Suspended(work, Wait(0, 0, frozenset()))
     for name in work.streams:
+        if name in group.unled:
+            continue  # what keeps it from being led is worse, and keeps the change waiting
         fault = group.faults.get(name)
         if fault is None or fault.code in WATCHED:  # the leader has died before it could show what holds it up
             fault = StreamFault(f"{describe(work)} is half done", SUSPENDED, "", work.created_ms)

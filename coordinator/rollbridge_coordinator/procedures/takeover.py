@@ -14,21 +14,19 @@ Kafka's controller epochs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import STREAM_MOVED, CommittingTransactions, EpochTransition, StreamFault, moved_fault
+from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamChange
 from rollbridge.model.ended import ended_key
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, Partition, StreamName
+from rollbridge.model.names import GroupName, Partition
 from rollbridge.model.ongoing import OngoingTransactions, choose_ongoing, ongoing_keys
 from rollbridge.model.pieces import LateBegin
-from rollbridge.model.records import Group, SetNode, StreamConfig
-from rollbridge.model.records import StreamState as Lifecycle
+from rollbridge.model.records import Group, SetNode
 from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key
 from rollbridge_coordinator.procedures.commit_log import learn_ended, load_log, restore_ended
@@ -36,15 +34,16 @@ from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_
 from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
 from rollbridge_coordinator.procedures.outcomes import open_preserver
 from rollbridge_coordinator.procedures.preparing import load_merging
-from rollbridge_coordinator.procedures.refusals import show_fault, unsealed_fault
-from rollbridge_coordinator.procedures.retention import load_stream
+from rollbridge_coordinator.procedures.refusals import unsealed_fault
 from rollbridge_coordinator.procedures.rolling import resume_roll
 from rollbridge_coordinator.procedures.scale import finish_scale
 from rollbridge_coordinator.procedures.sessions import load_sessions
 from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments
-from rollbridge_coordinator.procedures.suspended import load_suspended
+from rollbridge_coordinator.procedures.suspended import halt, load_suspended, put_aside, take_up
+from rollbridge_coordinator.procedures.unled import end_lost, ensure_slots, load_streams, show_unled
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
+    EffectRefusedError,
     EndOffsets,
     EnsureNodes,
     LogSummary,
@@ -68,7 +67,7 @@ from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
-from rollbridge_coordinator.state.streams import Doomed, commit_log_topic_spec
+from rollbridge_coordinator.state.streams import commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
 
 # Restore
@@ -243,6 +242,7 @@ def _choose_ongoing(
 ORDERS_READ: Final = 100_000
 """Outcomes at the end of the commit log that are read for commit numbers, if any commit waits for earlier ones."""
 
+NOTHING_UNREADABLE: Final[Mapping[str, str]] = {}
 MakeFold = Callable[[Collection[bytes]], BufferFold]
 """Factory of an empty fold that drops frames of the transactions in a collection, which may grow until it folds."""
 
@@ -255,6 +255,7 @@ def take_over(
     *,
     replication_factor: int = -1,
     tail: WarmTail | None = None,
+    unreadable: Mapping[str, str] = NOTHING_UNREADABLE,
 ) -> Steps[tuple[GroupState, dict[Partition, int]]]:
     """Become the leader of a group.
 
@@ -265,6 +266,7 @@ def take_over(
         settings: Settings of the leader.
         replication_factor: Replication factor of new topics; -1 is the brokers' default.
         tail: Tail that a standby has followed, used if it fits; the caller must not use it afterwards.
+        unreadable: Buffers that earlier takeovers of this process could not read, with the reasons.
 
     Returns:
         State of the group, and the buffer offsets to fold before :func:`finish_pending`.
@@ -282,19 +284,19 @@ def take_over(
     group.journal.nodes = journal
     yield from _check_commit_log(group, replication_factor)
     yield from check_mark(group)
+    yield from load_streams(group, unreadable)
     yield from check_journal(group, next_epoch=group.controller_epoch)
     yield from open_counter(group)
-    yield from _load_streams(group)
+    yield from ensure_slots(group)
     yield from load_suspended(group)
     yield from load_merging(group)
     raw = yield from read_node(paths.scaling(name))
     yield from _load_records(group)
     yield from load_sessions(group)
     yield from confirm_leadership()
-    yield from _check_buffers(group)
     yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
-        yield from finish_scale(group, EpochTransition.from_json(raw), paths.scaling(name))
+        yield from _finish(group, paths.scaling(name), EpochTransition.from_json(raw))
     ends = yield from EndOffsets(sorted(group.partitions()))
     return group, dict(ends)
 
@@ -309,16 +311,32 @@ def finish_pending(group: GroupState) -> Steps[None]:
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
-        yield from resume_roll(group, paths.committing(group.name), CommittingTransactions.from_json(raw))
+        yield from _finish(group, paths.committing(group.name), CommittingTransactions.from_json(raw))
+    waiting = yield from end_lost(group, group.times.stamp((yield from Now())))
+    yield from show_unled(group)
     for name, stream in group.streams.items():
         if stream.history.unsealed() and group.faults.get(name) is None:
             group.faults.restore(name, unsealed_fault(0))
     group.fold.fences.caught_up()
-    gone = [item for item in group.recorded if item not in group.fold.open]
+    gone = [item for item in group.recorded if item not in group.fold.open and item not in waiting]
     group.finished.extend(gone)
     group.recorded.difference_update(gone)
     group.begun &= group.fold.open.keys()
     yield from open_journal(group)
+
+
+def _finish(group: GroupState, node: str, work: StreamChange) -> Steps[None]:
+    """Finish a change that an earlier leader had begun; one that cannot be finished now is suspended."""
+    if not group.unled.keys().isdisjoint(work.streams):
+        take_up(group, (yield from put_aside(group, node, work)), work)
+        return
+    try:
+        if isinstance(work, EpochTransition):
+            yield from finish_scale(group, work, node)
+        else:
+            yield from resume_roll(group, node, work)
+    except (EffectRefusedError, CorruptDataError) as fault:
+        yield from halt(group, node, work, fault)
 
 
 def check_again(group: GroupState) -> Steps[None]:
@@ -424,15 +442,6 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
     yield from load_log(group, known)
 
 
-def _check_buffers(group: GroupState) -> Steps[None]:
-    expected = {
-        item.config.buffer_topic: item.config.buffer_topic_id
-        for item in group.streams.values()
-        if any(item.partitions())
-    }
-    yield from _check_ids(expected)
-
-
 def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
     ids = yield from TopicIds(sorted(expected))
     for topic, identity in expected.items():
@@ -441,35 +450,6 @@ def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
                 f"topic {topic} has id {ids.get(topic, 'none: it does not exist')} but {identity} is on record: it was "
                 "deleted or made again behind our back, so outcomes may be lost; nothing was written, restore the topic"
             )
-
-
-def _load_streams(group: GroupState) -> Steps[None]:
-    scope = group.name.scope
-    names = [StreamName(scope, item) for item in (yield from read_children(paths.streams(scope)))]
-    values = yield from ReadNodes([path for name in names for path in (paths.stream(name), paths.stream_fault(name))])
-    slots: list[str] = []
-    for name in names:
-        raw = values[paths.stream(name)]
-        config = None if raw is None else StreamConfig.from_json(raw)
-        if config is None or config.group != group.name:
-            continue
-        if config.state is Lifecycle.DELETING:
-            group.doomed[str(name)] = Doomed(config)
-        else:
-            group.streams[str(name)] = yield from load_stream(config)
-            slots.append(paths.cas_slots(name))
-            raw = values[paths.stream_fault(name)]
-            if raw is not None:
-                with suppress(CorruptDataError):  # the next refusal writes a damaged error state anew
-                    group.faults.restore(str(name), StreamFault.from_json(raw))
-            known = group.faults.get(str(name))
-            if config.was_moved and (known is None or known.code != STREAM_MOVED):
-                fault = moved_fault(name, (yield from Now()))
-                group.faults.restore(str(name), fault)
-                yield from show_fault(group, str(name), fault)
-    # A restored stream lacks the parent of slots, and where ACLs are in force conditional writers may not create it.
-    present = yield from ReadNodes(slots)
-    yield from EnsureNodes([path for path, value in present.items() if value is None])
 
 
 def _load_records(group: GroupState) -> Steps[None]:

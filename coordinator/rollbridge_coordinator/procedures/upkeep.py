@@ -16,6 +16,7 @@ from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, SetN
 from rollbridge.model.requests import AdminAnswer
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
+from rollbridge_coordinator.procedures.refusals import refuse_waiting
 from rollbridge_coordinator.procedures.snapshots import drop_aborted
 from rollbridge_coordinator.state.effects import (
     AppendControl,
@@ -49,7 +50,11 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
     for transaction in overdue:
         barrier = group.barriers.get(transaction.id)
         if barrier is not None and group.is_folded(barrier):
-            group.fold.expire(transaction.id, now_ms)
+            unled = group.unled_of(transaction) if group.unled else None
+            if unled is not None:  # where its commit may stand, too
+                refuse_waiting(group, transaction, unled, now_ms)
+            else:
+                group.fold.expire(transaction.id, now_ms)
             group.counts["transactions_expired"] += 1
 
 

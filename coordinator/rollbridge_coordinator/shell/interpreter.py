@@ -17,7 +17,9 @@ from itertools import chain, cycle
 from time import perf_counter, time
 from typing import Any, Final, Literal, TypeVar
 
-from rollbridge.calls import Deadline
+from kio.schema.errors import ErrorCode
+
+from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
@@ -37,6 +39,7 @@ from rollbridge.kafka.errors import (
     SealTimeoutError,
     UnsupportedBrokerError,
 )
+from rollbridge.kafka.errors import name as kafka_name
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.snapshots import read_latest, read_values
@@ -173,6 +176,17 @@ def refusal(effect: fx.AnyEffect, fault: Exception, feed: FrameFeed | None) -> f
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
         return fx.EffectRefusedError(effect, str(fault), code=fault.kafka_error, topic=fault.topic, places=places)
     return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
+
+
+def look_of(found: TopicDescription | ErrorCode | None) -> fx.TopicLook:
+    """Return what a description says of a topic's being there and readable."""
+    if found is None:
+        return fx.TopicLook("")
+    if isinstance(found, ErrorCode):
+        return fx.TopicLook("", kafka_name(found))
+    if found.operations and "READ" not in found.operations:
+        return fx.TopicLook(str(found.topic_id), "TOPIC_AUTHORIZATION_FAILED")
+    return fx.TopicLook(str(found.topic_id), "" if found.is_led else LEADERLESS)
 
 
 def _topic_of(fault: RollbridgeError) -> str | None:
@@ -443,6 +457,18 @@ class Interpreter:
 
     def _ids_of(self, topics: Sequence[str]) -> Mapping[str, str]:
         return {name: str(identity) for name, identity in self._admin.topic_ids(topics).items()}
+
+    @_carries_out(fx.LookAtTopics)
+    def _look_at_topics(self, effect: fx.LookAtTopics) -> Mapping[str, fx.TopicLook]:
+        """Look at topics again, for a while, if all that is wrong with one is that a broker has just gone."""
+        deadline = Deadline(LEADERLESS_S if effect.is_patient else 0.0)
+        backoff = Backoff()
+        while True:
+            found = self._admin.look_at_each(effect.topics)
+            looks = {topic: look_of(found.get(topic)) for topic in effect.topics}
+            if deadline.passed() or all(item.refused != LEADERLESS for item in looks.values()):
+                return looks
+            backoff.sleep(deadline)
 
     @_carries_out(fx.MendTopics)
     def _mend_topics(self, effect: fx.MendTopics) -> Mapping[str, str] | None:

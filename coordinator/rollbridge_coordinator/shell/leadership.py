@@ -69,6 +69,8 @@ class Clock:
 logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
+UNHEARD_S = 15.0
+"""Time that a takeover waits for an answer about one buffer before it begins again."""
 UNFIT_S = 1.0
 """Interval at which a daemon without Kafka checks if it may lead again."""
 NOTABLE = (
@@ -162,6 +164,9 @@ class Leadership(threading.Thread):
         self._seen: NodeStat | None = None
         self._is_rival = False
         self._doubts = Doubts()
+        self._suspects: set[str] = set()
+        self._unreadable: dict[str, str] = {}
+        """Buffers that a takeover has tried to read twice in vain, with the reasons."""
         self._takeovers = Takeovers()
         self.is_leading = False
         """True after the takeover, until the lead is given up."""
@@ -320,6 +325,7 @@ class Leadership(threading.Thread):
                     self._settings.leader,
                     replication_factor=self._settings.replication_factor,
                     tail=warm,
+                    unreadable=self._unreadable,
                 )
             )
             group.times = times
@@ -435,7 +441,23 @@ class Leadership(threading.Thread):
         while not group.is_folded(ends):
             if self._stopping.is_set():
                 raise StaleStateError("stopped during the takeover")
-            self._fold(tail, group, 1.0, clock)
+            try:
+                self._fold(tail, group, 1.0, clock)
+            except CorruptDataError as fault:
+                if tail.failed is not None:
+                    self._suspect(tail.failed, str(fault))
+                raise
+            for partition, unheard_s in tail.unheard_s().items():
+                if unheard_s > UNHEARD_S and group.fold.positions.get(partition, 0) < ends[partition]:
+                    self._suspect(partition, f"nothing was heard of it for {unheard_s:.0f} s")
+                    raise StaleStateError(f"nothing is heard of {show_partition(partition)}")
+        self._suspects.clear()
+
+    def _suspect(self, partition: Partition, reason: str) -> None:
+        """Note that a buffer could not be read; the second time in a row, its stream is not led by this process."""
+        if partition[0] in self._suspects:
+            self._unreadable[partition[0]] = reason
+        self._suspects.add(partition[0])
 
     def _fold(self, tail: Tail, group: GroupState, timeout_s: float, clock: Clock) -> None:
         streams = group.partitions()

@@ -26,13 +26,15 @@ from rollbridge.kafka.tail import Tail
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName, Partition
-from rollbridge.model.records import StreamState
+from rollbridge.model.records import StreamConfig, StreamState
 from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.procedures.takeover import MakeFold
+from rollbridge_coordinator.procedures.unled import buffer_fault
 from rollbridge_coordinator.shell.frames import LogTail
+from rollbridge_coordinator.shell.interpreter import look_of
 from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet
 from rollbridge_coordinator.state.families import standby_samples
 from rollbridge_coordinator.state.warm import WarmTail
@@ -191,11 +193,7 @@ class Standby(threading.Thread):
             return None
         self._changed.clear()
         self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
-        configs = [
-            config
-            for config in self._metadata.streams(self._group.scope)
-            if config.group == self._group and config.state is StreamState.ACTIVE and not config.was_moved
-        ]
+        configs = self._readable(admin)
         log = self._group.commit_log_topic
         log_end = admin.end_offsets([log])[log]  # before those of the buffers
         reader = SnapshotReader(self._connection.bootstrap_servers, self._connection.kafka, self._group.scope)
@@ -214,6 +212,16 @@ class Standby(threading.Thread):
         }
         start = log_start(places, log_end, self._settings.leader.outcomes_again)
         return _Look(places, max(start, starts[log]))  # what was truncated is in the record of ended transactions
+
+    def _readable(self, admin: TopicAdmin) -> list[StreamConfig]:
+        """Return the streams that a takeover would find to be led: those whose settings and buffers can be read."""
+        found = [
+            config
+            for config in self._metadata.streams(self._group.scope)
+            if config.group == self._group and config.state is StreamState.ACTIVE and not config.was_moved
+        ]
+        looks = admin.look_at_each(config.buffer_topic for config in found)
+        return [config for config in found if buffer_fault(config, look_of(looks.get(config.buffer_topic)), 0) is None]
 
     def _judge(self, left: int) -> None:
         """Decide if the standby is warm with ``left`` messages still to read."""

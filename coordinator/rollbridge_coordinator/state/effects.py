@@ -163,6 +163,21 @@ class TopicIds(Effect[Mapping[str, str]]):
     topics: Sequence[str]
 
 
+class TopicLook(NamedTuple):
+    """Kafka's id of a topic, empty if it does not exist; and Kafka's name of what keeps it from being read, if any."""
+
+    topic_id: str
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtTopics(Effect[Mapping[str, TopicLook]]):
+    """Tell which of the topics exist and can be read; ``is_patient`` waits a moment for partition leaders."""
+
+    topics: Sequence[str]
+    is_patient: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TopicState:
     """What a topic is.

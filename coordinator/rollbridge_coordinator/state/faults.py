@@ -4,6 +4,9 @@
 or reconfigured. The stream's transactions wait while those of all others go on, and are tried again at growing
 intervals, so the stream leaves this state by itself.
 
+Of some streams a leader cannot even read what they are, or what is in their buffer (:data:`UNLED`). These are not led:
+see :mod:`rollbridge_coordinator.procedures.unled`.
+
 **Rounds with an unknown outcome.** A lost connection or a time-out in the middle of a round ends a leader's term. The
 next one takes the transactional ids over, which ends what was open, reads the outcome in the commit log, and does the
 round again if it was not committed. If the content of one transaction provokes this each time, no term would get past
@@ -22,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from rollbridge.model.changes import STREAM_MOVED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, UNLED, WATCHED, StreamFault
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -30,7 +33,6 @@ LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
 LEADERLESS_S: Final = 3.0
 """How long a segment may have no leader before its stream waits, and all others go on."""
-_UNTRIED: Final = WATCHED | {STREAM_MOVED}
 """Faults that no record tells to be over."""
 SEAL_TIMEOUT: Final = "seal-timeout"
 """Our name of a seal that took too long; it may work the next time."""
@@ -92,6 +94,13 @@ class Faults:
         """Take over a fault that an earlier leader has noted; the stream is tried again at once."""
         self._present[stream] = fault
 
+    def exclude(self, stream: str, fault: StreamFault) -> None:
+        """Note why a stream is not led."""
+        known = self._present.get(stream)
+        if known is None or (known.code, known.reason) != (fault.code, fault.reason):
+            self.news.append(f"stream {stream} is not led, its group goes on without it ({fault.code}): {fault.reason}")
+        self._present[stream] = fault
+
     def suspend(self, stream: str, fault: StreamFault) -> None:
         """Note that a stream waits in the middle of a change; it is not tried meanwhile."""
         if stream not in self._suspended:
@@ -113,13 +122,13 @@ class Faults:
             name
             for name in self._present
             if name not in self._suspended
-            and self._present[name].code not in _UNTRIED
+            and self._present[name].code not in WATCHED
             and (name not in self._rests or self._rests[name].is_over(now_ms))
         ]
 
     def is_tried(self, stream: str) -> bool:
         """Return True if it was refused, or looked at, in this term, whether or not its rest is over."""
-        return stream in self._rests or self._present[stream].code in _UNTRIED
+        return stream in self._rests or self._present[stream].code in WATCHED | UNLED
 
     def lift(self, stream: str) -> None:
         """Try what waits for a stream, which seems to be well again."""

@@ -36,7 +36,7 @@ from rollbridge_coordinator.state.preserver import Draft, TransactionMetadataPre
 from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.sessions import SessionSearch
 from rollbridge_coordinator.state.snapshots import Needed, PartitionSnapshots, SnapshotPlan, Snapshots, SnapshotSettings
-from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream
+from rollbridge_coordinator.state.streams import Doomed, JournalState, LedStream, Unled
 from rollbridge_coordinator.state.succession import Times
 from rollbridge_coordinator.state.upkeep import CommitLog, Housekeeping, LateWatch, Rest
 
@@ -295,6 +295,7 @@ class GroupState:
         serves_since_ms: When this leader had taken over, by its clock; 0 before.
         fold: State of its transaction buffers.
         streams: Its streams by ``scope/stream``.
+        unled: Those that cannot be read, which are none of its streams for now.
         doomed: Those that are being deleted, which are none of its streams any more.
         barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
         recorded: Open transactions that have a ZooKeeper record.
@@ -342,6 +343,7 @@ class GroupState:
     settings: LeaderSettings = field(default_factory=LeaderSettings)
     serves_since_ms: int = 0
     streams: dict[str, LedStream] = field(default_factory=dict)
+    unled: dict[str, Unled] = field(default_factory=dict)
     doomed: dict[str, Doomed] = field(default_factory=dict)
     barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
@@ -406,7 +408,7 @@ class GroupState:
     def buffers_of(self, transaction: TransactionId, streams: Iterable[str]) -> list[Partition]:
         """Return the buffer partitions of a transaction in those of these streams whose buffers the group reads."""
         found = (self.streams.get(name) for name in streams)
-        return [stream.partition_for(transaction) for stream in found if stream is not None and stream.has_buffer]
+        return [stream.partition_for(transaction) for stream in found if stream is not None]
 
     def waits_for(self, transaction: BufferedTransaction) -> str | None:
         """Return a stream in an error state that a transaction waits for, if its commit was asked for.
@@ -416,12 +418,18 @@ class GroupState:
         """
         if not self.faults or transaction.state is not State.COMMITTING or transaction.manifest is None:
             return None
+        if self.unled and (unled := self.unled_of(transaction)) is not None:
+            return unled  # whatever it has written there, not all of its frames are known
         written = transaction.written_streams()
         found = self.faults.first_of([name for name in transaction.begin.streams if name in written])
         if found is not None:
             return found
         expected = sorted(transaction.expected_streams() & self.streams.keys())
         return next((name for name in expected if self.is_half_done(name) or self.faults.is_lost(name)), None)
+
+    def unled_of(self, transaction: BufferedTransaction) -> str | None:
+        """Return a stream of a transaction that is not led, None if all are."""
+        return next((name for name in transaction.all_streams() if name in self.unled), None)
 
     def suspended_on(self, stream: str, but: str = "") -> Suspended | None:
         """Return the scale or rolling commit of a stream that waits half done, ``but`` for the one with that node."""
@@ -487,7 +495,7 @@ class GroupState:
     def _reads(self, partition: Partition) -> bool:
         topic, _ = partition
         stream = self.streams.get(str(parse_buffer_topic(topic)[0]))
-        return stream is not None and stream.has_buffer and stream.config.buffer_topic == topic
+        return stream is not None and stream.config.buffer_topic == topic
 
 
 # Records of open transactions

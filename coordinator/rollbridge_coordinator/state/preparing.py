@@ -39,15 +39,17 @@ than its records to append."""
 def is_large(group: GroupState, transaction: BufferedTransaction) -> bool:
     """Return True if a transaction to be committed is merged beside the line.
 
-    That takes a rolling commit, so none that writes to an adopted topic is: the topic would have to be left for it.
+    That takes a rolling commit, so none that writes to an adopted topic is: the topic would have to be left for it. Nor
+    is one that writes to a stream which is gone, or not led.
     """
     bound = group.settings.merge_beside_bytes
     if not bound or transaction.bytes < bound or transaction.state is not State.COMMITTING:
         return False
     # All of its bytes may be of parts that its commit does not name: then it writes to no segment at all.
     written = transaction.written_segments()
+    streams = [group.streams.get(name) for name in written]
     return 0 < sum(map(len, written.values())) <= SEGMENTS_MAX and not any(
-        group.streams[name].is_on_topic for name in written
+        stream is None or stream.is_on_topic for stream in streams
     )
 
 

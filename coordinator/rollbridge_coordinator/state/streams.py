@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,14 +53,9 @@ class LedStream:
         is_adopted = self.config.places.is_adopted
         return len(self.removing) + sum(not is_adopted(item) for item in self.history.stored())
 
-    @property
-    def has_buffer(self) -> bool:
-        """True if its buffer is read; that of a stream which an earlier version has moved is not."""
-        return not self.config.was_moved
-
     def partitions(self) -> Iterator[Partition]:
-        """Return the partitions of its buffer, if that is read."""
-        for number in range(self.config.buffer_partitions if self.has_buffer else 0):
+        """Return the partitions of its buffer."""
+        for number in range(self.config.buffer_partitions):
             yield self.config.buffer_topic, number
 
     def partition_for(self, identifier: TransactionId) -> Partition:
@@ -96,6 +91,18 @@ class Doomed:
             yield self.config.buffer_topic, number
 
 
+@dataclass(slots=True)
+class Unled:
+    """A stream that is not led, because its leader cannot read what it is, or what is in its buffer."""
+
+    config: StreamConfig
+    """Its settings; as the journal has them, if they cannot be read in ZooKeeper."""
+    is_lost: bool = False
+    """Whether its buffer is gone for certain, so that nothing of its open transactions can ever be committed."""
+    is_watched: bool = True
+    """Whether a look can tell that it is well again; if not, only the next leader tries to read it."""
+
+
 # Journal
 
 
@@ -110,8 +117,13 @@ class JournalState:
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _epochs: dict[str, EpochRecord] = field(default_factory=dict)
 
-    def changes(self, streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]) -> dict[str, bytes | None]:
-        """Return what to write so that the journal says what these streams are; None is a node that is gone."""
+    def changes(
+        self, streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault], unled: Collection[str]
+    ) -> dict[str, bytes | None]:
+        """Return what to write so that the journal says what these streams are; None is a node that is gone.
+
+        What it says of streams that are not led stays.
+        """
         found: dict[str, bytes | None] = {}
         for name, stream in streams.items():
             fault = faults.get(name)
@@ -122,6 +134,7 @@ class JournalState:
             ):
                 found |= self._of(stream, fault)
         alive = {item.config.name for item in streams.values() if item.config.state is Lifecycle.ACTIVE}
+        alive.update(map(StreamName.parse, unled))
         if len(alive) < len(self._seen) or not self._seen:
             for gone in streams_of(self.nodes).keys() - alive:
                 found |= dict.fromkeys(self._below(gone), None)

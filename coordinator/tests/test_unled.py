@@ -1,0 +1,284 @@
+"""Streams that cannot be read: a takeover leads their group without them, and says what is lost with them.
+
+Played in the simulated world with the real procedures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.tests.sim_world import World
+from coordinator.tests.test_refused_rolls import (
+    GROUP,
+    ORDERS,
+    OTHER,
+    Scene,
+    begin_both,
+    commit_both,
+    write_both,
+)
+from rollbridge.model import paths
+from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
+from rollbridge.model.control import ControlKind
+from rollbridge.model.frames import FrameHeader
+from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import StreamName
+from rollbridge.model.records import StreamConfig
+from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge_coordinator.procedures import rolling
+
+BUFFER = ORDERS.buffer_topic()
+
+Spoil = Callable[[World], None]
+
+
+def delete(world: World) -> None:
+    world.lost_buffers = True
+    world.lose(BUFFER)
+
+
+def replace(world: World) -> None:
+    delete(world)
+    world.create(BUFFER)
+
+
+def empty(world: World) -> None:
+    world.lost_buffers = True
+    log = world.topics[BUFFER]
+    log.start = len(log.entries)
+
+
+def deny(world: World) -> None:
+    world.unreadable[BUFFER] = "TOPIC_AUTHORIZATION_FAILED"
+
+
+def write(path: str, value: bytes) -> Spoil:
+    return lambda world: world.nodes.__setitem__(path, value)
+
+
+def newer(path: str) -> Spoil:
+    def spoil(world: World) -> None:
+        datum = json.loads(world.nodes[path])
+        world.nodes[path] = json.dumps({**datum, "version": 1_000}).encode()
+
+    return spoil
+
+
+EPOCH = paths.epoch(ORDERS, 1)
+POISONS: dict[str, tuple[Spoil, str]] = {
+    "buffer deleted": (delete, BUFFER_LOST),
+    "buffer replaced": (replace, BUFFER_LOST),
+    "buffer without rights": (deny, BUFFER_UNREADABLE),
+    "settings garbage": (write(paths.stream(ORDERS), b"garbage"), METADATA_UNREADABLE),
+    "settings empty": (write(paths.stream(ORDERS), b""), METADATA_UNREADABLE),
+    "settings of another stream": (
+        lambda world: world.nodes.__setitem__(paths.stream(ORDERS), world.nodes[paths.stream(OTHER)]),
+        METADATA_UNREADABLE,
+    ),
+    "epoch garbage": (write(EPOCH, b"garbage"), METADATA_UNREADABLE),
+    "epoch of another number": (
+        lambda world: world.nodes.__setitem__(EPOCH, world.nodes[paths.epoch(ORDERS, 0)]),
+        METADATA_UNREADABLE,
+    ),
+    "settings newer": (newer(paths.stream(ORDERS)), FORMAT_NEWER),
+    "epoch newer": (newer(EPOCH), FORMAT_NEWER),
+    "truncation garbage": (write(paths.truncation(ORDERS), b"garbage"), METADATA_UNREADABLE),
+    "late notes garbage": (write(paths.late(ORDERS), b"garbage"), METADATA_UNREADABLE),
+}
+
+
+class Place(Scene):
+    """A scene whose streams may have several lives, each with its own buffer."""
+
+    def _send(self, stream: StreamName, header: FrameHeader, value: bytes) -> None:
+        config = StreamConfig.from_json(self.world.nodes[paths.stream(stream)])
+        assert self.world.produce(config.buffer_topic, (header.pack(), value)) is not None
+
+
+def fault_of(scene: Scene, stream: StreamName = ORDERS) -> str:
+    raw = scene.world.nodes.get(paths.stream_fault(stream))
+    return "" if raw is None else StreamFault.from_json(raw).code
+
+
+def led(scene: Scene) -> bool:
+    return scene.leader.pending_done
+
+
+def spoil_and_take_over(scene: Scene, spoil: Spoil) -> None:
+    spoil(scene.world)
+    scene.take_over()
+    scene.until(lambda: led(scene))
+
+
+def open_for_long(scene: Scene, stream: StreamName) -> TransactionId:
+    """A transaction that is on record."""
+    found = scene.begin(stream)
+    scene.until(lambda: paths.transaction(GROUP, found) in scene.world.nodes)
+    return found
+
+
+@pytest.mark.parametrize("name", POISONS)
+def test_the_group_is_led_without_a_stream_that_cannot_be_read(name: str) -> None:
+    spoil, code = POISONS[name]
+    scene = Scene()
+    scene.others_go_on()
+    spoil_and_take_over(scene, spoil)
+    scene.until(lambda: fault_of(scene) == code)
+    scene.others_go_on()
+    for _ in range(2_000):
+        scene.step()
+    assert fault_of(scene) == code
+    assert scene.terms_ended == 0, "nobody tries again by taking over"
+    scene.others_go_on()
+    assert not scene.world.broken
+
+
+@pytest.mark.parametrize("name", [name for name, (_, code) in POISONS.items() if code != FORMAT_NEWER])
+def test_a_stream_that_cannot_be_read_can_be_deleted_and_its_name_used_again(name: str) -> None:
+    spoil, code = POISONS[name]
+    scene = Place()
+    recorded = open_for_long(scene, ORDERS)
+    spoil_and_take_over(scene, spoil)
+    scene.until(lambda: fault_of(scene) == code)
+    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0)
+    answer = scene.world.request(GROUP, request.to_json())
+    scene.until(lambda: answer in scene.world.nodes)
+    assert AdminAnswer.from_json(scene.world.nodes[answer]).ok, scene.world.nodes[answer]
+    assert paths.stream(ORDERS) not in scene.world.nodes
+    assert not [topic for topic in scene.world.topics if topic.startswith("sales.orders.segment")]
+    scene.until(lambda: scene.outcome(recorded) is not None)
+    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=1, created_ms=0))
+    scene.until(lambda: paths.stream(ORDERS) in scene.world.nodes)
+    mine = scene.begin(ORDERS)
+    scene.commit(ORDERS, mine)
+    scene.until(lambda: scene.visible(mine) == 1)
+    scene.take_over()
+    scene.others_go_on()
+
+
+@pytest.mark.parametrize("name", ["buffer without rights", "settings garbage", "epoch garbage", "late notes garbage"])
+def test_a_stream_that_can_be_read_again_is_led_again_with_all_that_was_open(name: str) -> None:
+    spoil, code = POISONS[name]
+    scene = Scene()
+    old, recorded = scene.old, open_for_long(scene, ORDERS)
+    before = dict(scene.world.nodes)
+    scene.commit(ORDERS, old)
+    scene.take_over()  # before anybody has read that
+    spoil_and_take_over(scene, spoil)
+    scene.until(lambda: fault_of(scene) == code)
+    for _ in range(2_000):
+        scene.step()
+    assert scene.outcome(old) is None
+    assert scene.outcome(recorded) is None
+    scene.world.unreadable.clear()
+    for path in (paths.stream(ORDERS), EPOCH):
+        scene.world.nodes[path] = before[path]
+    scene.world.nodes.pop(paths.late(ORDERS), None)
+    scene.until(lambda: scene.outcome(old) is not None)
+    scene.commit(ORDERS, recorded)
+    scene.until(lambda: scene.outcome(recorded) is not None and not fault_of(scene))
+    assert scene.visible(old) == scene.visible(recorded) == 1
+
+
+@pytest.mark.parametrize("spoil", [delete, replace])
+def test_what_is_known_to_be_lost_with_a_buffer_is_aborted_with_the_reason(spoil: Spoil) -> None:
+    scene = Scene()
+    recorded, both, elsewhere = open_for_long(scene, ORDERS), write_both(scene), scene.begin(OTHER)
+    scene.until(lambda: paths.transaction(GROUP, both) in scene.world.nodes)
+    spoil_and_take_over(scene, spoil)
+    commit_both(scene, both)
+    scene.commit(OTHER, elsewhere)
+    scene.until(lambda: all(scene.outcome(item) is not None for item in (recorded, both, elsewhere)))
+    for item in (recorded, both):
+        outcome = scene.outcome(item)
+        assert outcome is not None
+        assert outcome.kind is ControlKind.ABORT
+        assert "lost with stream sales/orders" in outcome.reason
+        assert scene.visible(item) == 0
+    assert scene.visible(elsewhere) == 1
+    scene.until(lambda: paths.transaction(GROUP, recorded) not in scene.world.nodes)
+    for _ in range(3):
+        scene.take_over()
+        scene.others_go_on()
+    assert scene.outcome(recorded) is not None, "once"
+
+
+def test_a_buffer_that_one_broker_does_not_know_yet_costs_nothing() -> None:
+    """Whether it is gone is decided at the second look."""
+    scene = Scene()
+    recorded = open_for_long(scene, ORDERS)
+    kept = scene.world.topics[BUFFER]
+    spoil_and_take_over(scene, delete)
+    scene.until(lambda: fault_of(scene) == BUFFER_LOST)
+    scene.world.topics[BUFFER] = kept
+    scene.commit(ORDERS, recorded)
+    scene.until(lambda: scene.outcome(recorded) is not None)
+    assert scene.visible(recorded) == 1
+    scene.until(lambda: not fault_of(scene))
+
+
+def test_a_buffer_that_is_deleted_while_somebody_leads_is_noticed() -> None:
+    scene = Scene()
+    scene.others_go_on()
+    recorded = open_for_long(scene, ORDERS)
+    delete(scene.world)
+    scene.until(lambda: fault_of(scene) == BUFFER_LOST)
+    scene.until(lambda: scene.outcome(recorded) is not None)
+    scene.terms_ended = 0
+    scene.others_go_on()
+
+
+def test_what_somebody_has_emptied_is_aborted_if_a_record_tells_of_it() -> None:
+    scene = Scene()
+    recorded = open_for_long(scene, ORDERS)
+    spoil_and_take_over(scene, empty)
+    scene.until(lambda: scene.outcome(recorded) is not None)
+    outcome = scene.outcome(recorded)
+    assert outcome is not None
+    assert (outcome.kind, "emptied" in outcome.reason) == (ControlKind.ABORT, True)
+    assert not fault_of(scene)
+    mine = scene.begin(ORDERS)
+    scene.commit(ORDERS, mine)
+    scene.until(lambda: scene.visible(mine) == 1)
+
+
+def test_a_roll_of_a_stream_that_is_lost_meanwhile_waits_and_the_group_is_led(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    third = StreamName("sales", "third")
+    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(third), segments=1, created_ms=0))
+    scene.until(lambda: paths.stream(third) in scene.world.nodes)
+    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)
+    both = begin_both(scene)
+    scene.until(lambda: paths.committing(GROUP) in scene.world.nodes)
+    spoil_and_take_over(scene, delete)
+    assert paths.committing(GROUP) not in scene.world.nodes
+    assert scene.world.children(paths.suspended(GROUP))
+    mine = scene.begin(third)
+    scene.commit(third, mine)
+    scene.until(lambda: scene.visible(mine) == 1)
+    scene.until(lambda: scene.outcome(both) is not None)
+    outcome = scene.outcome(both)
+    assert outcome is not None
+    assert outcome.kind is ControlKind.ABORT
+    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0)
+    answer = scene.world.request(GROUP, request.to_json())
+    scene.until(lambda: answer in scene.world.nodes)
+    scene.until(lambda: not scene.world.children(paths.suspended(GROUP)), 60_000)
+    scene.until(lambda: not fault_of(scene, OTHER), 60_000)
+    scene.others_go_on()
+
+
+def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:
+    scene = Scene()
+    topics = set(scene.world.topics)
+    spoil_and_take_over(scene, write(paths.stream(ORDERS), b"garbage"))
+    scene.others_go_on()
+    for _ in range(2_000):
+        scene.step()
+    assert topics <= set(scene.world.topics)
+    assert paths.stream(ORDERS) in scene.leader.group.journal.nodes  # type: ignore[union-attr]
