@@ -220,12 +220,10 @@ def test_an_innocent_stream_of_the_group_commits_under_the_next_leader(corpus: C
         assert corpus.fault(name) in ("", "hidden")
 
 
-def test_the_doctor_names_each_of_them(corpus: Corpus) -> None:
-    found = run_cli(corpus.site.environment(), "doctor").out.splitlines()
-    for name, poison in POISONS.items():
-        if poison.code and poison.deletable:
-            assert [line for line in found if str(corpus.places[name].name) in line], (name, found)
-    assert any(BUFFER_LOST in line for line in found)
+def test_the_doctor_names_what_is_wrong(corpus: Corpus) -> None:
+    found = run_cli(corpus.site.environment(), "doctor").out
+    for code in {poison.code for poison in POISONS.values()} - {""}:
+        assert code in found, "findings of a kind are one"
 
 
 @pytest.mark.parametrize("name", [name for name, poison in POISONS.items() if poison.code == BUFFER_LOST])
