@@ -203,7 +203,7 @@ def test_guesses_are_one_line_and_after_ten_are_not_looked_at(
         (KafkaUnavailableError("no broker answers"), 503, "kafka-unavailable"),
         (UnknownWriteError("it may have been done"), 504, "unknown-write"),
         (LocalEnvironmentError("no disk"), 500, "local-environment"),
-        (ValueError("<b>"), 500, "defect"),
+        pytest.param(ValueError("<b>"), 500, "defect", marks=pytest.mark.logs_defects),
     ],
 )
 def test_errors_are_told_with_their_code_and_text(
@@ -422,6 +422,7 @@ def test_an_answer_that_failed_is_not_kept() -> None:
     assert len(kept._slots) <= 64
 
 
+@pytest.mark.logs_defects
 def test_the_doctor_looks_once_a_minute_and_only_if_somebody_asks() -> None:
     hands, looks = Hands(), threading.Semaphore(0)
     outcomes: list[list[Finding] | Exception] = [
@@ -479,13 +480,14 @@ def test_requests_of_a_page_have_a_name_that_a_client_may_have() -> None:
         ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1", client_name=client_name(name))
 
 
+@pytest.mark.logs_defects
 def test_a_defect_of_the_page_ends_no_lead(caplog: pytest.LogCaptureFixture) -> None:
     board, bench = PageBoard(), Bench({"sales/orders": 1})
     board.look()
     sheet = PageSheet(board, "sales/default")
     for _ in range(3):
         sheet.write(bench.group, lambda _: 1 // 0, 5_000)  # type: ignore[arg-type, return-value]
-    assert len([item for item in caplog.records if "a defect keeps the live page" in item.message]) == 1
+    assert len([item for item in caplog.records if "the live page does not show this term" in item.message]) == 1
     assert board.led() == set()
     sheet.remove()
     sheet.write(bench.group, lambda now_ms: view_of(bench.group, now_ms), 6_000)
