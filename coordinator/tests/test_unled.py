@@ -20,6 +20,7 @@ from coordinator.tests.test_refused_rolls import (
     commit_both,
     write_both,
 )
+from rollbridge.errors import ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
 from rollbridge.model.control import ControlKind
@@ -229,6 +230,26 @@ def test_a_buffer_that_is_deleted_while_somebody_leads_is_noticed() -> None:
     scene.until(lambda: scene.outcome(recorded) is not None)
     scene.terms_ended = 0
     scene.others_go_on()
+
+
+def test_a_zookeeper_that_names_the_buffer_of_a_former_life_was_set_back() -> None:
+    """Nothing is lost: the buffer of the present life is there, with a commit that nobody has read yet."""
+    scene = Place()
+    scene.commit(ORDERS, scene.old)
+    scene.until(lambda: scene.outcome(scene.old) is not None)
+    backup = {path: value for path, value in scene.world.nodes.items() if path.startswith(paths.stream(ORDERS))}
+    scene.ask(AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0))
+    scene.until(lambda: paths.stream(ORDERS) not in scene.world.nodes)
+    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=1, created_ms=0))
+    scene.until(lambda: paths.stream(ORDERS) in scene.world.nodes)
+    scene.commit(ORDERS, open_for_long(scene, ORDERS))
+    for path in [path for path in scene.world.nodes if path.startswith(paths.stream(ORDERS))]:
+        del scene.world.nodes[path]
+    for path, value in backup.items():
+        scene.world.nodes[path] = value
+    scene.take_over()
+    with pytest.raises(ZooKeeperOutdatedError, match="it was created again"):
+        scene.until(lambda: led(scene))
 
 
 def test_what_somebody_has_emptied_is_aborted_if_a_record_tells_of_it() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from rollbridge.errors import ZooKeeperOutdatedError
 from rollbridge.model import paths
+from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE
 from rollbridge.model.ids import SHARED_MAX, parse_number
 from rollbridge.model.journal import Journal, key_of, lost, streams_of
 from rollbridge.model.names import StreamName
@@ -29,6 +30,7 @@ from rollbridge_coordinator.state.effects import (
 from rollbridge_coordinator.state.group import GroupState
 
 RECORDS_PER_ROUND: Final = 1_000
+OF_BUFFER: Final = frozenset({BUFFER_LOST, BUFFER_UNREADABLE})
 
 
 def check_mark(group: GroupState) -> Steps[None]:
@@ -106,8 +108,11 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     journal: Journal = group.journal.nodes
-    if group.unled:  # what ZooKeeper has of these cannot be compared, and nothing is done with it
-        places = {str(paths.stream(item.config.name)) for item in group.unled.values()}
+    # What ZooKeeper has of these cannot be read, and nothing is done with it. Of one whose buffer is not there it can: an
+    # older ZooKeeper may name the buffer of a former life.
+    found = ((item.config.name, group.faults.get(own)) for own, item in group.unled.items())
+    places = {paths.stream(name) for name, fault in found if fault is None or fault.code not in OF_BUFFER}
+    if places:
         journal = {path: value for path, value in journal.items() if "/".join(path.split("/")[:5]) not in places}
     wanted = [paths.group(group.name)]
     for name in streams_of(journal):

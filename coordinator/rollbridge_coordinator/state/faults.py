@@ -33,7 +33,6 @@ LEADERLESS: Final = "LEADER_NOT_AVAILABLE"
 """Kafka's name of what is wrong with a topic none of whose brokers is there."""
 LEADERLESS_S: Final = 3.0
 """How long a segment may have no leader before its stream waits, and all others go on."""
-"""Faults that no record tells to be over."""
 SEAL_TIMEOUT: Final = "seal-timeout"
 """Our name of a seal that took too long; it may work the next time."""
 
