@@ -30,6 +30,7 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import rolling
+from rollbridge_coordinator.state import effects as fx
 
 BUFFER = ORDERS.buffer_topic()
 
@@ -158,6 +159,30 @@ def test_a_stream_that_cannot_be_read_can_be_deleted_and_its_name_used_again(nam
     scene.until(lambda: scene.visible(mine) == 1)
     scene.take_over()
     scene.others_go_on()
+
+
+def test_a_deletion_that_is_withdrawn_costs_the_stream_nothing() -> None:
+    scene = Scene()
+    recorded = open_for_long(scene, ORDERS)
+    spoil_and_take_over(scene, deny)
+    scene.until(lambda: fault_of(scene) == BUFFER_UNREADABLE)
+    asked = paths.requests(GROUP)
+
+    def withdraw(effect: fx.AnyEffect, _: object) -> None:
+        if isinstance(effect, fx.Write) and any(item.path.startswith(asked) for item in effect.operations):
+            for name in scene.world.children(asked):
+                del scene.world.nodes[f"{asked}/{name}"]
+
+    scene.world.refuses = withdraw
+    scene.ask(AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0))
+    scene.until(lambda: not scene.world.children(asked))
+    for _ in range(1_000):
+        scene.step()
+    assert scene.outcome(recorded) is None
+    scene.world.unreadable.clear()
+    scene.commit(ORDERS, recorded)
+    scene.until(lambda: scene.outcome(recorded) is not None)
+    assert scene.visible(recorded) == 1
 
 
 @pytest.mark.parametrize("name", ["buffer without rights", "settings garbage", "epoch garbage", "late notes garbage"])

@@ -108,8 +108,8 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     journal: Journal = group.journal.nodes
-    # What ZooKeeper has of these cannot be read, and nothing is done with it. Of one whose buffer is not there it can: an
-    # older ZooKeeper may name the buffer of a former life.
+    # What ZooKeeper has of these cannot be read, and nothing is done with it. Of one whose buffer is not there it can:
+    # an older ZooKeeper may name the buffer of a former life.
     found = ((item.config.name, group.faults.get(own)) for own, item in group.unled.items())
     places = {paths.stream(name) for name, fault in found if fault is None or fault.code not in OF_BUFFER}
     if places:

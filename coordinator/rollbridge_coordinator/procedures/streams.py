@@ -278,6 +278,7 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
             group.housekeeping.starts.pop(partition, None)
         group.snapshots.forget(stream.partitions())
         del group.streams[own]
+        group.faults.forget(own)
 
 
 def delete_unled(group: GroupState, name: str, unled: streams.Unled, now_ms: int) -> Steps[None]:
@@ -291,9 +292,10 @@ def delete_unled(group: GroupState, name: str, unled: streams.Unled, now_ms: int
     if fault is not None and fault.code == FORMAT_NEWER:
         raise InvalidRequestError(f"stream {own} cannot be deleted now: {fault.reason}; nothing was deleted")
     mended = yield from mended_nodes(group, unled.config.name)
-    yield from end_of_stream(group, own, now_ms)
     if (yield from _doom(group, name, unled.config, mended, now_ms)):
+        yield from end_of_stream(group, own, now_ms)
         del group.unled[own]
+        group.faults.forget(own)
 
 
 def _doom(
@@ -312,7 +314,6 @@ def _doom(
                 group.metrics.note_answer(RequestKind.SCALE_STREAM, ok=False)
         else:
             group.suspended[node].work = work
-    group.faults.forget(own)
     group.doomed[own] = streams.Doomed(marked)
     return True
 
