@@ -29,6 +29,7 @@ class World:
         self.admin = self
         self.topics = Topics(self, self.look)  # type: ignore[arg-type]
         self.topics.read(0)
+        self.topics.look()
 
     def list_streams(self) -> list[StreamConfig]:
         return [
@@ -50,7 +51,13 @@ class World:
 
 @pytest.mark.parametrize(
     ("code", "means_the_stream"),
-    [(THERE, False), (ErrorCode.leader_not_available, False), (MISSING, True), (DENIED, True)],
+    [
+        (THERE, False),
+        (ErrorCode.leader_not_available, False),
+        (MISSING, True),
+        (DENIED, True),
+        (ErrorCode.unknown_server_error, True),
+    ],
 )
 def test_the_brokers_topic_wins(code: ErrorCode, means_the_stream: bool) -> None:
     assert World(code).means_the_stream is means_the_stream
@@ -64,10 +71,17 @@ def test_what_one_client_sees_counts_for_all_until_brokers_say_otherwise() -> No
     world.topics.saw(told(THERE))
     for code in (DENIED, None):
         world.code = code
-        world.topics.read(0)
+        world.topics.look()
         assert not world.means_the_stream
     world.topics.saw(told(MISSING))
     assert world.means_the_stream
     world.code = THERE
-    world.topics.read(0)
+    world.topics.look()
     assert not world.means_the_stream
+
+
+def test_nobody_who_reads_the_list_waits_for_brokers_that_hang() -> None:
+    world = World(THERE)
+    world.topics._look = lambda names: pytest.fail("brokers are asked")
+    world.topics.read(0)
+    assert world.topics.stream_of("another.topic") is None

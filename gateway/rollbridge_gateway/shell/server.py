@@ -235,6 +235,7 @@ class Server:
         for broker in sorted(self.brokers.addresses):
             await self._listen(broker)
         await self.blocking(self.topics.read)
+        await self.blocking(self.topics.look)
         await self._look_at_rights()
         await self.blocking(self.register.turn)
         await self.blocking(self.register.announce, self.record())
@@ -429,6 +430,7 @@ class Server:
                 await self.blocking(self.register.announce, self.record())
                 await self._read_gateways()
                 await self.fresh_topics()
+                await self.blocking(self.topics.look)
             except (RollbridgeError, OSError) as fault:
                 logger.warning("the look around failed, and is repeated: %s", fault)
                 await asyncio.sleep(1)

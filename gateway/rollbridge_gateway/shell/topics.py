@@ -24,7 +24,7 @@ REFRESH_S: Final = 5.0
 """Age at which the list of streams is read again."""
 MISS_S: Final = 0.5
 """Shortest interval in which it is read again for names that it does not have."""
-_UNTOLD: Final = (ErrorCode.topic_authorization_failed, ErrorCode.invalid_topic_exception)
+_THERE: Final = (ErrorCode.none, ErrorCode.leader_not_available)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,17 @@ class Topics:
                 self._read()
             return self.known
 
+    def look(self) -> None:
+        """Find out which names of streams are topics of the brokers; nobody who reads the list waits for that.
+
+        Whoever asks for one of them has it looked up at once, on the own connection.
+        """
+        names = self.known.virtual | self.known.clashes.keys()
+        try:
+            self.saw(self._look(names) if names else ())
+        except RollbridgeError as fault:
+            logger.warning("brokers do not tell which topics they have: %s", fault)
+
     def needs(self) -> list[LackingRight]:
         """Return what a gateway needs in Kafka for the streams that it knows, as if it lacked all of it."""
         known = self.known
@@ -98,9 +109,10 @@ class Topics:
         """Note which topics brokers have, by an answer to Metadata; of what is not to be described it says nothing."""
         codes = {str(item.name): item.error_code for item in answers}
         missing = {name for name, code in codes.items() if code is ErrorCode.unknown_topic_or_partition}
-        there = codes.keys() - missing - {name for name, code in codes.items() if code in _UNTOLD}
+        there = {name for name, code in codes.items() if code in _THERE}
         names = {config.name.virtual_topic for config in self._configs}
-        self._note(self._configs, ((self._at_brokers - missing) | there) & names)
+        self._at_brokers = ((self._at_brokers - missing) | there) & names
+        self._note()
 
     def stream_of(self, topic: str) -> str | None:
         """Return the stream of a topic; None if there is none by now. May wait, for others ask as well."""
@@ -122,17 +134,13 @@ class Topics:
             configs = self._bridge.admin.list_streams()
         except NothingServedError:
             configs = []  # the first coordinator is still to come
-        self._note(configs, self._at_brokers)
-        names = self.known.virtual | self.known.clashes.keys()
-        try:
-            self.saw(self._look(names) if names else ())
-        except RollbridgeError as fault:
-            logger.warning("brokers do not tell which topics they have: %s", fault)
+        self._configs = configs
+        self._note()
         self._read_s = began_s
 
-    def _note(self, configs: Collection[StreamConfig], at_brokers: frozenset[str]) -> None:
-        before, self._configs, self._at_brokers = self.known.clashes, configs, at_brokers
-        self.known = known_of(configs, at_brokers)
+    def _note(self) -> None:
+        before = self.known.clashes
+        self.known = known_of(self._configs, self._at_brokers)
         for topic in self.known.clashes.keys() - before.keys():
             stream = self.known.clashes[topic]
             logger.warning("brokers have topic %s, so producers do not reach stream %s by that name", topic, stream)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
@@ -24,6 +24,8 @@ from rollbridge.security.kafka import Security
 from rollbridge_gateway.versions import VersionRange
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ASK_S = 5.0
 _OPERATIONS: Final = {"Read": 1 << 3, "Write": 1 << 4, "Describe": 1 << 8}
@@ -55,10 +57,11 @@ def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
 
 
 class BrokerWatch:
-    """Asks any broker who the brokers are, with the gateway's own credentials. Belongs to one thread at a time."""
+    """Asks any broker, with the gateway's own credentials; first the one that answered last."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
+        self._answers: tuple[str, int] | None = None
         self.security = Security.from_config(settings.kafka)
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -79,13 +82,7 @@ class BrokerWatch:
             KafkaUnavailableError: none of those known, or named at the start, answered.
         """
         wanted = [*(known.addresses.values() if known else ()), *addresses_of(self._settings.bootstrap_servers)]
-        last: RollbridgeError | None = None
-        for host, port in wanted:
-            try:
-                return self._ask(host, port)
-            except RollbridgeError as fault:
-                last = fault
-        raise KafkaUnavailableError(f"no broker answers: {last}") from last
+        return self._of_any(wanted, self._ask)
 
     def lacking(self, known: Brokers, needs: Sequence[LackingRight]) -> list[LackingRight]:
         """Return what this gateway lacks of what it needs; topics that are not there count for nothing.
@@ -119,13 +116,23 @@ class BrokerWatch:
         request = MetadataRequest(
             topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=True
         )
+
+        def ask(host: str, port: int) -> Sequence[MetadataResponseTopic]:
+            with closing(self._connection(host, port)) as connection:
+                return connection.call(request, MetadataResponse).topics
+
+        return self._of_any(known.addresses.values(), ask)
+
+    def _of_any(self, wanted: Iterable[tuple[str, int]], ask: Callable[[str, int], T]) -> T:
         last: RollbridgeError | None = None
-        for host, port in known.addresses.values():
+        for address in sorted(wanted, key=lambda item: item != self._answers):
             try:
-                with closing(self._connection(host, port)) as connection:
-                    return connection.call(request, MetadataResponse).topics
+                found = ask(*address)
             except RollbridgeError as fault:
                 last = fault
+            else:
+                self._answers = address
+                return found
         raise KafkaUnavailableError(f"no broker answers: {last}") from last
 
     def _connection(self, host: str, port: int) -> Connection:
