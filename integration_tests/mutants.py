@@ -67,7 +67,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     116: ("bridge/rollbridge/model/text.py: printable",),
     117: (
         "gateway/rollbridge_gateway/shell/handshakes.py: telling",
-        "bridge/rollbridge/security/certificates.py: end_of_validity _not_after _element",
+        "bridge/rollbridge/security/certificates.py: ends_of_validity _not_after _element",
         "gateway/rollbridge_gateway/settings.py: GatewaySettings.check_certificate",
     ),
 }

@@ -52,7 +52,8 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
     [
         ("evil.example", 403), ("evil.example:9464", 403), ("127.0.0.1.evil.example", 403), ("a@127.0.0.1", 403),
         ("127.0.0.1", 200), ("[::1]:9464", 200), ("localhost:9464", 200), ("coordinator-1:9464", 200),
-        (f"{socket.gethostname()}.corp.example:9464", 200),
+        (f"{socket.gethostname()}.corp.example:9464", 200), ("metrics.rollbridge.svc:9464", 200),
+        ("metrics.rollbridge.svc.cluster.local:9464", 200), ("metrics.svc.evil.example", 403),
     ],
 )  # fmt: skip
 def test_metrics_are_not_for_a_site_whose_name_leads_here(host: str, status: int) -> None:
@@ -243,6 +244,22 @@ def test_a_probe_takes_the_place_of_one_that_was_killed_and_of_none_that_lives(t
     assert path.read_text() == "a file of somebody"
 
 
+def test_a_probe_leaves_the_place_of_one_that_stands_still(tmp_path: Path) -> None:
+    path = tmp_path / "probe.sock"
+    with ExitStack() as stack:
+        paused = stack.enter_context(socket.socket(socket.AF_UNIX))
+        paused.bind(str(path))
+        paused.listen(0)
+        while True:  # until nobody is let in any more
+            waits = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waits.setblocking(False)
+            if waits.connect_ex(str(path)):
+                break
+        with pytest.raises(LocalEnvironmentError):
+            Probe(str(path), list)
+        assert path.exists()
+
+
 def test_metrics_are_collected_once_a_second_by_one_thread_at_a_time() -> None:
     now_s, collected, at_once = 5.0, 0, threading.Lock()
 
@@ -273,6 +290,7 @@ def test_metrics_are_collected_once_a_second_by_one_thread_at_a_time() -> None:
 )
 def test_what_counts_as_one_address(one: str, other: str, are_alike: bool) -> None:
     assert (network_of(one) == network_of(other)) is are_alike
+    assert network_of("2001:db8::1%eth0") == "2001:db8::/64", "people read it in the log"
 
 
 def until(condition: Callable[[], bool]) -> None:

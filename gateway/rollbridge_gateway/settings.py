@@ -12,7 +12,7 @@ from datetime import datetime
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 from rollbridge.model.options import MIB, faults_of, option
-from rollbridge.security.certificates import WARNED_BEFORE, end_of_validity
+from rollbridge.security.certificates import WARNED_BEFORE, ends_of_validity
 from rollbridge_gateway.pace import Limits
 
 logger = logging.getLogger(__name__)
@@ -118,13 +118,16 @@ class GatewaySettings:
         return Limits(self.idle_s, self.request_s)
 
     def certificate_until(self) -> datetime | None:
-        """Return when the certificate runs out; None without one.
+        """Return when the certificate, or another one of its file, runs out; None without one.
 
         Raises:
             ConfigError: it cannot be read.
         """
+        return min(self._ends(), default=None)
+
+    def _ends(self) -> list[datetime]:
         try:
-            return end_of_validity(self.certificate) if self.certificate else None
+            return ends_of_validity(self.certificate) if self.certificate else []
         except (OSError, ValueError) as fault:
             raise ConfigError(f"certificate: cannot be used: {fault}") from fault
 
@@ -134,18 +137,18 @@ class GatewaySettings:
         Raises:
             ConfigError: it has run out; nothing was begun.
         """
-        until = self.certificate_until()
-        if until is None or until - now > WARNED_BEFORE:
+        ends = self._ends()
+        if not ends or min(ends) - now > WARNED_BEFORE:
             return
-        if until <= now:
+        if ends[0] <= now:
             raise ConfigError(
-                f"certificate: {self.certificate} has run out on {until:%Y-%m-%d}, so clients would refuse it; nothing "
-                "was begun; renew it"
+                f"certificate: {self.certificate} has run out on {ends[0]:%Y-%m-%d}, so clients would refuse it; "
+                "nothing was begun; renew it"
             )
         logger.warning(
             "certificate.expires file=%s until=%s: renew it, and restart this gateway; clients refuse it from then on",
             self.certificate,
-            f"{until:%Y-%m-%d}",
+            f"{min(ends):%Y-%m-%d}",
         )
 
     def tls_context(self) -> ssl.SSLContext | None:

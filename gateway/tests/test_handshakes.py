@@ -18,7 +18,7 @@ import uvloop
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.ratelimit import LIMITER
-from rollbridge.security.certificates import end_of_validity
+from rollbridge.security.certificates import ends_of_validity
 from rollbridge_gateway.settings import GatewaySettings
 from rollbridge_gateway.shell.handshakes import telling
 
@@ -119,7 +119,7 @@ def test_a_certificate_that_has_run_out_is_refused_and_one_that_soon_will_is_tol
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checked = settings(str(made(tmp_path, 20)))
-    until = end_of_validity(checked.certificate)
+    [until] = ends_of_validity(checked.certificate)
     with caplog.at_level(logging.WARNING):
         checked.check_certificate(until - timedelta(days=15))
         assert not caplog.records
@@ -127,3 +127,20 @@ def test_a_certificate_that_has_run_out_is_refused_and_one_that_soon_will_is_tol
     assert f"certificate.expires file={checked.certificate} until={until:%Y-%m-%d}" in caplog.text
     with pytest.raises(ConfigError, match=r"made\.pem has run out on .* nothing was begun; renew it"):
         checked.check_certificate(until)
+
+
+def test_an_authoritys_that_has_run_out_is_told_and_keeps_no_gateway_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for days, name in ((20, "own"), (10, "authority")):
+        (tmp_path / name).mkdir()
+        made(tmp_path / name, days)
+    chain = tmp_path / "chain.pem"
+    chain.write_text("".join((tmp_path / name / "made.pem").read_text() for name in ("own", "authority")))
+    checked = settings(str(chain))
+    own, authority = ends_of_validity(str(chain))
+    with caplog.at_level(logging.WARNING):
+        checked.check_certificate(authority + timedelta(days=1))
+    assert f"certificate.expires file={chain} until={authority:%Y-%m-%d}" in caplog.text
+    with pytest.raises(ConfigError, match=f"has run out on {own:%Y-%m-%d}"):
+        checked.check_certificate(own)

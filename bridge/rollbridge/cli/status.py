@@ -39,8 +39,8 @@ def _look(context: CliContext) -> ClusterStatus:
     found: ClusterStatus = import_module("rollbridge_devcluster.command").look(context.home)
     if not any(part.part == "zookeeper" and part.state == RUNNING for part in found.parts):
         return found
-    wrong = [part for part in zookeeper_parts(context.settings()) if part.part.startswith(("group ", "stream "))]
-    return replace(found, parts=(*found.parts, *wrong))
+    wrong = [part for part in zookeeper_parts(context.settings()) if part.state != RUNNING and " " in part.part]
+    return replace(found, parts=(*found.parts, *wrong))  # what is not named there is known from its process
 
 
 def _status_text(found: ClusterStatus) -> str:
@@ -49,7 +49,11 @@ def _status_text(found: ClusterStatus) -> str:
     lines = []
     width = max(_PART_COLUMNS, *(len(part.part) + 2 for part in found.parts))
     for part in found.parts:
-        columns = (f"{printable(part.part):<{width}}", f"{part.state:<14}", f"{printable(part.address or ''):<22}")
+        columns = (
+            f"{printable(part.part):<{width}}",
+            f"{printable(part.state):<14}",
+            f"{printable(part.address or ''):<22}",
+        )
         lines.append("".join(columns) + (f"process {part.pid}" if part.pid else ""))
         lines += [f"  {what:<14}{path}" for what, path in part.files.items()]
     if found.home and not found.ok:

@@ -20,8 +20,10 @@ _SHORT_TIME: Final = 0x17
 """With two digits of the year, for 1950 to 2049."""
 
 
-def end_of_validity(path: str) -> datetime:
-    """Return when the first of the certificates of a file runs out.
+def ends_of_validity(path: str) -> list[datetime]:
+    """Return when the certificates of a file run out: first the server's own, then those of its authorities.
+
+    A client need not mind one of an authority that has run out: it may know another way to one that it trusts.
 
     Raises:
         ValueError: there is none that can be read.
@@ -31,7 +33,7 @@ def end_of_validity(path: str) -> datetime:
     if not found:
         raise ValueError(f"{path} holds no certificate in PEM")
     try:
-        return min(_not_after(ssl.PEM_cert_to_DER_cert(pem)) for pem in found)
+        return [_not_after(ssl.PEM_cert_to_DER_cert(pem)) for pem in found]
     except (IndexError, ValueError) as fault:
         raise ValueError(f"{path} holds a certificate that cannot be read") from fault
 

@@ -33,6 +33,8 @@ _TEXT: Final = "text/plain; charset=utf-8"
 FRESH_S: Final = 1.0
 """For which a page of metrics is answered again: whoever asks often does not keep the daemon busy."""
 _MACHINE: Final = socket.gethostname().lower().partition(".")[0]
+_PRIVATE: Final = ("internal", "local", "svc")
+"""Last labels of names that nobody can register."""
 _KINDS_MAX: Final = 10
 """Formats in which metrics are kept, so that whoever asks for many of them takes no memory."""
 
@@ -170,14 +172,16 @@ class _Handler(BoundedHandler):
         """Return whether no browser can have been led here by a site of another name.
 
         Of the machine's own name only the first part has to be right: it rarely knows its domain, and scrapers use it.
-        Names without a dot are of private networks, as those of containers.
+        Names without a dot, and those below what the internet has not, are of private networks, as of containers and
+        of Kubernetes' services.
         """
         host = ", ".join(self.headers.get_all("Host", ())).lower()
         if not host:
             return True  # no browser leaves it out
         name = host.partition(":")[0]
-        first, dot, _ = name.partition(".")
-        known = {"localhost", self.server.host, name if first == _MACHINE or not dot else ""}
+        labels = name.split(".")
+        is_private = len(labels) == 1 or labels[-1] in _PRIVATE
+        known = {"localhost", self.server.host, name if is_private or labels[0] == _MACHINE else ""}
         return is_own_host(host, known - {""})
 
     def _answer(self, path: str) -> tuple[HTTPStatus, bytes, str]:

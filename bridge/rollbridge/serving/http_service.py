@@ -18,10 +18,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import ECONNREFUSED
 from http import HTTPStatus
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -112,7 +113,7 @@ def network_of(host: str) -> str:
     except ValueError:
         return host
     if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or int(address) >> 64)
+        return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))
     return str(address)
 
 
@@ -281,7 +282,8 @@ class ProbeHttpServer(BoundHttpServer):
 
 def _is_answered(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
+        probe.setblocking(False)  # one that stands still lets nobody in, and lives
+        return probe.connect_ex(str(path)) != ECONNREFUSED
 
 
 class HttpService:

@@ -30,7 +30,7 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.kafka.ratelimit import limited
-from rollbridge.serving.http_service import BoundedHandler, BoundHttpServer, HttpService
+from rollbridge.serving.http_service import BoundedHandler, BoundHttpServer, HttpService, network_of
 from rollbridge_coordinator.state.admission import (
     JSON_TYPE,
     Admitted,
@@ -160,7 +160,7 @@ class _PageHandler(BoundedHandler):
             content_length=self._one("Content-Length"),
             transfer_encoding=self._one("Transfer-Encoding"),
         )
-        address, now_s = str(self.client_address[0]), time.monotonic()
+        address, now_s = network_of(str(self.client_address[0])), time.monotonic()
         delay_s = self.server.wrong_tokens.delay_s(address, now_s) if heading.authorization else 0.0
         verdict = TOO_MANY_TOKENS if delay_s else judge(heading, self.server.rules)
         if isinstance(verdict, Dismissed):
