@@ -15,6 +15,7 @@ from kio.schema.find_coordinator.v4 import FindCoordinatorRequest
 from rollbridge.calls import Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType, LeaderEpochs
+from rollbridge.kafka.views import view_each
 
 
 class Kept:
@@ -73,9 +74,16 @@ class Told:
                 SimpleNamespace(
                     name=topic.name,
                     topic_id=self._view.topic_id,
-                    error_code=ErrorCode.none,
+                    error_code=ErrorCode.none if self._view.topic_id else ErrorCode.unknown_topic_or_partition,
+                    topic_authorized_operations=0,
                     partitions=[
-                        SimpleNamespace(partition_index=0, leader_id=self._view.leader, leader_epoch=self._view.epoch)
+                        SimpleNamespace(
+                            partition_index=0,
+                            leader_id=self._view.leader,
+                            leader_epoch=self._view.epoch,
+                            replica_nodes=NODES,
+                            isr_nodes=NODES,
+                        )
                     ],
                 )
                 for topic in request.topics
@@ -150,6 +158,17 @@ def test_of_a_topic_that_was_made_again_everything_is_new(views: dict[int, View]
         views[node] = View(3, 0, "another")
     cluster.forget_leader("t")
     assert cluster.leader("t", 0) == 3
+
+
+@pytest.mark.parametrize("servers", [SERVERS, "1.0.0.1:1"])
+def test_a_topic_that_one_broker_does_not_know_is_there_if_another_knows_it(
+    views: dict[int, View], servers: str
+) -> None:
+    """The first one is cut off from the others since before the topic was made."""
+    views[1].topic_id = ""
+    assert view_each(Cluster(servers), ["t"], 5.0).keys() == {"t"}
+    views[2].topic_id = views[3].topic_id = ""
+    assert not view_each(Cluster(servers), ["t"], 5.0)
 
 
 def test_what_one_cluster_learns_the_others_that_share_it_look_up(views: dict[int, View]) -> None:

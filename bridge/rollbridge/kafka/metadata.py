@@ -321,6 +321,11 @@ class Cluster:
         )
         return self.ask_any(request, MetadataResponse)
 
+    def doubt(self, answer: MetadataResponse) -> None:
+        """Have another broker asked the next time, since this answer may be old."""
+        self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
+        self._is_mistrusted = True
+
     def disconnect(self) -> None:
         """Close every connection; keep the cached look-ups."""
         for connection in self._connections.values():

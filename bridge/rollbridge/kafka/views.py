@@ -8,8 +8,9 @@ no brokers and no topics yet.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from kio.schema.describe_cluster.v0 import DescribeClusterRequest, DescribeClusterResponse
@@ -97,18 +98,29 @@ def view_topics(
 def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicDescription | ErrorCode]:
     """Describe those of the topics that exist, with the permitted operations; of a refused one, return why.
 
+    One that exists for none of two brokers does not: a broker that is cut off from the others does not know what was
+    made since.
+
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
     """
-    wanted = tuple(names)
+    deadline = Deadline(timeout_s)
+    found: dict[str, TopicDescription | ErrorCode] = {}
 
-    def ask() -> dict[str, TopicDescription | ErrorCode]:
+    def ask(wanted: Sequence[str]) -> list[str]:
         answer = _metadata(cluster, wanted, with_operations=True)
-        there = [item for item in answer.topics if item.error_code is not ErrorCode.unknown_topic_or_partition]
-        is_told = ErrorCode.none
-        return {str(item.name): _description(item) if item.error_code is is_told else item.error_code for item in there}
+        for item in answer.topics:
+            if item.error_code is not ErrorCode.unknown_topic_or_partition:
+                found[str(item.name)] = _description(item) if item.error_code is ErrorCode.none else item.error_code
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            cluster.doubt(answer)
+        return missing
 
-    return _patiently(ask, timeout_s, "describe topics")
+    missing = _patiently(partial(ask, tuple(names)), deadline.left(), "describe topics")
+    if missing:
+        _patiently(partial(ask, missing), deadline.left(), "describe topics")
+    return found
 
 
 def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
