@@ -17,7 +17,7 @@ from rollbridge_coordinator.procedures.merge import items_of, merge_direct
 from rollbridge_coordinator.procedures.refusals import absorb, give_up_waiting
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.faults import Faults
+from rollbridge_coordinator.state.faults import LEFT_OUT_S, Faults, Suspects
 from rollbridge_coordinator.state.planning import targets
 from rollbridge_coordinator.state.upkeep import REST_FIRST_MS, REST_MAX_MS
 
@@ -287,3 +287,20 @@ def test_what_waits_for_a_stream_ends_with_its_lease_unless_native_transactions_
     assert transaction.state is State.COMMITTING
     give_up_waiting(bench.group, transaction.deadline_ms + 1)
     assert transaction.state is state
+
+
+def test_a_buffer_that_two_takeovers_in_a_row_cannot_read_is_left_out_for_a_while() -> None:
+    suspects = Suspects()
+    suspects.note("a", "damaged", 0.0)
+    suspects.note("b", "silent", 0.0)
+    assert not suspects.left_out(0.0)
+    suspects.all_read()
+    suspects.note("a", "damaged", 1.0)
+    assert not suspects.left_out(1.0), "it was read in between"
+    suspects.note("a", "still damaged", 2.0)
+    assert suspects.left_out(2.0) == {"a": "still damaged"}
+    suspects.all_read()
+    assert suspects.left_out(2.0 + LEFT_OUT_S - 1) == {"a": "still damaged"}
+    assert not suspects.left_out(2.0 + LEFT_OUT_S), "tried again by the next takeover"
+    suspects.note("a", "damaged", 2.0 + LEFT_OUT_S)
+    assert not suspects.left_out(2.0 + LEFT_OUT_S)

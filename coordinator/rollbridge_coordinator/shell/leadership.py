@@ -40,7 +40,7 @@ from rollbridge_coordinator.shell.page_board import PageBoard, PageSheet
 from rollbridge_coordinator.shell.readings import Readings
 from rollbridge_coordinator.shell.standby import Standby
 from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet, Pulse
-from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError
+from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError, Suspects
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.metrics import Takeovers, Warmth
 from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Candidates, Times, gives_way_in_s, stands_in_s
@@ -164,9 +164,7 @@ class Leadership(threading.Thread):
         self._seen: NodeStat | None = None
         self._is_rival = False
         self._doubts = Doubts()
-        self._suspects: set[str] = set()
-        self._unreadable: dict[str, str] = {}
-        """Buffers that a takeover has tried to read twice in vain, with the reasons."""
+        self._suspects = Suspects()
         self._takeovers = Takeovers()
         self.is_leading = False
         """True after the takeover, until the lead is given up."""
@@ -325,7 +323,7 @@ class Leadership(threading.Thread):
                     self._settings.leader,
                     replication_factor=self._settings.replication_factor,
                     tail=warm,
-                    unreadable=self._unreadable,
+                    unreadable=self._suspects.left_out(started),
                 )
             )
             group.times = times
@@ -445,19 +443,18 @@ class Leadership(threading.Thread):
                 self._fold(tail, group, 1.0, clock)
             except CorruptDataError as fault:
                 if tail.failed is not None:
-                    self._suspect(tail.failed, str(fault))
+                    self._suspects.note(tail.failed[0], str(fault), time.monotonic())
                 raise
-            for partition, unheard_s in tail.unheard_s().items():
-                if unheard_s > UNHEARD_S and group.fold.positions.get(partition, 0) < ends[partition]:
-                    self._suspect(partition, f"nothing was heard of it for {unheard_s:.0f} s")
-                    raise StaleStateError(f"nothing is heard of {show_partition(partition)}")
-        self._suspects.clear()
-
-    def _suspect(self, partition: Partition, reason: str) -> None:
-        """Note that a buffer could not be read; the second time in a row, its stream is not led by this process."""
-        if partition[0] in self._suspects:
-            self._unreadable[partition[0]] = reason
-        self._suspects.add(partition[0])
+            silent = {
+                partition: unheard_s
+                for partition, unheard_s in tail.unheard_s().items()
+                if unheard_s > UNHEARD_S and group.fold.positions.get(partition, 0) < ends[partition]
+            }
+            for topic in {topic for topic, _ in silent}:
+                self._suspects.note(topic, f"nothing was heard of it for {UNHEARD_S:.0f} s", time.monotonic())
+            if silent:
+                raise StaleStateError(f"nothing is heard of {', '.join(map(show_partition, sorted(silent)))}")
+        self._suspects.all_read()
 
     def _fold(self, tail: Tail, group: GroupState, timeout_s: float, clock: Clock) -> None:
         streams = group.partitions()

@@ -214,6 +214,37 @@ class Doubts:
         )
 
 
+# Takeovers
+
+
+LEFT_OUT_S: Final = 600.0
+
+
+class Suspects:
+    """Buffers that takeovers of a process could not read, though they seem to be there.
+
+    If that is so twice in a row, the stream is left out by the process's takeovers of the next ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._once: set[str] = set()
+        self._left_out: dict[str, tuple[float, str]] = {}
+
+    def note(self, topic: str, reason: str, now_s: float) -> None:
+        """Note that a takeover could not read a buffer, and why."""
+        if topic in self._once:
+            self._left_out[topic] = now_s + LEFT_OUT_S, reason
+        self._once.add(topic)
+
+    def all_read(self) -> None:
+        """Note that a takeover has read all buffers that it did not leave out."""
+        self._once.clear()
+
+    def left_out(self, now_s: float) -> dict[str, str]:
+        """Return the buffers to leave out now, with the reasons."""
+        return {topic: reason for topic, (until_s, reason) in self._left_out.items() if now_s < until_s}
+
+
 # Errors of the coordinator that never reach a client
 
 
