@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from bridge.tests.buffers import Buffer
@@ -91,6 +93,21 @@ def test_what_nobody_takes_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatc
     assert chronicle.lost == 5
     assert len(list(chronicle.take())) == chronicle_module.UNREAD_MAX
     assert list(chronicle.take()) == []
+
+
+def test_a_standby_whose_notes_nobody_takes_does_not_grow() -> None:
+    chronicle = Chronicle()
+    kept, ended = (TransactionId.of(0, number).bytes for number in (1, 2))
+    for transaction in (kept, ended):
+        chronicle.changed(transaction, State.OPEN, State.ABORTING, "expire", is_unusual=True)
+    tracemalloc.start()
+    chronicle.forget(ended)
+    for number in range(50_000):
+        chronicle.forget(TransactionId.of(0, number + 3).bytes)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 500_000, "of 16 bytes each, and what holds them"
+    assert [note.transaction for note in chronicle.take()] == [kept]
 
 
 def changes(chronicle: Chronicle, transaction: bytes) -> list[tuple[State, State]]:

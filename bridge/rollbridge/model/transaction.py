@@ -431,11 +431,9 @@ class Chronicle:
 
     def take(self) -> Iterator[TransactionEvent]:
         """Yield what was noted for logs since the last time, oldest first."""
+        self._sweep()
         while self._notes:
-            note = self._notes.popleft()
-            if note.transaction not in self._forgotten:
-                yield note
-        self._forgotten.clear()
+            yield self._notes.popleft()
 
     def story(self, transaction: bytes) -> tuple[TransactionEvent, ...]:
         """Return the events of a transaction that are kept, oldest first."""
@@ -454,6 +452,14 @@ class Chronicle:
         self._open.pop(transaction, None)
         if self._notes:
             self._forgotten.add(transaction)
+            if len(self._forgotten) > UNREAD_MAX:  # nobody takes those of a standby
+                self._sweep()
+
+    def _sweep(self) -> None:
+        if self._forgotten:
+            left = (note for note in self._notes if note.transaction not in self._forgotten)
+            self._notes = deque(left, maxlen=UNREAD_MAX)
+            self._forgotten.clear()
 
     def _tell(self, event: TransactionEvent) -> None:
         self.lost += len(self._notes) == UNREAD_MAX
