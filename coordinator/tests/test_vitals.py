@@ -21,6 +21,7 @@ from rollbridge.model.metrics import Sample
 from rollbridge.model.records import Coordinator
 from rollbridge.serving.healthcheck import COORDINATOR, VARIABLES, check
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.shell import vitals
 from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet, ReachWatch
 from rollbridge_coordinator.state.families import READINGS_AGE, STANDBY_LAG, standby_samples
 from rollbridge_coordinator.state.metrics import Vitals, faults
@@ -32,7 +33,7 @@ def settings(metrics_address: str) -> CoordinatorSettings:
 
 
 @pytest.mark.parametrize(
-    ("vitals", "found"),
+    ("known", "found"),
     [
         (Vitals(connected=True, registered=True, answered=True), []),
         (Vitals(connected=False, registered=True, answered=True), ["not connected to ZooKeeper"]),
@@ -51,8 +52,8 @@ def settings(metrics_address: str) -> CoordinatorSettings:
         ),
     ],
 )
-def test_healthy_is_who_could_lead(vitals: Vitals, found: list[str]) -> None:
-    assert list(faults(vitals)) == found
+def test_healthy_is_who_could_lead(known: Vitals, found: list[str]) -> None:
+    assert list(faults(known)) == found
 
 
 class Brokers:
@@ -98,6 +99,23 @@ def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: py
     brokers.known.clear()
     watch.look()
     assert watch.is_answered, "whoever leads notices by itself"
+
+
+@pytest.mark.logs_defects
+def test_a_look_that_meets_a_defect_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "WATCH_S", 0.001)
+    watch = ReachWatch(settings(""), lambda: False, lambda: None)
+    looks: list[None] = []
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 1:
+            raise ValueError("nobody foresees that")
+        watch.__exit__()
+
+    monkeypatch.setattr(watch, "look", look)
+    watch.run()
+    assert len(looks) == 2
 
 
 def test_metrics_stand_on_the_board_while_they_are_written() -> None:

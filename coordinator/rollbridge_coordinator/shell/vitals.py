@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Self
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 
 from rollbridge.calls import Deadline
+from rollbridge.defects import log_defect
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.model.metrics import REQUEST_BOUNDS_S, Histogram, Sample
@@ -211,7 +212,10 @@ class ReachWatch(threading.Thread):
         """Look until the watch is left."""
         with self.cluster:
             while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
-                self.look()
+                try:
+                    self.look()
+                except Exception:  # health would stay as it is, whatever becomes of the brokers
+                    log_defect(logger, "the look at all brokers failed")
 
     def look(self) -> None:
         """Ask each broker now."""
