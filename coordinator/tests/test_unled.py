@@ -26,6 +26,7 @@ from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWE
 from rollbridge.model.control import ControlKind
 from rollbridge.model.frames import FrameHeader
 from rollbridge.model.ids import TransactionId
+from rollbridge.model.journal import is_deleted
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
@@ -328,3 +329,19 @@ def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:
         scene.step()
     assert topics <= set(scene.world.topics)
     assert paths.stream(ORDERS) in scene.leader.group.journal.nodes  # type: ignore[union-attr]
+
+
+def test_the_journal_drops_what_is_deleted_while_another_stream_is_not_led() -> None:
+    scene = Scene()
+    third = StreamName("sales", "third")
+    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(third), segments=1, created_ms=0))
+    scene.until(lambda: paths.stream(third) in scene.world.nodes)
+    spoil_and_take_over(scene, deny)
+    journal = scene.leader.group.journal.nodes  # type: ignore[union-attr]
+    assert paths.epoch(OTHER, 0) in journal
+    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(OTHER), created_ms=0)
+    answer = scene.world.request(GROUP, request.to_json())
+    scene.until(lambda: answer in scene.world.nodes)
+    scene.until(lambda: not [path for path in journal if path.startswith(f"{paths.stream(OTHER)}/")])
+    assert is_deleted(journal[paths.stream(OTHER)])
+    assert paths.epoch(ORDERS, 0) in journal

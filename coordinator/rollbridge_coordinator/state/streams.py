@@ -134,9 +134,8 @@ class JournalState:
             ):
                 found |= self._of(stream, fault)
         alive = {item.config.name for item in streams.values() if item.config.state is Lifecycle.ACTIVE}
-        alive.update(map(StreamName.parse, unled))
         if len(alive) < len(self._seen) or not self._seen:
-            for gone in streams_of(self.nodes).keys() - alive:
+            for gone in streams_of(self.nodes).keys() - alive - set(map(StreamName.parse, unled)):
                 found |= dict.fromkeys(self._below(gone), None)
                 if not is_deleted(self.nodes[paths.stream(gone)]):
                     found[paths.stream(gone)] = DELETED
