@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from coordinator.tests.test_refused_rolls import (
     commit_both,
     write_both,
 )
-from rollbridge.errors import ZooKeeperOutdatedError
+from rollbridge.errors import CoordinatorUnavailableError, ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
 from rollbridge.model.control import ControlKind
@@ -345,3 +346,33 @@ def test_the_journal_drops_what_is_deleted_while_another_stream_is_not_led() -> 
     scene.until(lambda: not [path for path in journal if path.startswith(f"{paths.stream(OTHER)}/")])
     assert is_deleted(journal[paths.stream(OTHER)])
     assert paths.epoch(ORDERS, 0) in journal
+
+
+def test_what_may_be_in_a_buffer_that_cannot_be_read_is_not_denied() -> None:
+    """A job that is told that nothing with its label is there does its work a second time."""
+    scene = Scene()
+
+    def ask(**named: Any) -> str:
+        request = AdminRequest(client_name="c", created_ms=0, **named)
+        path = scene.world.request(GROUP, request.to_json())
+        scene.until(lambda: path in scene.world.nodes)
+        return AdminAnswer.from_json(scene.world.nodes[path]).code
+
+    old, ended = str(scene.old), scene.begin(OTHER)
+    questions: list[dict[str, Any]] = [
+        {"kind": RequestKind.LOOK_UP, "transaction": old},
+        {"kind": RequestKind.LOOK_UP, "owner": "c1", "label": "night"},
+        {"kind": RequestKind.DESCRIBE, "transaction": old},
+        {"kind": RequestKind.ABORT_TRANSACTION, "transaction": old},
+    ]
+    scene.commit(OTHER, ended)
+    scene.until(lambda: scene.outcome(ended) is not None)
+    scene.commit(ORDERS, scene.old)
+    scene.take_over()
+    spoil_and_take_over(scene, deny)
+    assert [ask(**item) for item in questions] == [CoordinatorUnavailableError.code] * 4
+    assert ask(kind=RequestKind.LOOK_UP, transaction=str(ended)) != CoordinatorUnavailableError.code, "it has ended"
+    scene.world.unreadable.clear()
+    scene.world.lose(BUFFER)
+    scene.until(lambda: fault_of(scene) == BUFFER_LOST)
+    scene.until(lambda: CoordinatorUnavailableError.code not in [ask(**item) for item in questions])

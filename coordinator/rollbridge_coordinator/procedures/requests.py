@@ -15,6 +15,7 @@ from typing import Final
 
 from rollbridge.errors import (
     ConflictError,
+    CoordinatorUnavailableError,
     InvalidRequestError,
     OutcomeExpiredError,
     RollbridgeError,
@@ -191,6 +192,7 @@ def _look_up(group: GroupState, transaction: TransactionId, owner: str) -> tuple
         ended = group.fold.ended
         if not owner and ended is not None and transaction.bytes in ended:
             found = Absence.FORGOTTEN  # no horizon tells, as where the memory was lost
+        _check_all_read(group, f"transaction {transaction}", transaction.bytes)
         raise _absent(found, f"transaction {transaction}", group)
     return (_terminated(*found),)
 
@@ -205,7 +207,9 @@ def _look_up_label(
     assert request.label is not None
     found = _preserver(group).labelled(request.owner, request.label)
     if isinstance(found, Absence):
-        raise _absent(found, f"a transaction of client {request.owner} with label {request.label!r}", group)
+        what = f"a transaction of client {request.owner} with label {request.label!r}"
+        _check_all_read(group, what)
+        raise _absent(found, what, group)
     return (_terminated(request.owner, found),)
 
 
@@ -216,6 +220,20 @@ def _preserver(group: GroupState) -> TransactionMetadataPreserver:
             "no open one fits; the commit log may tell: `rollbridge consume --transactions`"
         )
     return group.preserver
+
+
+def _check_all_read(group: GroupState, what: str, identifier: bytes | None = None) -> None:
+    """Raise CoordinatorUnavailableError if something has not ended and may be in a buffer that cannot be read now."""
+    ended = group.fold.ended
+    if identifier is not None and ended is not None and identifier in ended:
+        return
+    name = next((name for name, item in group.unled.items() if not item.is_lost), None)
+    fault = None if name is None else group.faults.get(name)
+    if fault is not None:
+        raise CoordinatorUnavailableError(
+            f"whether {what} is open in group {group.name}, or has been committed, cannot be told while stream {name} "
+            f"is not led ({fault.code}: {fault.reason}); nothing was changed; ask again when that is put right"
+        )
 
 
 def _absent(absence: Absence, what: str, group: GroupState) -> RollbridgeError:
@@ -442,8 +460,10 @@ def _check_was_aborted(group: GroupState, identifier: TransactionId, request: Ad
     Raises:
         TransactionNotFoundError: it was not, or its outcome is not remembered; the request has done nothing.
         InvalidRequestError: it is committed.
+        CoordinatorUnavailableError: it may be in a buffer that cannot be read.
     """
     absent = f"transaction {identifier} is not open in group {group.name}"
+    _check_all_read(group, f"transaction {identifier}", identifier.bytes)
     found = None if group.preserver is None else group.preserver.find(identifier)
     if found is None or found is Absence.FORGOTTEN:
         raise TransactionNotFoundError(f"{absent}, and how it has ended is not remembered; nothing was written now")
