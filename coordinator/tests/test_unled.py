@@ -321,14 +321,6 @@ def test_a_roll_of_a_stream_that_is_lost_meanwhile_waits_and_the_group_is_led(
     scene.others_go_on()
 
 
-def test_a_node_that_is_no_record_of_a_transaction_is_left_alone() -> None:
-    scene = Scene()
-    stray = f"{paths.transactions(GROUP)}/00/notes"
-    spoil_and_take_over(scene, write(stray, b"of somebody"))
-    scene.others_go_on()
-    assert stray in scene.world.nodes
-
-
 def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:
     scene = Scene()
     topics = set(scene.world.topics)

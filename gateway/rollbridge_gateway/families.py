@@ -48,7 +48,9 @@ def _histogram(name: str, about: str, labels: str = "", advice: str = "") -> Fam
 
 INFO: Final = _gauge("info", "Always 1; names the gateway and its version.", "name version")
 HEALTHY: Final = _gauge(
-    "healthy", "1 if it serves, and its lease in ZooKeeper runs.", advice="`/healthz` at the same address says why"
+    "healthy",
+    "1 if it serves, has its lease in ZooKeeper, and can send.",
+    advice="`/healthz` at the same address says why",
 )
 LEASE_AGE: Final = _gauge(
     "lease_age_seconds",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from rollbridge.errors import KafkaUnavailableError
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge_gateway.shell.topics import Topics
@@ -26,12 +26,17 @@ class World:
 
     def __init__(self, code: ErrorCode) -> None:
         self.code: ErrorCode | None = code
+        self.fault: RollbridgeError | None = None
+        self.listed = 0
         self.admin = self
         self.topics = Topics(self, self.look)  # type: ignore[arg-type]
         self.topics.read(0)
         self.topics.look()
 
     def list_streams(self) -> list[StreamConfig]:
+        self.listed += 1
+        if self.fault is not None:
+            raise self.fault
         return [
             StreamConfig(name=StreamName.parse(STREAM), group=GroupName("sales"), created_ms=0, buffer_topic_id="b")
         ]
@@ -85,3 +90,15 @@ def test_nobody_who_reads_the_list_waits_for_brokers_that_hang() -> None:
     world.topics._look = lambda names: pytest.fail("brokers are asked")
     world.topics.read(0)
     assert world.topics.stream_of("another.topic") is None
+
+
+def test_while_zookeeper_does_not_answer_one_waits_for_it_and_the_others_do_not_wait_in_a_row() -> None:
+    world = World(MISSING)
+    world.fault, world.listed = ZooKeeperUnavailableError("no answer"), 0
+    for _ in range(50):
+        with pytest.raises(ZooKeeperUnavailableError):
+            world.topics.read(0)
+        with pytest.raises(ZooKeeperUnavailableError):
+            world.topics.stream_of("another.topic")
+    assert world.listed == 1
+    assert world.means_the_stream, "the older list is used"

@@ -104,20 +104,21 @@ def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
     """
-    wanted, deadline = tuple(names), Deadline(timeout_s)
+    deadline = Deadline(timeout_s)
     found: dict[str, TopicDescription | ErrorCode] = {}
 
-    def ask(topics: Sequence[str]) -> MetadataResponse:
-        answer = _metadata(cluster, topics, with_operations=True)
+    def ask(wanted: Sequence[str]) -> list[str]:
+        answer = _metadata(cluster, wanted, with_operations=True)
         for item in answer.topics:
             if item.error_code is not ErrorCode.unknown_topic_or_partition:
                 found[str(item.name)] = _description(item) if item.error_code is ErrorCode.none else item.error_code
-        return answer
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            cluster.doubt(answer)
+        return missing
 
-    answer = _patiently(partial(ask, wanted), deadline.left(), "describe topics")
-    missing = [name for name in wanted if name not in found]
+    missing = _patiently(partial(ask, tuple(names)), deadline.left(), "describe topics")
     if missing:
-        cluster.doubt(answer)
         _patiently(partial(ask, missing), deadline.left(), "describe topics")
     return found
 

@@ -13,12 +13,11 @@ Kafka's controller epochs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamChange
@@ -70,8 +69,6 @@ from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
 from rollbridge_coordinator.state.streams import commit_log_topic_spec
 from rollbridge_coordinator.state.warm import WarmTail
-
-logger = logging.getLogger(__name__)
 
 # Restore
 
@@ -458,9 +455,4 @@ def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
 def _load_records(group: GroupState) -> Steps[None]:
     buckets = [f"{paths.transactions(group.name)}/{number:02x}" for number in range(paths.BUCKETS)]
     names = yield from ReadChildren(buckets)
-    for bucket, items in names.items():
-        for item in items:
-            try:
-                group.recorded.add(TransactionId.parse(item).bytes)
-            except InvalidRequestError as fault:
-                logger.warning("%s: %s/%s is left alone: %s", group.name, bucket, item, fault)
+    group.recorded.update(TransactionId.parse(item).bytes for items in names.values() for item in items)

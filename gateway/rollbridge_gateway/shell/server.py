@@ -45,6 +45,7 @@ from rollbridge_gateway.wire import LENGTH_BYTES, Head
 
 logger = logging.getLogger(__name__)
 _full = limited(logging.getLogger(f"{__name__}.full"))
+_unlisted = limited(logging.getLogger(f"{__name__}.unlisted"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,6 +115,7 @@ class Server:
         self._clients: set[asyncio.Task[None]] = set()
         self._of_network: Counter[str] = Counter()
         self._per_ip_max = settings.per_ip_max
+        self._ended: list[str] = []
         self._changed = asyncio.Event()
         self._next_broker = itertools.count()
         self._since_ms = int(time.time() * 1000)
@@ -170,7 +172,7 @@ class Server:
             try:
                 await self.blocking(self.topics.read, age_s)
             except RollbridgeError as fault:
-                logger.warning("streams cannot be listed now: %s", fault)
+                _unlisted.warning("streams cannot be listed now: %s", fault)
 
     def homes(self, client_id: str | None) -> Homes:
         """Return topics with one of whose streams a transaction may begin that has offsets first.
@@ -248,7 +250,7 @@ class Server:
             asyncio.create_task(self._keep_forgetting(), name="forgetting"),
         ]
         for task in tasks:
-            task.add_done_callback(_tell_of_end)
+            task.add_done_callback(self._tell_of_end)
         try:
             self.is_ready = True
             ready()
@@ -258,6 +260,12 @@ class Server:
             for task in tasks:
                 task.cancel()
             await self._stop()
+
+    def _tell_of_end(self, task: asyncio.Task[None]) -> None:
+        """Tell that a task which goes on for ever has ended; the gateway goes on without it, and is not healthy."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log_defect(logger, "%s has ended", task.get_name(), fault=fault)
+            self._ended.append(task.get_name())
 
     async def _stop(self) -> None:
         try:
@@ -418,22 +426,28 @@ class Server:
     async def _keep_looking(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                await self._look()
-            self._changed.clear()
-            try:
-                for broker in sorted(set(self.brokers.addresses) - set(self._ports)):
-                    await self._listen(broker)
-                await self._look_at_rights()
-                await self.blocking(self.register.announce, self.record())
-                await self._read_gateways()
-                await self.fresh_topics()
-                await self.blocking(self.topics.look)
+                await self._look_around()
             except (RollbridgeError, OSError) as fault:
                 logger.warning("the look around failed, and is repeated: %s", fault)
                 await asyncio.sleep(1)
+            except Exception:
+                log_defect(logger, "the look around failed, and is repeated")
+                await asyncio.sleep(1)
+
+    async def _look_around(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._changed.wait()
+        except TimeoutError:
+            await self._look()
+        self._changed.clear()
+        for broker in sorted(set(self.brokers.addresses) - set(self._ports)):
+            await self._listen(broker)
+        await self._look_at_rights()
+        await self.blocking(self.register.announce, self.record())
+        await self._read_gateways()
+        await self.fresh_topics()
+        await self.blocking(self.topics.look)
 
     async def _read_gateways(self) -> None:
         found = await self.blocking(self.register.gateways, self._gateways_changed)
@@ -482,6 +496,7 @@ class Server:
         silence_s = self.bridge.sender_silence_s
         if silence_s > SILENCE_S:
             found.append(f"it has not been able to send frames for {silence_s:.0f} s; `defect:` in its log says why")
+        found += [f"its task {name} has ended; `defect:` in its log says why" for name in self._ended]
         return found
 
     def samples(self) -> Iterator[Sample]:
@@ -511,12 +526,6 @@ class Server:
             savepoints=producers.savepoints.copy(),
             savepoint_failures=producers.savepoint_failures,
         ).samples()
-
-
-def _tell_of_end(task: asyncio.Task[None]) -> None:
-    """Put it into the log that a task which goes on for ever has ended; the gateway goes on without it."""
-    if not task.cancelled() and (fault := task.exception()) is not None:
-        log_defect(logger, "%s has ended", task.get_name(), fault=fault)
 
 
 def _name_of(api: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from rollbridge.calls import answers_within
 from rollbridge.connection import Bridge
 from rollbridge.errors import NothingServedError, RollbridgeError
 from rollbridge.model.gateways import LackingRight
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S: Final = 5.0
 """Age at which the list of streams is read again."""
+LIST_S: Final = 10.0
+"""Longest wait for ZooKeeper, in less than what clients wait for an answer."""
 MISS_S: Final = 0.5
 """Shortest interval in which it is read again for names that it does not have."""
 _THERE: Final = (ErrorCode.none, ErrorCode.leader_not_available)
@@ -66,7 +69,8 @@ class Topics:
         self._bridge = bridge
         self._look = look
         self._lock = threading.Lock()
-        self._read_s = float("-inf")
+        self._read_s = self._failed_s = float("-inf")
+        self._fault: RollbridgeError | None = None
         self._configs: Collection[StreamConfig] = ()
         self._at_brokers: frozenset[str] = frozenset()
         self.known = known_of((), ())
@@ -130,10 +134,17 @@ class Topics:
 
     def _read(self) -> None:
         began_s = time.monotonic()
+        if self._fault is not None and began_s - self._failed_s < REFRESH_S:
+            raise self._fault.with_traceback(None)  # or else each who waits would wait for as long as the one before
         try:
-            configs = self._bridge.admin.list_streams()
+            with answers_within(LIST_S):
+                configs = self._bridge.admin.list_streams()
         except NothingServedError:
             configs = []  # the first coordinator is still to come
+        except RollbridgeError as fault:
+            self._fault, self._failed_s = fault, time.monotonic()
+            raise
+        self._fault = None
         self._configs = configs
         self._note()
         self._read_s = began_s
