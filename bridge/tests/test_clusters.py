@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest
 
 from rollbridge.calls import Deadline
-from rollbridge.errors import KafkaUnavailableError
-from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType, LeaderEpochs
+from rollbridge.errors import AuthenticationError, KafkaUnavailableError
+from rollbridge.kafka.dispatch import Dispatcher
+from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, CoordinatorType, LeaderEpochs
+from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.views import view_each
 
 
@@ -57,6 +60,9 @@ class Told:
     def usable(self) -> bool:
         return True
 
+    def require(self, *_: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -78,12 +84,13 @@ class Told:
                     topic_authorized_operations=0,
                     partitions=[
                         SimpleNamespace(
-                            partition_index=0,
+                            partition_index=number,
                             leader_id=self._view.leader,
                             leader_epoch=self._view.epoch,
                             replica_nodes=NODES,
                             isr_nodes=NODES,
                         )
+                        for number in range(self._view.partitions)
                     ],
                 )
                 for topic in request.topics
@@ -98,6 +105,7 @@ class View:
     leader: int
     epoch: int
     topic_id: str = "id"
+    partitions: int = 1
     asked: int = 0
 
 
@@ -183,3 +191,57 @@ def test_what_one_cluster_learns_the_others_that_share_it_look_up(views: dict[in
     with pytest.raises(CodeError):
         other.leader("t", 0)  # it has asked the first broker
     assert other.leader("t", 0) == 2
+
+
+def test_the_leader_of_a_partition_that_was_added_is_looked_up(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    assert cluster.leader("t", 0) == 1
+    for view in views.values():
+        view.leader, view.partitions = 2, 2
+    queue = PartitionQueue[QueuedBatch](("t", 1), Lane())
+    queue.pending.append(QueuedBatch())
+    owner: Any = None  # it has nothing to decide
+    dispatch = Dispatcher[QueuedBatch](cluster, owner, (1, 0), request_timeout_s=1.0, in_flight_max=1)
+    dispatch.note(queue)
+    dispatch.pump()
+    dispatch.reach(nullcontext())
+    assert set(dispatch.links) == {2}
+
+
+def test_a_partition_that_was_added_is_found_at_a_broker_that_has_heard_of_it(views: dict[int, View]) -> None:
+    """The first one is cut off from the others."""
+    cluster = Cluster(SERVERS)
+    assert cluster.leader("t", 0) == 1
+    views[2].partitions = views[3].partitions = 2
+    with pytest.raises(CodeError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        cluster.leader("t", 1)
+    assert cluster.leader("t", 1) == 1
+    views[3].partitions = 3
+    cluster.forget_leader("t", 2)
+    assert not cluster.learn(["t"])
+    assert cluster.known_leader("t", 2) == 1
+
+
+def test_a_broker_that_refuses_us_keeps_us_from_no_other(
+    views: dict[int, View], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate has run out; it comes next once an answer of the first one was wrong."""
+    believed = Cluster._connect
+
+    def connect(self: Cluster, broker: Broker, deadline: Deadline | None) -> Any:
+        if broker.host[-1] in refusing:
+            raise AuthenticationError(f"cannot trust the certificate of {broker.host}")
+        return believed(self, broker, deadline)
+
+    monkeypatch.setattr(Cluster, "_connect", connect)
+    refusing = {"2"}
+    cluster = Cluster(SERVERS)
+    assert cluster.leader("t", 0) == 1
+    views[1] = views[3] = View(3, 2)
+    for _ in range(2):
+        cluster.forget_leader("t", 0)
+        assert cluster.leader("t", 0) == 3
+    refusing = {"1", "2", "3"}
+    cluster.forget_leader("t", 0)
+    with pytest.raises(AuthenticationError):
+        cluster.leader("t", 0)

@@ -32,10 +32,10 @@ from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
 from rollbridge.calls import Backoff, Deadline
-from rollbridge.errors import ConfigError, KafkaUnavailableError, NotFoundError
+from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, NotFoundError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, UnsupportedBrokerError, is_definite, refusal
 from rollbridge.model.errors import PortableError
 from rollbridge.model.names import Partition
 from rollbridge.security.kafka import Security
@@ -50,8 +50,8 @@ _DIAL_MAX_S: Final = 1.0
 _IDLE_MAX: Final = 2
 _FAILED_S: Final = 30.0
 _FAILED: Final[dict[Broker, float]] = {}
-"""Time at which a broker could not be reached, for all clusters of this process: each that is new would ask it first,
-and one that is cut off or hangs is noticed by a time-out only."""
+"""Time at which a broker could not be reached, or refused us, for all clusters of this process: each that is new would
+ask it first, and one that is cut off or hangs is noticed by a time-out only."""
 
 
 class Isolation(IntEnum):
@@ -215,6 +215,7 @@ class Cluster:
             raise CodeError(fault, f"topic {topic}")
         node = self.known_leader(topic, partition)
         if node is None:
+            self._is_mistrusted = True
             missing = partition >= self._partition_counts.get(topic, 0)
             code = ErrorCode.unknown_topic_or_partition if missing else ErrorCode.leader_not_available
             raise CodeError(code, f"partition {partition} of topic {topic}")
@@ -245,12 +246,13 @@ class Cluster:
     def forget_leader(self, topic: str, partition: int | None = None) -> None:
         """Drop the cached leaders of a topic, or one of them: a broker denied that it leads it, or does not answer.
 
-        One that is not cached may be that of a partition which was added.
+        One that is not cached may be that of a partition which was added, and of which the broker asked has not heard.
         """
         if partition is None:
             self._is_mistrusted |= self._leaders.pop(topic, None) is not None
-        elif topic in self._leaders:
-            self._is_mistrusted |= self._leaders[topic].pop(partition, None) is not None
+        elif (leaders := self._leaders.get(topic)) is not None:
+            leaders.pop(partition, None)
+            self._is_mistrusted = True
             self._doubted.add(topic)
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
@@ -390,7 +392,7 @@ class Cluster:
         """Ask any broker; replace a connection that turns out dead, since look-ups can be repeated.
 
         The brokers asked in turn share the time up to the deadline, since a stopped one accepts connections and never
-        answers.
+        answers. One that refuses us, with a certificate that has run out for example, keeps us from none of the others.
         """
         brokers = self._in_turn()
         is_mistrusted, self._is_mistrusted = self._is_mistrusted and len(brokers) > 1, False
@@ -403,15 +405,19 @@ class Cluster:
                 logger.debug("asking another broker: %s", exc)
             self._control.close()
             self._control = None
-        failures = []
+        failures: list[RollbridgeError] = []
         for number, broker in enumerate(brokers):
             share = self._share(len(brokers) - number)
             try:
                 self._control, self._informant = self._connect(broker, share), broker
                 return self._control.call(request, response_type)
-            except KafkaUnavailableError as exc:
-                failures.append(str(exc))
-        raise KafkaUnavailableError(f"no Kafka broker answers: {'; '.join(failures)}")
+            except (KafkaUnavailableError, AuthenticationError, UnsupportedBrokerError) as exc:
+                logger.debug("asking another broker: %s", exc)
+                failures.append(exc)
+        for failure in failures:
+            if not isinstance(failure, KafkaUnavailableError):
+                raise failure
+        raise KafkaUnavailableError(f"no Kafka broker answers: {'; '.join(map(str, failures))}")
 
     def _share(self, brokers: int) -> Deadline | None:
         """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
@@ -441,6 +447,9 @@ class Cluster:
                 connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
                 request_timeout_s=self._request_timeout_s,
             )
+        except (AuthenticationError, UnsupportedBrokerError):
+            _FAILED[broker] = time.monotonic()
+            raise
         except KafkaUnavailableError as exc:
             known = self._dialling.setdefault(broker, known or _Dialling())
             known.fault = str(exc)
