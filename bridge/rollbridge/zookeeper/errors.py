@@ -158,6 +158,10 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
                 path=path,
                 identity=who,
             )
+        case kazoo.UnimplementedError():
+            return ZooKeeperRefusedError(
+                f"ZooKeeper is too old for the request for {path}: 3.6 or newer is needed; nothing was written"
+            )
         case _ if isinstance(fault, _NOTHING_DONE):
             return ZooKeeperUnavailableError(f"ZooKeeper is too busy for {path} ({_text(fault)}); nothing was written")
         case _ if isinstance(fault, _LOST_ON_THE_WAY):

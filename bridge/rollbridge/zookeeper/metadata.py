@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Final
 
 from rollbridge.calls import Deadline, answers_within, patience_s
@@ -58,7 +59,7 @@ from rollbridge.zookeeper.session import Watch, Znode, ZooKeeperSession
 logger = logging.getLogger(__name__)
 
 _TELL_S: Final = 2.0
-"""Seconds without an answer after which a log says who is asked."""
+"""Seconds without an answer after which a log says why that may be."""
 _CLOSED_LOOK_S: Final = 0.5
 """How often whoever waits for an answer looks whether its session was closed."""
 FIRST_COUNTER: Final = 1
@@ -257,7 +258,8 @@ class Metadata:
         except ZooKeeperRefusedError as refused:
             if len(wanted) == 1:
                 return [refused]
-        return [item for path in wanted for item in self.get_each([path])]
+        middle = len(wanted) // 2
+        return [*self.get_each(wanted[:middle]), *self.get_each(wanted[middle:])]
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""
@@ -540,16 +542,7 @@ class Metadata:
     def answer_to(self, group: GroupName, request: AdminRequest, name: str, timeout_s: float) -> AdminAnswer:
         """Wait for the answer to a request that :meth:`put_request` has put. Raises as :meth:`ask` does."""
         deadline = Deadline(patience_s(timeout_s))
-        answer = self._await_answer(group, name, Deadline(min(_TELL_S, deadline.left())))
-        if answer is None and not deadline.passed():
-            logger.info(
-                "group %s has not answered a request to %s: %s; %.0f s are left",
-                group,
-                request.kind,
-                self.who_leads(group),
-                deadline.left(),
-            )
-            answer = self._await_answer(group, name, deadline)
+        answer = self._await_answer(group, name, deadline)
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
@@ -605,6 +598,7 @@ class Metadata:
     def _await_answer(self, group: GroupName, name: str, deadline: Deadline | None) -> AdminAnswer | None:
         """Take the answer away and return it; None at the deadline. Without a deadline, look once."""
         path = f"{paths.answers(group)}/{name}"
+        tell_at = time.monotonic() + _TELL_S
         while True:
             changed = threading.Event()
             node = self.session.get(path, None if deadline is None else changed.set)
@@ -621,6 +615,18 @@ class Metadata:
                     )
                 if deadline.passed():
                     return None
+                if time.monotonic() >= tell_at:
+                    tell_at = inf
+                    why = self._why(group)
+                    logger.info("group %s has not answered a request: %s; %.0f s are left", group, why, deadline.left())
+
+    def _why(self, group: GroupName) -> str:
+        """Return why nobody has answered, as far as that can be told at once: the answer may come all the same."""
+        try:
+            with answers_within(_CLOSED_LOOK_S):
+                return self.who_leads(group)
+        except RollbridgeError as fault:
+            return str(fault)
 
     def _withdraw(self, path: str) -> bool:
         """Delete a node; return False if it was gone already."""

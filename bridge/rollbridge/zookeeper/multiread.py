@@ -35,10 +35,8 @@ class MultiRead:
             body += MultiHeader(read.type, False, -1).serialize() + read.serialize()
         return body + MultiHeader(-1, True, -1).serialize()
 
-    def deserialize(self, data: bytes, offset: int) -> list[Any] | None:
-        """Return an answer or an exception for each read; None from a server that does not know the operation."""
-        if offset == len(data):
-            return None
+    def deserialize(self, data: bytes, offset: int) -> list[Any]:
+        """Return an answer or an exception for each read."""
         found: list[Any] = []
         while True:
             header, offset = MultiHeader.deserialize(data, offset)

@@ -550,9 +550,6 @@ class ZooKeeperSession:
                     answers = result.get(timeout=patience_s(self._operation_timeout_s))
                 except (KazooException, KazooTimeoutError):
                     answers = self._read(chunk[0], lambda _, chunk=chunk: self._ask_together(chunk, kind), None)
-                if answers is None:  # before ZooKeeper 3.6
-                    found += map(one, chunk)
-                    continue
                 for path, answer in zip(chunk, answers, strict=True):
                     if isinstance(answer, NoNodeError):
                         found.append(absent())
