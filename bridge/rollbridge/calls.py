@@ -25,6 +25,8 @@ from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
 """Seconds for a request sent when the time is over: enough for a healthy server, to withdraw a request or explain."""
+TELL_S: Final = 2.0
+"""Seconds for which something is waited for without a word."""
 _BACKOFF_FIRST_S: Final = 0.01
 _BACKOFF_MAX_S: Final = 1.0
 
@@ -84,6 +86,25 @@ class Backoff:
     def sleep(self, deadline: Deadline) -> None:
         """Sleep for the next pause, but not beyond the deadline."""
         time.sleep(min(self.grow(), deadline.left()))
+
+
+class Patience:
+    """Log line about what is tried again: after 2 s, and each time that it has taken twice as long."""
+
+    __slots__ = ("_began_s", "_logger", "_tell_s")
+
+    def __init__(self, logger: logging.Logger) -> None:
+        """Begin now."""
+        self._logger: Final = logger
+        self._began_s: Final = time.monotonic()
+        self._tell_s = TELL_S
+
+    def tell(self, doing: str, why: object) -> None:
+        """Log that something is tried again, and why, if that is due."""
+        waited_s = time.monotonic() - self._began_s
+        if waited_s >= self._tell_s:
+            self._tell_s = waited_s * 2
+            self._logger.info("trying to %s for %.0f s: %s; trying again", doing, waited_s, why)
 
 
 _until: ContextVar[Deadline | None] = ContextVar("rollbridge_until", default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,10 +14,23 @@ import pytest
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest
 
+from rollbridge import calls
 from rollbridge.calls import Deadline
 from rollbridge.errors import AuthenticationError, KafkaUnavailableError
+from rollbridge.kafka import metadata
 from rollbridge.kafka.dispatch import Dispatcher
-from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, CoordinatorType, LeaderEpochs
+from rollbridge.kafka.errors import ConnectionLostError
+from rollbridge.kafka.metadata import (
+    Broker,
+    Cluster,
+    Clusters,
+    CodeError,
+    CoordinatorType,
+    LeaderAnswers,
+    LeaderEpochs,
+    ask_leaders,
+)
+from rollbridge.kafka.offsets import read_patiently
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.views import view_each
 
@@ -245,3 +259,49 @@ def test_a_broker_that_refuses_us_keeps_us_from_no_other(
     cluster.forget_leader("t", 0)
     with pytest.raises(AuthenticationError):
         cluster.leader("t", 0)
+
+
+def test_nobody_asks_leaders_again_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calls, "TELL_S", 0.0)
+    caplog.set_level(logging.INFO)
+    code, place = ErrorCode.leader_not_available, ("t", 0)
+    answers = iter([LeaderAnswers({}, {place: (code, False)}, {}), LeaderAnswers({place: 7}, {}, {})])
+    monkeypatch.setattr(metadata, "ask_once", lambda *_: next(answers))
+    question: Any = None
+    assert ask_leaders(Cluster(SERVERS), [place], question, "read the end", Deadline(9.0)) == {place: 7}
+    assert "trying to read the end for 0 s: topic t: LEADER_NOT_AVAILABLE" in caplog.text
+    caplog.clear()
+
+    ends = iter([CodeError(code, "topic t"), ConnectionLostError("hung up"), 7])
+
+    def ask() -> int:
+        end = next(ends)
+        if isinstance(end, int):
+            return end
+        raise end
+
+    limits = {"retry_timeout_s": 9.0, "unknown_topic_timeout_s": 9.0}
+    assert read_patiently(Cluster(SERVERS), "t", ask, "the end of topic", **limits) == 7
+    for why in ("LEADER_NOT_AVAILABLE", "hung up"):
+        assert f"trying to read the end of topic t for 0 s: {why}" in caplog.text
+
+
+def test_what_lasts_is_told_after_two_seconds_and_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now_s = 100.0
+    monkeypatch.setattr(calls.time, "monotonic", lambda: now_s)
+    patience = calls.Patience(logging.getLogger("test"))
+    for _ in range(60):
+        patience.tell("do it", "nobody is there")
+        now_s += 1.0
+    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+    ]

@@ -29,7 +29,7 @@ from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import i16, i32Timedelta
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.calls import Backoff, Deadline, Patience
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
@@ -205,7 +205,7 @@ class Coordination:
     def _patiently(self, attempt: Callable[[], ProducerFields]) -> ProducerFields:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
         deadline = Deadline(self._cluster.bounded_s(self._retry_timeout_s))
-        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
+        backoff, patience = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S), Patience(logger)
         while True:
             try:
                 return attempt()
@@ -213,7 +213,7 @@ class Coordination:
                 self._cluster.forget()
                 if deadline.passed():
                     raise
-                logger.debug("transactional id %s: trying again: %s", self._transactional_id, exc)
+                patience.tell(f"use transactional id {self._transactional_id}", exc)
             time.sleep(backoff.grow())
 
 

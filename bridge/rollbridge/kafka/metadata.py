@@ -31,7 +31,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.calls import Backoff, Deadline, Patience
 from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, NotFoundError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
@@ -600,7 +600,7 @@ def ask_leaders(
     """
     pending = set(places)
     found: dict[Partition, int] = {}
-    backoff = Backoff()
+    backoff, patience = Backoff(), Patience(logger)
     started = time.monotonic()
     while pending:
         why: object = "no answer"
@@ -623,7 +623,7 @@ def ask_leaders(
                     f"cannot {doing} of topic {min(pending)[0]} within {deadline.timeout_s:g} s: {why}"
                 )
         if pending:
-            logger.debug("asking again to %s: %s", doing, why)
+            patience.tell(doing, why)
             backoff.sleep(deadline)
     return found
 

@@ -21,7 +21,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Backoff, Deadline, patience_s
+from rollbridge.calls import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
@@ -101,17 +101,18 @@ def read_patiently(
     """
     started = time.monotonic()
     retry_timeout_s = cluster.bounded_s(retry_timeout_s)
-    backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
+    backoff, patience = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S), Patience(logger)
     while True:
         code: ErrorCode
+        why: object
         try:
             return ask()
         except CodeError as exc:
-            code = exc.code
+            code, why = exc.code, codes.name(exc.code)
         except ConnectionLostError as exc:
-            logger.debug("reading %s %s again: %s", what, topic, exc)
-            code = ErrorCode.network_exception
+            code, why = ErrorCode.network_exception, exc
         _check_repeatable(topic, what, code, time.monotonic() - started, retry_timeout_s, unknown_topic_timeout_s)
+        patience.tell(f"read {what} {topic}", why)
         cluster.forget_leader(topic)
         time.sleep(backoff.grow())
 

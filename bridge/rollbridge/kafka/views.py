@@ -7,6 +7,7 @@ no brokers and no topics yet.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,12 @@ from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12 import MetadataResponse
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.calls import Backoff, Deadline, Patience
 from rollbridge.kafka.errors import KafkaUnavailableError, is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError
 from rollbridge.kafka.seal import SEALED
+
+logger = logging.getLogger(__name__)
 
 _NOT_SAID: Final = -(1 << 31)
 """Value of the operations if they were not requested."""
@@ -158,7 +161,7 @@ def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
 def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
     """Retry with back-off while no broker answers, until the time-out."""
     deadline = Deadline(timeout_s)
-    backoff = Backoff()
+    backoff, patience = Backoff(), Patience(logger)
     while True:
         try:
             return ask()
@@ -167,6 +170,7 @@ def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
                 raise KafkaUnavailableError(
                     f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done"
                 ) from fault
+            patience.tell(doing, fault)
         except CodeError as fault:
             raise refusal(fault.code, doing, fault.subject) from fault
         backoff.sleep(deadline)
