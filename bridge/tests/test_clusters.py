@@ -222,6 +222,23 @@ def test_the_leader_of_a_partition_that_was_added_is_looked_up(views: dict[int, 
     assert set(dispatch.links) == {2}
 
 
+def test_a_sender_that_ends_waits_for_one_broker_and_not_for_all(views: dict[int, View]) -> None:
+    dialled: list[int] = []
+
+    def dial(node: int) -> Any:
+        dialled.append(node)
+        dispatch.close()  # as its thread does, while this one waits for a broker
+        return Told(views[node])
+
+    owner: Any = None
+    dispatch = Dispatcher[QueuedBatch](
+        Cluster(SERVERS), owner, (1, 0), request_timeout_s=1.0, in_flight_max=1, dial=dial
+    )
+    dispatch._unreached = {1, 2, 3}
+    dispatch.reach(nullcontext())
+    assert (dialled, dispatch.links) == ([1], {})
+
+
 def test_a_partition_that_was_added_is_found_at_a_broker_that_has_heard_of_it(views: dict[int, View]) -> None:
     """The first one is cut off from the others."""
     cluster = Cluster(SERVERS)

@@ -738,3 +738,14 @@ def test_a_queue_of_the_next_life_continues_the_numbers_of_the_former() -> None:
     assert not third.may_send(), "the first life has a batch in flight"
     queue.acknowledge(under_way, 2)
     assert third.take().sequence == 3
+
+
+def test_numbers_do_not_keep_the_queues_of_lives_that_are_over() -> None:
+    lane: Lane[Box] = Lane()
+    queue = put(StreamQueues(start(), target_of, lambda _: lane, split), Box([(0.1, 1)]), Box([(0.1, 2)]))
+    queue.acknowledge(queue.take(), 0)
+    last = queue.take()
+    assert lane.holder is queue
+    last.doubtful = True
+    queue.drop(last)
+    assert (lane.holder, lane.next, lane.acked) == (None, 2, 2)

@@ -225,7 +225,8 @@ class Dispatcher(Generic[P]):
             for node in nodes:
                 self._close(node)  # it is gone, or too old
         for node in sorted(nodes, key=lambda node: (node in self._backoffs, node)):  # those that failed come last
-            self._open(node, lock)
+            if not self._is_closed:
+                self._open(node, lock)
 
     def _open(self, node: NodeId, lock: AbstractContextManager[object]) -> None:
         """Connect to a broker; if that fails, its queues are left alone for a moment."""

@@ -68,7 +68,8 @@ class Lane(Generic[P]):
         next: Number of the next batch.
         acked: Number behind the last batch that is written, or was given up as possibly persisted.
         has_gap: True if a possibly persisted batch was given up, and none behind it has been acknowledged.
-        holder: Queue whose batches have the latest numbers.
+        holder: Queue whose batches have the latest numbers; None once all have an outcome, so that queues of
+            streams that are gone are not kept.
     """
 
     __slots__ = ("acked", "has_gap", "holder", "next")
@@ -266,6 +267,8 @@ class PartitionQueue(Generic[P]):
             return
         self.inherited.extendleft(reversed(self._returned))
         self._returned.clear()
+        if self.lane.holder is self and not self.waiting:
+            self.lane.holder = None
         if self._renumber:
             self._renumber = False
             self.lane.next = self.lane.acked

@@ -25,7 +25,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.calls import Deadline, Errand
+from rollbridge.calls import TELL_S, Deadline, Errand
 from rollbridge.defects import log_defect
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
 from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher
@@ -276,9 +276,11 @@ class Sender(BatchOwner[P]):
                 log_defect(logger, "a turn of %s failed; reconnecting", self._thread.name)
                 self._recover()
                 time.sleep(BACKOFF_MAX_S)
-        self._asking.wait(threading.TIMEOUT_MAX)  # it ends with its time-outs, and has the cluster until then
         with self.lock:
-            self._dispatch.close()
+            self._dispatch.close()  # what is being asked reaches no further broker
+        if not self._asking.wait(TELL_S):
+            logger.info("%s ends once a broker has answered, or its time is over", self._thread.name)
+            self._asking.wait(threading.TIMEOUT_MAX)  # it has the cluster until then
 
     def _recover(self) -> None:
         """Begin again without the connections: whatever a turn has met must not be met by all that follow."""
