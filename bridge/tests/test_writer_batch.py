@@ -192,6 +192,7 @@ def test_a_writer_of_another_life_of_a_stream_has_a_channel_of_its_own() -> None
     catalog = _Catalog(StreamView.of(CONFIG, history))
     engine: Any = object.__new__(PlainSender)  # without brokers, which this asks nothing
     engine._catalog, engine._channels, engine.lock = catalog, {}, threading.RLock()
+    engine._lanes, engine._former, engine.wake = {}, [], lambda: None
     engine.options = WriterOptions()
     first = engine.channel(name)
     catalog.now = StreamView.of(CONFIG, EpochHistory.create(even_ranges(2), 0))
