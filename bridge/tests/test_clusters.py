@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -291,7 +293,7 @@ def test_nobody_asks_leaders_again_without_a_word(
     assert "trying to read the end for 0 s: topic t: LEADER_NOT_AVAILABLE" in caplog.text
     caplog.clear()
 
-    ends = iter([CodeError(code, "topic t"), ConnectionLostError("hung up"), 7])
+    ends: Iterator[Exception | int] = iter([CodeError(code, "topic t"), ConnectionLostError("hung up"), 7])
 
     def ask() -> int:
         end = next(ends)
@@ -310,7 +312,7 @@ def test_what_lasts_is_told_after_two_seconds_and_ever_more_seldom(
 ) -> None:
     caplog.set_level(logging.INFO)
     now_s = 100.0
-    monkeypatch.setattr(calls.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     patience = calls.Patience(logging.getLogger("test"))
     for _ in range(60):
         patience.tell("do it", "nobody is there")
