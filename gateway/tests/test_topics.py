@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
+from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.topics import Topics
 
 STREAM, TOPIC = "sales/orders", "sales.orders"
@@ -102,3 +104,28 @@ def test_while_zookeeper_does_not_answer_one_waits_for_it_and_the_others_do_not_
             world.topics.stream_of("another.topic")
     assert world.listed == 1
     assert world.means_the_stream, "the older list is used"
+
+
+@pytest.mark.parametrize(("code", "makes_topics", "is_read_again"), [
+    (MISSING, True, True), (MISSING, False, False), (THERE, True, False), (DENIED, True, False),
+])  # fmt: skip
+def test_what_a_broker_would_make_is_looked_for_among_streams_that_are_younger_than_the_list(
+    code: ErrorCode, makes_topics: bool, is_read_again: bool
+) -> None:
+    world, ages_s = World(MISSING), list[float]()
+
+    async def ask(api: int, version: int, client: None, values: Any) -> Any:
+        assert values["allow_auto_topic_creation"] is False
+        return SimpleNamespace(topics=told(code, "a.topic"))
+
+    async def upstream() -> Any:
+        return SimpleNamespace(ask=ask)
+
+    async def fresh_topics(age_s: float) -> None:
+        ages_s.append(age_s)
+        assert not world.topics.is_fresh(age_s), "the list that was there is none that may answer"
+
+    server = SimpleNamespace(topics=world.topics, fresh_topics=fresh_topics)
+    connection: Any = SimpleNamespace(server=server, upstream=upstream)
+    asyncio.run(ClientConnection._look_at_brokers(connection, ["a.topic"], makes_topics=makes_topics))
+    assert bool(ages_s) is is_read_again

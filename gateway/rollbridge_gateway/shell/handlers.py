@@ -248,7 +248,7 @@ class ClientConnection:
         if any(name not in self.server.topics.known.streams for name in names):
             await self.server.fresh_topics(MISS_S)
         await self.server.fresh_topics()
-        await self._look_at_brokers(names)
+        await self._look_at_brokers(names, makes_topics=bool(getattr(body, "allow_auto_topic_creation", True)))
         view = self.server.view()
         self.server.note_asked(head.client_id, names)
         request = data
@@ -274,13 +274,23 @@ class ClientConnection:
         told = view.metadata(found, head.client_id, asked, denied, hides_brokers=hides_brokers)
         return wire.write_entity(told, head.correlation)
 
-    async def _look_at_brokers(self, names: Iterable[str]) -> None:
-        """Find out which names of streams are topics of the brokers by now, as far as the client may see."""
-        known = self.server.topics.known
-        wanted = [{"name": name} for name in names if name in known.virtual or name in known.clashes]
-        if wanted:
-            values = {"topics": wanted, "allow_auto_topic_creation": False}
-            self.server.topics.saw((await (await self.upstream()).ask(Api.METADATA, 4, None, values)).topics)
+    async def _look_at_brokers(self, names: Iterable[str], *, makes_topics: bool) -> None:
+        """Find out which names are topics of the brokers by now, as far as the client may see.
+
+        One that is none, and that a broker may make for the asking, could mean a stream that is younger than the list.
+        """
+        topics = self.server.topics
+        known = topics.known
+        wanted = [{"name": name} for name in names if makes_topics or name in known.virtual or name in known.clashes]
+        if not wanted:
+            return
+        values = {"topics": wanted, "allow_auto_topic_creation": False}
+        found = (await (await self.upstream()).ask(Api.METADATA, 4, None, values)).topics
+        topics.saw(found)
+        missing = {str(item.name) for item in found if item.error_code is ErrorCode.unknown_topic_or_partition}
+        if missing - known.streams.keys():
+            await asyncio.sleep(MISS_S)  # from then on a list that is fresh was read after this request
+            await self.server.fresh_topics(MISS_S)
 
     async def _hidden(self, virtual: Iterable[str], operation: int = DESCRIBE) -> dict[str, ErrorCode]:
         """Return those of the virtual topics of which the client may not know, or which it may not read, and why.
