@@ -38,6 +38,7 @@ def test_each_remedy_is_that_of_a_finding_and_written_once() -> None:
     assert used == {(item.check, item.case) for item in REMEDIES}
     assert len({(item.check, item.case) for item in REMEDIES}) == len(REMEDIES)
     checks = {strings(call)[0] for call in (*calls("problem"), *calls("warning")) if strings(call)}
+    checks.add("unled")  # whose findings have the code of the stream's fault
     assert {item.check for item in REMEDIES} <= checks
 
 

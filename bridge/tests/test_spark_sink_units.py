@@ -143,7 +143,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
     handle: Any = SimpleNamespace()
     _commit(cast("Any", target), [PartitionWritten(SinkJob("c", "s", "q", 3), ticket, handle)])
     assert target.asked == 1
-    assert "is committed, what comes after that failed" in caplog.text
+    assert "is committed, what follows failed" in caplog.text
 
 
 def test_everything_that_is_wrong_with_the_options_is_named_at_once() -> None:
