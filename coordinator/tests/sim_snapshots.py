@@ -94,12 +94,16 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         ended, first = group.fold.ended, world.topics[group.commit_log].start
         assert ended is not None
         # Snapshots lack what was truncated when one replaced a damaged one, and what is said again when its frames are
-        # truncated; that it has ended is known all the same.
+        # truncated; that it has ended is known all the same, by the time of its begin if that list was damaged, too.
+        entries = world.topics[shard(*partition)].entries
         missing = {
             item
             for item in missing or ()
             if group.counter.is_given(item)
-            and (item not in ended or (summary.terminated[item] >= first and item not in world.said_again))
+            and not (
+                (item in ended or ended.is_lost(item, entries[whole.late[item].first_offsets[partition]].appended_ms))
+                and (summary.terminated[item] < first or item in world.said_again)
+            )
         }
         if missing:
             found.append(f"{len(missing)} aborted transactions of {partition[0]} are forgotten")
