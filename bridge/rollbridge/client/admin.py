@@ -608,7 +608,7 @@ class Admin:
                 except StreamNotFoundError:  # it is another group's, or another client has deleted it meanwhile
                     if place == len(groups):
                         raise
-        except StreamNotFoundError:
+        except (ScopeNotFoundError, StreamNotFoundError):
             if not missing_ok:
                 raise
 
