@@ -220,7 +220,8 @@ def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Seque
     first = next((message.offset() or 0 for message in messages), 0)
     begin, run = first, b""
     if first and not own_headers(messages[0]):
-        found = [(offset, value) for offset, value, _ in BatchFetcher(bootstrap_servers)(place, first).heads]
+        with closing(BatchFetcher(bootstrap_servers)) as fetch:
+            found = [(offset, value) for offset, value, _ in fetch(place, first).heads]
         begin, run = max(((offset, value) for offset, value in found if offset < first), default=(first, b""))
     transaction, sequences = parsed_run(run)
     for message in messages:
