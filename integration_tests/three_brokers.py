@@ -74,7 +74,7 @@ class ThreeBrokers(LocalCluster):
         super().stop()
         for node in NODES:
             _quietly("ip", "netns", "del", self._namespace(node))
-        _quietly("ip", "link", "del", self._name)
+        _quietly("ip", "netns", "del", self._switch)
 
     def _start_servers(self, cluster: DevCluster, wishes: Wishes) -> ClusterState:
         try:
@@ -122,28 +122,40 @@ class ThreeBrokers(LocalCluster):
             self._processes[node] = subprocess.Popen(command, stdout=output, stderr=output)
 
     def _make_network(self) -> None:
-        _run("ip", "link", "add", self._name, "type", "bridge")
-        _run("ip", "addr", "add", f"{self.address(US)}/24", "dev", self._name)
-        _run("ip", "link", "set", self._name, "up")
+        # The bridge has a namespace of its own: in ours, the filters of a Docker engine would drop what crosses it.
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "switch", "up")
+        self._plug(US)
         for node in NODES:
-            inside, outside = self._namespace(node), f"{self._name}v{node}"
-            _run("ip", "netns", "add", inside)
-            _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", inside)
-            _run("ip", "link", "set", outside, "master", self._name, "up")
-            for command in (
-                ["addr", "add", f"{self.address(node)}/24", "dev", "eth0"],
-                ["link", "set", "eth0", "up"],
-                ["link", "set", "lo", "up"],
-            ):
-                _run("ip", "-n", inside, *command)
+            _run("ip", "netns", "add", self._namespace(node))
+            self._plug(node)
+
+    def _plug(self, number: int) -> None:
+        inside, device, port = self._at(number), self._device(number), f"port{number}"
+        _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", self._name)
+        _run("ip", "-n", self._switch, "link", "set", port, "master", "switch", "up")
+        target = "1" if number == US else self._namespace(number)
+        _run("ip", "-n", self._switch, "link", "set", self._name, "name", device, "netns", target)
+        _run(*inside, "addr", "add", f"{self.address(number)}/24", "dev", device)
+        _run(*inside, "link", "set", device, "up")
+        _run(*inside, "link", "set", "lo", "up")
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._name}s"
+
+    def _at(self, number: int) -> list[str]:
+        return ["ip"] if number == US else ["ip", "-n", self._namespace(number)]
+
+    def _device(self, number: int) -> str:
+        return self._name if number == US else "eth0"
 
     def _namespace(self, node: int) -> str:
         return f"{self._name}n{node}"
 
     def _neighbour(self, at: int, what: str, other: int, *more: str) -> None:
-        where = ["ip"] if at == US else ["ip", "-n", self._namespace(at)]
-        device = self._name if at == US else "eth0"
-        _run(*where, "neigh", what, self.address(other), *more, "dev", device)
+        _run(*self._at(at), "neigh", what, self.address(other), *more, "dev", self._device(at))
 
 
 def _run(*command: str) -> None:
