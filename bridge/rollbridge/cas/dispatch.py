@@ -217,7 +217,7 @@ class StreamAppender:
     def _run(self, queue: AppendQueue, round_: ConditionalAppend, session: TransactionalSession) -> float:
         """Carry out the effects of a round, until it has a result; return how long it took since it was appended."""
         # Half of the transaction's time-out is for earlier ones, the rest for ending it.
-        left_s = max(item.deadline.left() for item in round_.requests)
+        left_s = min(item.deadline.left() for item in round_.requests)
         earlier = Deadline(min(self._transaction_timeout_s / 2, left_s))
         answer = Deadline(self._transaction_timeout_s + self._answer_timeout_s)
         started = time.monotonic()
