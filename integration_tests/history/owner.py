@@ -40,7 +40,7 @@ class Owner:
         self._zookeeper = zookeeper
         self.stream: Final = stream
         self._topic = topic_of(stream)
-        self._kafka = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._kafka = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
         self._refusal = ""
         self.since = time.monotonic_ns()
         """When the topic as it is now was made, in ns of the clock of operations."""
