@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -84,16 +84,19 @@ class Owner:
 
     def _release(self, client: rollbridge.Bridge) -> bool:
         """End what is open there and release the topic; False if it may not be released yet."""
+        aborts: list[str] = []
         try:
             for record in client.admin.transactions():
                 if self.stream in map(str, record.streams):
-                    with suppress(RollbridgeError):
+                    try:
                         client.admin.abort_transaction(record.id, group=record.group)
+                    except RollbridgeError as fault:
+                        aborts.append(f"{record.id}: {fault}")
             client.admin.release_topic(self._topic)
         except StreamNotFoundError:
             return True
         except RollbridgeError as fault:
-            self._refusal = str(fault)
+            self._refusal = f"{fault}; aborts that were refused: {aborts}"
             return False
         return True
 
