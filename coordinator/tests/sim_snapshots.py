@@ -69,7 +69,10 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
     whole.fences = fences
     for (topic, number), stream in group.partitions().items():
         end = group.fold.positions.get((topic, number), 0)
-        log = world.topics[shard(topic, number)]
+        log = world.topics.get(shard(topic, number))
+        if log is None and world.lost_buffers:
+            return found  # it was deleted while it was taken over, and nothing is left to replay
+        assert log is not None
         for offset, entry in enumerate(log.entries[log.start : end], log.start):
             whole.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
     for transaction in whole.open.keys() | group.fold.open.keys():

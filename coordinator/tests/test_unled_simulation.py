@@ -24,14 +24,14 @@ from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Fenced, Gone
 from rollbridge.model import paths
-from rollbridge.model.changes import BUFFER_LOST, StreamFault
+from rollbridge.model.changes import BUFFER_LOST, CommittingTransactions, StreamFault
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.errors import CorruptDataError
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import takeover, unled
+from rollbridge_coordinator.procedures import loop, rolling, takeover, unled
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
@@ -285,6 +285,15 @@ def _silent(group: GroupState, now_ms: int) -> fx.Steps[frozenset[bytes]]:
     return frozenset()
 
 
+def _whole(group: GroupState, node: str) -> fx.Steps[bool]:
+    yield from ()
+    return group.unled.keys().isdisjoint(group.suspended[node].work.streams)
+
+
+def _trusting(group: GroupState, committing: CommittingTransactions) -> CommittingTransactions:
+    return committing
+
+
 def _none(*_: Any) -> None:
     return None
 
@@ -294,6 +303,8 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "transactions do not wait for what is not led": lambda patch: patch.setattr(GroupState, "waits_for", _none),
     "the journal forgets what is not led": lambda patch: patch.setattr(JournalState, "changes", _forgetting),
     "what cannot be read counts as lost": lambda patch: patch.setattr(takeover, "end_lost", _hasty),
+    "a rolling commit waits as a whole for what is not led": lambda patch: patch.setattr(loop, "take_apart", _whole),
+    "a rolling commit takes what is only open": lambda patch: patch.setattr(rolling, "_still_named", _trusting),
     "nothing is said of what is lost": lambda patch: patch.setattr(takeover, "end_lost", _silent),
 }
 

@@ -134,9 +134,9 @@ class CommittingTransactions(NodeRecord):
         left = tuple(item for item in self.transactions if item.bytes in kept)
         return replace(self, transactions=left, owners=tuple(owners[item.bytes] for item in left))
 
-    def without(self, stream: str) -> Self:
-        """Return the same without one of its streams."""
-        return replace(self, rolls=tuple(roll for roll in self.rolls if roll.stream != stream))
+    def without(self, streams: Container[str]) -> Self:
+        """Return the same without some of its streams."""
+        return replace(self, rolls=tuple(roll for roll in self.rolls if roll.stream not in streams))
 
     def owner_parts(self) -> dict[bytes, int]:
         """Return the part of the owner whose commit was decided on, by the 16 bytes of the id."""

@@ -40,6 +40,7 @@ from rollbridge_coordinator.procedures.suspended import (
     must_wait,
     release_due,
     reopen,
+    take_apart,
 )
 from rollbridge_coordinator.procedures.unled import look_at_streams
 from rollbridge_coordinator.procedures.upkeep import (
@@ -175,11 +176,10 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
 def go_on(group: GroupState, now_ms: int) -> Steps[None]:
     """Finish the suspended scales and rolling commits that are due."""
     for node, item in list(group.suspended.items()):
-        work = item.work
-        if not is_due(item.wait, now_ms, REST_MAX_MS) or not group.unled.keys().isdisjoint(work.streams):
+        if not is_due(item.wait, now_ms, REST_MAX_MS) or not (yield from take_apart(group, node)):
             continue
         try:
-            match work:
+            match work := item.work:
                 case EpochTransition():
                     yield from go_on_with_scale(group, node, work, now_ms)
                 case CommittingTransactions():

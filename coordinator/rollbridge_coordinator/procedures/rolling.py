@@ -298,7 +298,7 @@ def _still_named(group: GroupState, committing: CommittingTransactions) -> Commi
     if not left:
         return committing  # all were committed with it, or the record names none
     fitting = still_fitting(group, left, committing.rolls)
-    kept = {item.id for item in fitting} | {item.id for item in left if item.state is not State.COMMITTING}
+    kept = {item.id for item in fitting} | {item.id for item in left if item.state is State.ABORTING}
     if len(kept) == len(named):
         return committing
     return committing.with_only(kept if _unpublished(_plans(group, committing)) else ())

@@ -359,6 +359,31 @@ def take_out(group: GroupState, transaction: BufferedTransaction) -> Steps[None]
             yield from change(group, node, work.with_only(left))
 
 
+def take_apart(group: GroupState, node: str) -> Steps[bool]:
+    """Let a suspended change go on without the streams that are not led; return False if it has no others.
+
+    What it does to those is a change of its own from now on, which names the transactions of which nothing is known
+    here. One that wrote to both kinds of streams is planned anew once all are led.
+    """
+    work = group.suspended[node].work
+    if group.unled.keys().isdisjoint(work.streams):
+        return True
+    led = [name for name in work.streams if name not in group.unled]
+    if isinstance(work, EpochTransition) or not led:
+        return False
+    opened = [group.fold.open.get(item.bytes) for item in work.transactions]
+    known = {item.id for item in opened if item is not None}
+    ready = work.without(group.unled).with_only({item for item in known if not group.unled_of(group.fold.open[item])})
+    waiting = work.without(led).with_only({item.bytes for item in work.transactions} - known)
+    stays, other = (ready, waiting) if ready.streams[0] == work.streams[0] else (waiting, ready)
+    target = f"{paths.suspended(group.name)}/{other.title}"
+    if not (yield from Write([SetNode(node, stays.to_json()), CreateNode(target, other.to_json())])):
+        raise StaleStateError(f"{describe(work)} was finished by someone else")
+    group.suspended[node].work = stays
+    take_up(group, target, other)
+    return stays is ready
+
+
 def end_suspension(group: GroupState, node: str) -> Steps[None]:
     """Lift the suspension of the streams of a change that was finished or given up."""
     item = group.suspended.pop(node, None)
@@ -389,7 +414,7 @@ def without_stream(
         if stream not in work.streams:
             continue
         if isinstance(work, CommittingTransactions) and len(work.rolls) > 1:
-            left[node] = rest = work.without(stream)
+            left[node] = rest = work.without((stream,))
             operations.append(SetNode(node, rest.to_json()))
             continue
         left[node] = None

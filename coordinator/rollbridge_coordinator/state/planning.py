@@ -414,16 +414,18 @@ def still_fitting(
     fitting: list[BufferedTransaction] = []
     passed: set[OrderKey] = set()
     for transaction in transactions:
+        keys = line_of(transaction), transaction.begin.client_name
         concerned = transaction.written_streams() | transaction.expected_streams()
         fits = (
-            not any(group.faults.get(name) is not None for name in concerned - epochs.keys())
+            group.unled_of(transaction) is None
+            and not any(group.faults.get(name) is not None for name in concerned - epochs.keys())
             and _is_served(group, transaction, epochs)
             and all(own <= taken[name] for name, own in _replaced(group, transaction).items())
         )
-        if fits and line_of(transaction) not in passed:
+        if fits and passed.isdisjoint(keys):
             fitting.append(transaction)
-        elif transaction.state is State.COMMITTING:
-            passed.add(line_of(transaction))
+        elif transaction.state is not State.ABORTING:  # of one that is open, the line is in a COMMIT frame not read yet
+            passed.add(keys[0])
     return fitting
 
 
