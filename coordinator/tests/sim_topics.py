@@ -448,7 +448,7 @@ class Keeper:
             self.faults.append("a limit of what the owner's topic keeps was taken")
         if title == "retain" and answer.code == "invalid-request":
             return
-        if title == "leave" and answer.code == "invalid-ranges" and not stays:
-            return  # an earlier one, which was half done, was carried out meanwhile
+        if (title, answer.code) in (("leave", "invalid-ranges"), ("release", "invalid-request")) and not stays:
+            return  # an earlier leave, which was half done, was carried out meanwhile
         if not title.startswith("refused") and not answer.ok and answer.code not in MAY_FAIL:
             self.faults.append(f"{title} is answered {answer.code}: {answer.message}")
