@@ -29,8 +29,10 @@ from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.errors import ClientFencedError, InvalidRequestError, NewerFormatError, TransactionAbortedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
+from rollbridge.model.changes import FORMAT_NEWER
 from rollbridge.model.frames import Manifest, PieceKey
 from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import MINUTE_MS, ClientSession
 from rollbridge.model.requests import AdminAnswer
@@ -446,25 +448,43 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         said = AdminAnswer.from_json(answered.value)
         assert (said.ok, said.code) == (False, NewerFormatError.code)
         assert "has version 2" in said.message
-        # A group whose stream is described otherwise is not led, and nothing of it is changed.
+        # A stream that is described otherwise is left alone, and the rest of its group is led.
+        other = f"{party.scope}/payments"
+        client.ask("create", other, 1)
         transaction = client.ask("begin", "open", stream)
         client.ask("write", "open", stream, 0, 10)
+        record = paths.transaction(party.group, TransactionId.parse(transaction))
+        eventually(lambda: session.exists(record), "it is on record")
         party.stop("one")
         known = session.get(node)
         assert known is not None
         newer = known.value.replace(b'{"version": 1', b'{"version": 2', 1)
         assert newer != known.value
         session.set(node, newer)
+        buffer = TopicAdmin(party.cluster.bootstrap_servers)
+        written = buffer.end_offsets([StreamName.parse(stream).buffer_topic()])
         party.start("two", HEAD)
-        eventually(
-            lambda: "has version 2, and this release knows 1" in party.log("two"), "it says why it does not lead"
-        )
-        assert "leads since" not in party.log("two")
+        party.await_leader("two")
+        fault = metadata.stream_fault(StreamName.parse(stream))
+        assert fault is not None
+        assert fault.code == FORMAT_NEWER
+        assert "has version 2, and this release knows 1" in fault.reason
+        innocent = client.ask("begin", "innocent", other)
+        client.ask("write", "innocent", other, 0, 3)
+        client.ask("commit", "innocent")
+        assert client.ask("outcome", innocent) == "committed"
+        # Nothing of it was changed, and of what is open in it nothing was decided.
         after = session.get(node)
         assert after is not None
         assert after.value == newer
+        assert session.exists(record)
+        assert buffer.end_offsets([StreamName.parse(stream).buffer_topic()]) == written
+        undecided = client.try_to("outcome", transaction)
+        assert undecided["error"] == "coordinator-unavailable"
+        assert "cannot be told while stream" in undecided["says"]
+        # Once its node can be read again, the leader takes it up.
         session.set(node, known.value)
-        party.await_leader("two")
+        eventually(lambda: metadata.stream_fault(StreamName.parse(stream)) is None, "the stream is led again")
     client.ask("commit", "open")
     assert client.ask("outcome", transaction) == "committed"
     assert [value for _, value, *_ in client.ask("read", stream)] == values_of("open", 0, 10)
